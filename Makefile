@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check size docs clean help
+
+help:          ## what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## the virtual environment, made once
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "paceline needs Python 3.11 or newer; point PYTHON= at one (make PYTHON=python3.12 …)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY) ## DOWNPOUR against synchronous SGD on real MNIST, simulated
+	$(BIN)/python examples/demo.py
+
+test: $(READY) ## the test suite
+	$(BIN)/python -m pytest
+
+check: $(READY) ## format, lint, types, and that the generated docs are true
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
+
+docs: $(READY) ## write the generated parts of docs/ anew
+	$(BIN)/python docs/generate.py
+
+size: $(READY) ## lines per file, largest first
+	@git ls-files '*.py' | xargs wc -l | sort -rn
+
+clean:         ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

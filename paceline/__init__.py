@@ -1,0 +1,37 @@
+"""paceline: data-parallel training in which how the workers keep pace is one argument."""
+
+from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
+from paceline.result import Result
+from paceline.scheme import Scheme, on_server
+from paceline.sim.cost import Cost
+from paceline.sim.faults import Fault
+from paceline.sim.run import StabilityWarning, simulate
+from paceline.state import State, Vector
+from paceline.task import Batch, Task
+from paceline.torch_task import TorchTask
+from paceline.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Cost",
+    "DataError",
+    "Deadlock",
+    "Fault",
+    "LossError",
+    "PacelineError",
+    "Result",
+    "RunError",
+    "Scheme",
+    "SchemeError",
+    "StabilityWarning",
+    "State",
+    "Task",
+    "TorchTask",
+    "UsageError",
+    "Vector",
+    "Worker",
+    "on_server",
+    "simulate",
+]

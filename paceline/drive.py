@@ -1,0 +1,114 @@
+"""Drives a worker's steps from one await to the next. Whoever holds a Driver decides what an operation means."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError, SchemeError
+from paceline.ops import Op
+from paceline.scheme import Scheme
+from paceline.worker import Worker
+
+
+class Driver:
+    """One worker's coroutine. `advance(answer)` runs to the next await and gives the operation, or None at the end.
+
+    The grad mode that a step leaves on when it waits (`with torch.enable_grad(): await …`) belongs to that step: it is
+    put away here and given back when the step goes on, so it never leaks to the next worker.
+    """
+
+    __slots__ = ("_coroutine", "_grad_mode", "_scheme", "_worker", "awaits")
+
+    def __init__(self, scheme: Scheme, worker: Worker) -> None:
+        self._scheme = scheme
+        self._worker = worker
+        self._coroutine: Coroutine[Op[Any], Any, None] | None = None
+        self._grad_mode = False
+        self.awaits = 0  # in this step
+
+    @property
+    def running(self) -> bool:
+        """Inside a step, at an await."""
+        return self._coroutine is not None
+
+    def begin(self) -> None:
+        """Make the next step ready; nothing of it runs yet."""
+        step = self._scheme.step(self._worker)
+        if not isinstance(step, Coroutine):
+            raise SchemeError(f"{type(self._scheme).__name__}.step must be 'async def'")
+        self._coroutine = step
+        self._grad_mode = False
+        self.awaits = 0
+
+    def advance(self, answer: Any) -> Op[Any] | None:
+        coroutine = self._coroutine
+        assert coroutine is not None, "advance() outside a step"
+        outside = torch.is_grad_enabled()
+        torch.set_grad_enabled(self._grad_mode)
+        try:
+            op = coroutine.send(answer)
+        except StopIteration:
+            self._coroutine = None
+            return None
+        except PacelineError as error:
+            error.add_note(f"in {self._place()} at {_line_of(error)}")
+            raise
+        except Exception as error:
+            foreign = _foreign_await(error)
+            if foreign:
+                raise SchemeError(f"{self._place()}, {_line_of(error)}: {foreign}") from error
+            error.add_note(f"in {self._place()} at {_line_of(error)}")
+            raise
+        finally:
+            self._grad_mode = torch.is_grad_enabled()
+            torch.set_grad_enabled(outside)
+        if not isinstance(op, Op):
+            awaited = getattr(coroutine, "cr_await", None)
+            named = getattr(awaited, "__qualname__", None) or type(awaited).__name__
+            line = self.line()
+            self.close()
+            raise SchemeError(f"{self._place()}, {line}: awaited {named!r}; {_CLOSED_SET}")
+        self.awaits += 1
+        return op
+
+    def close(self) -> None:
+        """Abandon the step: its locals are gone, the worker's cells stay."""
+        if self._coroutine is not None:
+            self._coroutine.close()
+            self._coroutine = None
+
+    def line(self) -> str:
+        """File and line at which the step waits, in the innermost coroutine."""
+        inner: Any = self._coroutine
+        while getattr(getattr(inner, "cr_await", None), "cr_frame", None) is not None:
+            inner = inner.cr_await
+        frame = getattr(inner, "cr_frame", None)
+        return "its end" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+    def _place(self) -> str:
+        return f"worker:{self._worker.rank}, step {self._worker.t}"
+
+
+_CLOSED_SET = (
+    "a step may await only w.grad, w.mean, w.sleep, w.start, a pending operation, or a call of an @on_server method"
+)
+
+
+def _foreign_await(error: Exception) -> str | None:
+    text = str(error)
+    if isinstance(error, TypeError) and "await" in text:
+        return f"{text}; {_CLOSED_SET}"
+    if isinstance(error, RuntimeError) and "event loop" in text:
+        return f"asyncio does not run here ({text}); {_CLOSED_SET}"
+    return None
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of the step itself: the frame below this file's own."""
+    trace = error.__traceback__
+    frame = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else "an unknown line"

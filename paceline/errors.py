@@ -1,0 +1,66 @@
+"""Every error that paceline raises on purpose, drawn as a tree.
+
+PacelineError
+├── UsageError          the caller asked for something that does not exist or is not allowed     exit 2
+│   └── UnknownName     a misspelt scheme, task, hyper-parameter, …; suggests the nearest one
+├── DataError           a data set is missing, damaged, or could not be fetched                 exit 3
+└── RunError            a run that began could not go on                                        exit 1
+    ├── SchemeError     a scheme broke the rules of the house
+    ├── LossError       the loss is not a finite number
+    └── Deadlock        every worker waits, and nothing can wake any of them
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.result import Result
+
+
+class PacelineError(Exception):
+    """The root: `except PacelineError` catches all that paceline raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(PacelineError):
+    """The request itself is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class UnknownName(UsageError):
+    """A name that is not there. Says what is allowed and what was probably meant."""
+
+    def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
+        known = sorted(allowed)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+        super().__init__(f"no {kind} {name!r}; {hint}")
+
+
+class DataError(PacelineError):
+    """A data set that cannot be had, or whose bytes are not the published ones."""
+
+    exit_code = 3
+
+
+class RunError(PacelineError):
+    """A run that began and could not go on. `result` is what it had reached."""
+
+    result: Result | None = None
+
+
+class SchemeError(RunError):
+    """A scheme did something that no world could perform."""
+
+
+class LossError(RunError):
+    """The loss became NaN or infinite."""
+
+
+class Deadlock(RunError):
+    """Every living worker waits for something that can no longer happen."""

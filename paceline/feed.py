@@ -1,0 +1,158 @@
+"""Which samples a mini-batch holds: a pure function of (seed, rank, count), without any stored order.
+
+The order of an epoch is a keyed permutation of range(n), computed where it is asked for. So a worker can
+begin at batch one billion at once, and ten thousand simulated workers need no memory for their orders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.seeds import mixed
+from paceline.task import Feed
+
+Words = NDArray[np.uint64]
+Indices = NDArray[np.int64]
+
+CHUNK = 1024  # indices computed together once a stream runs: numpy's cost per call is then spread thin
+ROUNDS = 4  # of the Feistel network; each one changes both halves
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def sample_seed(seed: int, rank: int, count: int) -> int:
+    """What the randomness inside one mini-batch (dropout, noise) is drawn from: 63 bits."""
+    return mixed("sample", seed, rank, count)
+
+
+class Portion(NamedTuple):
+    """What one worker takes of a batch: samples `first` to `first + size`, and what its gradient weighs."""
+
+    first: int
+    size: int
+    weight: float
+
+
+def portion(batch: int, feed: Feed, rank: int, workers: int) -> Portion:
+    """The whole batch, or under `slice` this worker's part of the common one, cut like array_split."""
+    if feed not in get_args(Feed):
+        raise UsageError(f"feed must be one of {', '.join(get_args(Feed))}, not {feed!r}")
+    if batch < 1:
+        raise UsageError(f"batch must be at least 1, not {batch}")
+    if not 0 <= rank < workers:
+        raise UsageError(f"rank must be from 0 to {workers - 1} (there are {workers} workers), not {rank}")
+    if feed != "slice":
+        return Portion(0, batch, 1.0)
+    if batch < workers:
+        raise UsageError(
+            f"feed=slice cuts one common batch of {batch} among {workers} workers, so some would have none; "
+            f"use a batch of at least {workers}, or feed=shared"
+        )
+    least, extra = divmod(batch, workers)
+    size = least + (rank < extra)
+    return Portion(rank * least + min(rank, extra), size, workers * size / batch)
+
+
+class Stream:
+    """One worker's endless sequence of index arrays. Batches are always full and may span two epochs.
+
+    shared: every worker draws from all n samples, in an order of its own;
+    shard:  worker r draws from samples r, r + N, r + 2N, … only;
+    slice:  `batch` is one common batch of all workers, in one common order, and each takes its slice.
+    With one worker the three are the same. `shuffle=False` keeps the stored order.
+    """
+
+    def __init__(self, n: int, batch: int, feed: Feed, shuffle: bool, rank: int, workers: int, seed: int) -> None:
+        if n < 1:
+            raise UsageError("there are no samples to draw from: the data set is empty")
+        self.first, self.size, self.weight = portion(batch, feed, rank, workers)
+        self.batch, self.shuffle = batch, shuffle
+        self.offset, self.stride, self.n = 0, 1, n
+        if feed == "shard":
+            if n < workers:
+                raise UsageError(
+                    f"feed=shard gives each of {workers} workers its own samples, but there are only {n}; "
+                    f"use at most {n} workers, or feed=shared"
+                )
+            self.offset, self.stride, self.n = rank, workers, (n - rank + workers - 1) // workers
+        self.key = seed, 0 if feed == "slice" else rank
+
+    def indices(self, count: int) -> Indices:
+        """The samples of batch number `count`."""
+        return self._block(count, 1).reshape(-1)
+
+    def from_(self, first: int = 0) -> Iterator[Indices]:
+        """The batches from number `first` on. Chunks grow, since a simulated worker may take a few only."""
+        most = max(1, CHUNK // self.size)
+        chunk = 1
+        while True:
+            yield from self._block(first, chunk)
+            first += chunk
+            chunk = min(4 * chunk, most)
+
+    def _block(self, first: int, batches: int) -> Indices:
+        """The samples of several batches in a row, one line each."""
+        epoch, begin = divmod(first * self.batch + self.first, self.n)
+        lines: Words = np.arange(batches, dtype=np.uint64)
+        lines = lines * np.uint64(self.batch) + np.uint64(begin)
+        within: Words = np.arange(self.size, dtype=np.uint64)
+        place: Words = (lines[:, None] + within).reshape(-1)
+        key: Words
+        if place[-1] < self.n:
+            key = self._keys(epoch, 1)
+        else:
+            later: Words = place // np.uint64(self.n)
+            place = place % np.uint64(self.n)
+            key = self._keys(epoch, int(later[-1]) + 1)[later.astype(np.intp)]
+        if self.shuffle:
+            place = permute(place, self.n, key)
+        return (place.astype(np.int64) * self.stride + self.offset).reshape(batches, self.size)
+
+    def _keys(self, epoch: int, epochs: int) -> Words:
+        return np.array([mixed("order", *self.key, epoch + e) for e in range(epochs)], np.uint64)
+
+
+def permute(places: Words, n: int, key: Words) -> Words:
+    """Where a keyed permutation of range(n) sends each place; `key` has one word, or one for each place.
+
+    A Feistel network over a grid of rows x columns just larger than n. What falls on the few cells beyond n
+    is sent through again until it is inside (cycle walking), which keeps the map one-to-one.
+    """
+    rows = math.isqrt(n - 1) + 1  # rounded up: with one row only rotations would come out
+    columns = -(-n // rows)
+    result = _feistel(places, rows, columns, key)
+    out = np.flatnonzero(result >= n)
+    while out.size:
+        result[out] = _feistel(result[out], rows, columns, key if key.size == 1 else key[out])
+        out = out[result[out] >= n]
+    return result
+
+
+def _feistel(places: Words, rows: int, columns: int, key: Words) -> Words:
+    row, column = np.divmod(places, np.uint64(columns))
+    for number in range(ROUNDS):
+        row = _turn(row, column, rows, key + np.uint64((2 * number * _GOLDEN) & _MASK))
+        column = _turn(column, row, columns, key + np.uint64(((2 * number + 1) * _GOLDEN) & _MASK))
+    return row * np.uint64(columns) + column
+
+
+def _turn(half: Words, other: Words, size: int, key: Words) -> Words:
+    """`half` moved round a circle of `size` places, as far as a hash of the other half says."""
+    z = other + key
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z >>= np.uint64(32)
+    z *= np.uint64(size)  # the high half of a product spreads 32 bits over range(size) without a division
+    z >>= np.uint64(32)
+    z += half
+    np.minimum(z, z - np.uint64(size), out=z)  # modulo size: what is below it wraps round to something larger
+    return z

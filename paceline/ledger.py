@@ -1,0 +1,74 @@
+"""What the server counts: how stale the gradients were, how many it took, how many came too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from paceline.state import State
+
+
+class Ledger:
+    """Staleness as the server sees it, kept in cells so that it is saved and shared like any other state.
+
+    `held[i]` is the version that worker i works on, -1 while it holds none. With it the law of conservation can be
+    checked in any run: with zero communication time, sum of staleness + outstanding = updates * (workers - 1).
+    """
+
+    def __init__(self, workers: int, holders: Iterable[int]) -> None:
+        # exponential workers make staleness geometric with mean workers - 1: one in e^32 falls past the last bin,
+        # which counts "this or more"
+        self.cells = State(
+            histogram=torch.zeros(max(256, 32 * workers), dtype=torch.int64),
+            held=torch.full((workers,), -1),
+            admitted=0,
+            refused=0,
+            total=0,
+            largest=0,
+        )
+        self.caller = 0
+        self._histogram = self.cells.histogram.numpy()
+        self._held = self.cells.held.numpy()
+        for holder in holders:  # all begin with the first version
+            self._held[holder] = 0
+
+    def admit(self, staleness: int) -> None:
+        """A gradient of this staleness enters x; its sender holds no version until it pulls again."""
+        self._histogram[min(staleness, len(self._histogram) - 1)] += 1
+        self._held[self.caller] = -1
+        cells = self.cells
+        cells.admitted += 1
+        cells.total += staleness
+        if staleness > cells.largest:
+            cells.largest = staleness
+
+    def refuse(self) -> None:
+        self._held[self.caller] = -1
+        self.cells.refused += 1
+
+    def pulled(self, holder: int, version: int) -> None:
+        self._held[holder] = version
+
+    def gone(self, holder: int) -> None:
+        self._held[holder] = -1
+
+    def outstanding(self, version: int) -> int:
+        """How far all held versions lie behind, added up."""
+        held = self._held[self._held >= 0]
+        return int((version - held).sum())
+
+    def mean(self) -> float:
+        admitted: int = self.cells.admitted
+        return float(self.cells.total / admitted) if admitted else 0.0
+
+    def histogram(self) -> dict[int, int]:
+        """Staleness -> how many gradients had it."""
+        return {int(k): int(self._histogram[k]) for k in self._histogram.nonzero()[0]}
+
+    def saved(self) -> dict[str, Tensor]:
+        return self.cells.saved()
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        self.cells.restore(saved)

@@ -1,0 +1,94 @@
+"""The closed set of things that a step may await. An operation is plain data; whoever drives the step performs it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from torch import Tensor
+
+from paceline.state import Vector
+
+if TYPE_CHECKING:
+    from paceline.scheme import ServerMethod
+
+R = TypeVar("R")
+Group = tuple[int, ...]
+
+
+class Op(Generic[R]):
+    """Awaiting an operation hands it to the driver and gives what the driver answers."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Op[Any], R, R]:
+        return (yield self)
+
+
+@dataclass(slots=True, eq=False)
+class Grad(Op[Vector]):
+    """The gradient at x on the worker's next mini-batch."""
+
+    x: Vector
+
+
+@dataclass(slots=True, eq=False)
+class Call(Op[R]):
+    """A call of an `@on_server` method; arguments and result cross by value."""
+
+    method: ServerMethod[Any, Any]
+    args: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        shown = (
+            f"{name}=<{value.numel()} numbers>" if isinstance(value, Tensor) else f"{name}={value!r}"
+            for name, value in zip(self.method.parameters, self.args, strict=False)
+        )
+        return f"{self.method.name}({', '.join(shown)})"
+
+
+@dataclass(slots=True, eq=False)
+class Mean(Op[Vector]):
+    """The weighted mean of everybody's v (of the living among `among`), the same bits for all who take part."""
+
+    v: Vector
+    weight: float = 1.0
+    among: Group | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sleep(Op[None]):
+    """Nothing, for a time."""
+
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Pending(Op[R]):
+    """An operation under way; awaiting it waits for its result."""
+
+    op: Op[R]
+    done: bool = False
+    result: Any = None
+    waited: bool = field(default=False, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Start(Op[Pending[R]]):
+    """Begin an operation and go on; tensors it carries are copied now, so the worker may change its own."""
+
+    op: Op[R]
+
+
+def copied(op: Op[R]) -> Op[R]:
+    """The same operation with tensors of its own."""
+    match op:
+        case Grad(x):
+            return Grad(x.clone())
+        case Call(method, args):
+            return Call(method, tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
+        case Mean(v, weight, among):
+            return Mean(v.clone(), weight, among)
+        case _:
+            return op

@@ -1,0 +1,122 @@
+"""What a run gives back, the same in every world."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.state import Vector
+
+SHORT = 16  # a vector of at most so many numbers is shown whole
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """How old the gradients were that entered the centre, counted in versions of it by the server.
+
+    `outstanding` is how far the versions that workers still held at the end lay behind, added up.
+    """
+
+    mean: float = 0.0
+    max: int = 0
+    histogram: dict[int, int] = field(default_factory=dict)
+    outstanding: int = 0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation on the way."""
+
+    update: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. `vector` is the model; `digest` is the hash of its bytes and of nothing else."""
+
+    scheme: str
+    task: str
+    workers: int
+    updates: int
+    gradients: int
+    samples: int
+    virtual_seconds: float
+    staleness: Staleness
+    metrics: dict[str, float]
+    vector: Vector = field(repr=False)
+    dropped: int = 0
+    seed: int = 0
+    batch: int = 0
+    hyper: dict[str, Any] = field(default_factory=dict, repr=False)
+    history: list[Point] = field(default_factory=list, repr=False)
+    warnings: list[str] = field(default_factory=list, repr=False)
+    notice: str | None = field(default=None, repr=False)
+
+    @property
+    def loss(self) -> float:
+        """The loss of the final vector on the test data."""
+        return self.metrics.get("loss", math.nan)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.vector)
+
+    @property
+    def final(self) -> list[float] | None:
+        """The vector itself, when it is short."""
+        return self.vector.tolist() if self.vector.numel() <= SHORT else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; numbers that JSON cannot write (NaN, infinity) become None."""
+        stale = self.staleness
+        plain = {
+            "scheme": self.scheme,
+            "task": self.task,
+            "workers": self.workers,
+            "updates": self.updates,
+            "gradients": self.gradients,
+            "dropped": self.dropped,
+            "samples": self.samples,
+            "virtual_seconds": self.virtual_seconds,
+            "staleness": {
+                "mean": stale.mean,
+                "max": stale.max,
+                "histogram": {str(k): n for k, n in stale.histogram.items()},
+            },
+            "metrics": self.metrics,
+            "loss": self.loss,
+            "digest": self.digest,
+            "final": self.final,
+            "seed": self.seed,
+            "batch": self.batch,
+            "hyper": self.hyper,
+            "history": [{"update": p.update, "seconds": p.seconds, **p.metrics} for p in self.history],
+            "warnings": self.warnings,
+            "notice": self.notice,
+        }
+        clean: dict[str, Any] = _finite(plain)
+        return clean
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.as_dict(), allow_nan=False)
+
+
+def digest(vector: Vector) -> str:
+    """SHA-256 of the vector's bytes."""
+    return hashlib.sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,260 @@
+"""Update rules: torch.optim's own arithmetic on the flat vector, with the rule's memory in named cells.
+
+Each rule is a frozen dataclass; `rule.cells(x)` is what it remembers, `rule.apply(state, g, lr)` changes x in place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.rmsprop import rmsprop
+from torch.optim.sgd import sgd
+
+from paceline.errors import UsageError
+from paceline.scheme import Bound, Fraction, Rate
+from paceline.state import State, Vector
+
+Positive = Annotated[float, Bound(math.ulp(0))]
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """x <- x - lr * direction(g). `lr` None: the scheme's."""
+
+    name: ClassVar[str] = ""
+    linear: ClassVar[bool] = False  # the update is proportional to the gradients' scale
+    lr: Rate | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):
+            for bound in get_args(hints[field.name]):
+                if isinstance(bound, Bound):
+                    bound.check(self.name, field.name, getattr(self, field.name))
+
+    def cells(self, x: Vector) -> dict[str, Tensor]:
+        """What the rule remembers of x, at first."""
+        return {f"{self.name}_{name}": cell for name, cell in self._memory(x).items()}
+
+    def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
+        """One update of the cell `at`, in place."""
+        memory = {name: state.cell(f"{self.name}_{name}") for name in self._names()}
+        rate = lr if self.lr is None else self.lr
+        with torch.no_grad():
+            self._update(getattr(state, at), g, rate, memory)
+
+    def window(self, state: State, lr: float) -> Window:
+        """Local steps on state.x whose sum will be pushed."""
+        return Window(self, state, lr)
+
+    def _names(self) -> tuple[str, ...]:
+        return ()
+
+    def _memory(self, x: Vector) -> dict[str, Tensor]:
+        return {name: _step() if name == "step" else torch.zeros_like(x) for name in self._names()}
+
+    @abstractmethod
+    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
+        """torch.optim's arithmetic."""
+
+
+class Window:
+    """A window of local steps, gathered in units of a gradient, so that a server of rate lr undoes the scale.
+
+    Plain SGD gathers the raw gradients themselves: exact, and a window of one is the gradient bit for bit. Another
+    rule moves in its own way: there (start - end) / lr is what a gradient of that rate would have done.
+    """
+
+    def __init__(self, rule: Rule, state: State, lr: float) -> None:
+        self._rule, self._state, self._lr = rule, state, lr
+        self._rate = lr if rule.lr is None else rule.lr
+        self._raw: Vector | None = None
+        self._start = None if rule == SGD(rule.lr) else state.x.clone()
+
+    def step(self, g: Vector) -> None:
+        """y <- y - lr * direction(g)"""
+        if self._start is None:
+            if self._raw is None:
+                self._raw = g.clone()
+            else:
+                self._raw += g
+        self._rule.apply(self._state, g, self._lr)
+
+    @property
+    def sum(self) -> Vector:
+        """What the steps since the start did together."""
+        if self._start is not None:
+            if self._rate == 0:
+                return torch.zeros_like(self._start)
+            moved: Vector = (self._start - self._state.x) / self._rate
+            return moved
+        return torch.zeros_like(self._state.x) if self._raw is None else self._raw
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """x <- x - lr * (g + weight_decay * x)"""
+
+    linear: ClassVar[bool] = True
+    weight_decay: Rate = 0.0
+
+    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
+        buffer = memory.get("buffer")
+        sgd(
+            [x],
+            [g],
+            [buffer],
+            weight_decay=self.weight_decay,
+            momentum=getattr(self, "momentum", 0.0),
+            lr=lr,
+            dampening=0.0,
+            nesterov=isinstance(self, Nesterov),
+            maximize=False,
+            foreach=False,
+        )
+
+
+@dataclass(frozen=True)
+class Momentum(SGD):
+    """m <- momentum * m + g;  x <- x - lr * m"""
+
+    momentum: Fraction = 0.9
+
+    def _names(self) -> tuple[str, ...]:
+        return ("buffer",)
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """m <- momentum * m + g;  x <- x - lr * (g + momentum * m)"""
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule):
+    """a <- a + g^2;  x <- x - lr * g / (sqrt(a) + eps). TensorFlow starts a at 0.1: initial_accumulator_value."""
+
+    lr_decay: Rate = 0.0
+    weight_decay: Rate = 0.0
+    initial_accumulator_value: Rate = 0.0
+    eps: Rate = 1e-10
+
+    def _names(self) -> tuple[str, ...]:
+        return ("sum", "step")
+
+    def _memory(self, x: Vector) -> dict[str, Tensor]:
+        return {"sum": torch.full_like(x, self.initial_accumulator_value), "step": _step()}
+
+    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
+        adagrad(
+            [x],
+            [g],
+            [memory["sum"]],
+            [memory["step"]],
+            lr=lr,
+            weight_decay=self.weight_decay,
+            lr_decay=self.lr_decay,
+            eps=self.eps,
+            maximize=False,
+            foreach=False,
+        )
+
+
+@dataclass(frozen=True)
+class RMSprop(Rule):
+    """q <- alpha * q + (1 - alpha) * g^2;  x <- x - lr * g / (sqrt(q) + eps)"""
+
+    alpha: Fraction = 0.99
+    eps: Positive = 1e-8
+    weight_decay: Rate = 0.0
+    momentum: Fraction = 0.0
+
+    def _names(self) -> tuple[str, ...]:
+        return ("square", "buffer", "step")
+
+    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
+        rmsprop(
+            [x],
+            [g],
+            [memory["square"]],
+            [],
+            [memory["buffer"]] if self.momentum else [],
+            [memory["step"]],
+            foreach=False,
+            lr=lr,
+            alpha=self.alpha,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            centered=False,
+        )
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """m, q: moving means of g and g^2, without their start-up bias;  x <- x - lr * m / (sqrt(q) + eps)"""
+
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Rate = 0.0
+    function: ClassVar[Any] = adam
+
+    def _names(self) -> tuple[str, ...]:
+        return ("mean", "square", "step")
+
+    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
+        type(self).function(
+            [x],
+            [g],
+            [memory["mean"]],
+            [memory["square"]],
+            [],
+            [memory["step"]],
+            foreach=False,
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+        )
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled decay: x <- x - lr * weight_decay * x first"""
+
+    weight_decay: Rate = 0.01
+    function: ClassVar[Any] = adamw
+
+
+def _step() -> Tensor:
+    return torch.zeros((), dtype=torch.float32)
+
+
+def rules() -> dict[str, type[Rule]]:
+    """Every rule of this file, by name."""
+    found = (value for value in globals().values() if inspect.isclass(value) and issubclass(value, Rule))
+    return {rule.name: rule for rule in found if rule is not Rule}
+
+
+def made(name: str, **options: Any) -> Rule:
+    """The rule of that name."""
+    known = rules()
+    if name not in known:
+        raise UsageError(f"no rule {name!r}; there are: {', '.join(sorted(known))}")
+    return known[name](**options)

@@ -1,0 +1,241 @@
+"""What a scheme is: hyper-parameters as fields, the server's side as `@on_server` methods, the worker's as `step`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_type_hints,
+    overload,
+)
+
+from paceline.errors import SchemeError, UsageError
+from paceline.ops import Call
+from paceline.state import State, Vector, mean_of, sum_of
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+__all__ = [
+    "Bound",
+    "Count",
+    "Fraction",
+    "Rate",
+    "Scheme",
+    "State",
+    "Vector",
+    "mean_of",
+    "on_server",
+    "sum_of",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+Guard = Callable[..., bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The values that a hyper-parameter may have."""
+
+    low: float
+    high: float = math.inf
+
+    def check(self, owner: str, name: str, value: object) -> None:
+        values = value if isinstance(value, tuple) else (value,)
+        for one in values:
+            if isinstance(one, int | float) and not self.low <= one <= self.high:
+                raise UsageError(f"{owner}: {name} must be {self}, not {one:g}")
+
+    def __str__(self) -> str:
+        return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
+
+
+Rate = Annotated[float, Bound(0)]
+Count = Annotated[int, Bound(1)]
+Fraction = Annotated[float, Bound(0, 1)]
+
+
+class ServerMethod(Generic[P, R]):
+    """An `@on_server` method. Calling it builds a `Call`; the server runs `function` when the guard allows."""
+
+    def __init__(self, function: Callable[..., R], when: Guard | None, atomic: bool) -> None:
+        if not isinstance(function, FunctionType):
+            raise SchemeError(f"@on_server takes a plain method, not {function!r}")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise SchemeError(
+                f"{function.__qualname__} is 'async def' under @on_server; the server never waits inside a call: "
+                "make it a plain 'def' and put the waiting into when="
+            )
+        if when is not None and not atomic:
+            raise SchemeError(f"{function.__qualname__}: a guarded method is atomic; drop when= or atomic=False")
+        self.function = function
+        self.when = when
+        self.atomic = atomic
+        self.name = function.__name__
+        self.signature = inspect.signature(function)
+        self.parameters = tuple(self.signature.parameters)[2:]  # without self and s
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, scheme: None, owner: type) -> ServerMethod[P, R]: ...
+    @overload
+    def __get__(self, scheme: object, owner: type) -> Callable[P, Call[R]]: ...
+    def __get__(self, scheme: object | None, owner: type) -> Any:
+        if scheme is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Call[R]:
+            if kwargs or len(args) != len(self.parameters):
+                bound = self.signature.bind(None, None, *args, **kwargs)
+                bound.apply_defaults()
+                return Call(self, bound.args[2:])
+            return Call(self, args)
+
+        return call
+
+    def guard_text(self) -> str:
+        """The guard as it stands in the source."""
+        if self.when is None:
+            return "no guard"
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.keyword) and node.arg == "when":
+                    body = node.value.body if isinstance(node.value, ast.Lambda) else node.value
+                    return ast.unparse(body)
+        except (OSError, TypeError, SyntaxError):
+            pass
+        return getattr(self.when, "__qualname__", "when=")
+
+
+@overload
+def on_server(method: Callable[Concatenate[Any, State, P], R], /) -> ServerMethod[P, R]: ...
+@overload
+def on_server(
+    *, when: Guard | None = None, atomic: bool = True
+) -> Callable[[Callable[Concatenate[Any, State, P], R]], ServerMethod[P, R]]: ...
+def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool = True) -> Any:
+    """Mark a plain method as the server's. It receives the server's state after self; one call runs at a time.
+
+    `when(self, s, *args)` is a pure guard: the call waits until it is true. `atomic=False` lets the call run
+    without a lock, in pieces that interleave with other workers' calls (HogWild).
+    """
+    if method is not None:
+        return ServerMethod(method, when, atomic)
+    return lambda function: ServerMethod(function, when, atomic)
+
+
+class Scheme:
+    """How the workers keep pace. Subclasses are frozen dataclasses: `class Mine(Scheme, name="mine")`.
+
+    Without a name the file's is taken. A scheme without any `@on_server` method has no server: its centre is the
+    state of the chief (worker 0).
+    """
+
+    name: ClassVar[str] = ""
+    asynchronous: ClassVar[bool] = False  # the centre may change while a worker computes
+    alone: ClassVar[bool] = False  # takes one worker only
+    methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}
+
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = name or _file_name(cls)
+        cls.methods = {key: value for key in dir(cls) if isinstance(value := getattr(cls, key, None), ServerMethod)}
+        for key, function in vars(cls).items():
+            if inspect.iscoroutinefunction(function):
+                _refuse_augmented_await(f"{cls.__name__}.{key}", function)
+
+    def __post_init__(self) -> None:
+        from paceline.rules import Rule, made
+
+        for field, hint in fields(type(self)):
+            value = getattr(self, field.name)
+            if hint is Rule and isinstance(value, str):
+                object.__setattr__(self, field.name, made(value))
+            for bound in get_args(hint)[1:]:
+                if isinstance(bound, Bound) and value is not None:
+                    bound.check(self.name, field.name, value)
+            if isinstance(value, float) and math.isnan(value):
+                raise UsageError(f"{self.name}: {field.name} is not a number")
+
+    def server(self, x0: Vector, workers: int) -> State:
+        """What the server holds at first."""
+        return State(x=x0)
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        """What each worker keeps; it survives a crash of the worker."""
+        return State(x=x0)
+
+    async def step(self, w: Worker) -> None:
+        """One iteration of a worker. The session owns the loop, so a step is the unit of recovery."""
+        raise SchemeError(f"{type(self).__name__} has no step()")
+
+    def model(self, s: State) -> Vector:
+        """What is evaluated and saved."""
+        x: Vector = s.x
+        return x
+
+    def left(self, s: State, rank: int) -> None:
+        """A worker went: a barrier lowers its quorum here."""
+
+    def joined(self, s: State, rank: int) -> None:
+        """A worker came back."""
+
+    def holder(self, rank: int) -> int:
+        """Whose copy of the centre the worker's calls concern (a group's, where a group shares one)."""
+        return rank
+
+    def check(self, workers: int) -> None:
+        """Raise UsageError if the hyper-parameters cannot work with so many workers."""
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        """Limits of stability that these values cross; `curvature` is None where the task does not know it."""
+        yield from ()
+
+
+def fields(scheme: type[Scheme]) -> list[tuple[dataclasses.Field[Any], Any]]:
+    """The hyper-parameters with their types; refuses a class that is not a frozen dataclass."""
+    parameters = getattr(scheme, "__dataclass_params__", None)
+    if "__dataclass_params__" not in vars(scheme) or parameters is None or not parameters.frozen:
+        raise SchemeError(f"{scheme.__qualname__} must be a frozen dataclass: put @dataclass(frozen=True) above it")
+    hints = get_type_hints(scheme, include_extras=True)
+    return [(field, hints[field.name]) for field in dataclasses.fields(scheme)]  # type: ignore[arg-type]
+
+
+def _file_name(cls: type) -> str:
+    module = inspect.getmodule(cls)
+    file = getattr(module, "__file__", None)
+    stem = Path(file).stem if file else cls.__name__.lower()
+    return stem.rstrip("_").replace("_", "-")
+
+
+def _refuse_augmented_await(where: str, function: Callable[..., Any]) -> None:
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return  # no source at hand (an interactive prompt): nothing to read
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AugAssign) and any(isinstance(n, ast.Await) for n in ast.walk(node.value)):
+            target, line = ast.unparse(node.target), first + node.lineno - 1
+            raise SchemeError(
+                f"{where}, line {line}: '{ast.unparse(node)}' reads {target} before the wait; "
+                f"write 'd = await …' first, then change {target} by d"
+            )

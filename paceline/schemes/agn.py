@@ -1,0 +1,40 @@
+"""AGN: accumulated gradient normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline import limits
+from paceline.scheme import Count, State, Vector, on_server
+from paceline.schemes._windowed import Windowed
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class AGN(Windowed):
+    """Accumulated gradient normalisation: local steps, then the mean of their gradients is pushed.
+
+    Hermans, Spanakis, Moeckel 2017 (arXiv 1710.02368); dist-keras calls it ADAG.
+
+    worker:  y, v <- pull();  a <- 0;  `window` times: g <- gradient(y);  a <- a + g;  y <- y - lr * g
+             push(a / window, v)
+    server:  push: x <- x - lr * a / window;  v <- v + 1
+
+    The authors suggest a window of about (workers + layers) / 2. A window of one is asynchronous SGD.
+    """
+
+    window: Count = 12
+
+    @on_server
+    def push(self, s: State, mean: Vector, v: int) -> None:
+        s.admit(v)
+        self.server_rule.apply(s, mean, self.lr)
+        s.v += 1
+
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.pull()
+        total = await self.local_steps(w)
+        await self.push(total / self.window, w.v)
+
+    def gain(self, c: float) -> float:
+        return limits.window_gain(c, self.window, normalised=True)

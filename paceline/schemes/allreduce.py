@@ -1,0 +1,39 @@
+"""Synchronous SGD without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline import limits
+from paceline.rules import SGD, Rule
+from paceline.scheme import Rate, Scheme, State, Vector
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class AllReduce(Scheme):
+    """Synchronous SGD by all-reduce: everybody averages the gradients and makes the same step.
+
+    Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv 1706.02677) describes the practice.
+
+    worker:  g <- gradient(x);  g <- mean of g over the workers;  x <- x - lr * g
+
+    The same bits as `sync` with all workers.
+    """
+
+    lr: Rate = 0.1
+    rule: Rule = SGD()
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, **self.rule.cells(x0))
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        g = await w.mean(g)
+        self.rule.apply(w.state, g, self.lr)
+        w.v += 1
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        if curvature is not None and type(self.rule) is SGD:
+            yield from limits.synchronous(self.lr * curvature)

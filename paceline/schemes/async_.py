@@ -1,0 +1,53 @@
+"""Asynchronous SGD with a parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline import limits
+from paceline.rules import SGD, Rule
+from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class AsyncSGD(Scheme):
+    """Asynchronous SGD: whoever has a gradient pushes it, nobody waits.
+
+    Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, with a window of one.
+
+    worker:  x, v <- pull();  g <- gradient(x);  push(g, v)
+    server:  push: x <- x - lr * g;  v <- v + 1
+
+    With one worker this is the guides' "distributed set-up" of one worker and one server: sequential SGD, bit for
+    bit. Every push is added in full, so N workers move x about N times as far per sample as synchronous SGD at the
+    same rate.
+    """
+
+    lr: Rate = 0.1
+    rule: Rule = SGD()
+    asynchronous = True
+
+    def server(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, **self.rule.cells(x0))
+
+    @on_server
+    def pull(self, s: State) -> tuple[Vector, int]:
+        return s.x, s.v
+
+    @on_server
+    def push(self, s: State, g: Vector, v: int) -> None:
+        s.admit(v)
+        self.rule.apply(s, g, self.lr)
+        s.v += 1
+
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.pull()
+        g = await w.grad(w.x)
+        await self.push(g, w.v)
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        if curvature is not None and type(self.rule) is SGD:
+            yield from limits.asynchronous(self.lr * curvature, workers)
+        yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

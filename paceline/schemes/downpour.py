@@ -1,0 +1,63 @@
+"""DOWNPOUR SGD: accrue gradients locally, push and fetch every now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.rules import SGD, Adagrad, Rule
+from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class Downpour(Scheme):
+    """DOWNPOUR SGD: local steps on an own copy; the sum of their gradients is pushed, the server runs Adagrad.
+
+    Dean et al., Large Scale Distributed Deep Networks, NIPS 2012.
+
+    worker:  if t mod n_fetch = 0: y <- fetch()
+             g <- gradient(y);  a <- a + g;  y <- y - lr * g
+             if (t + 1) mod n_push = 0: push(a);  a <- 0
+    server:  push: x <- x - server.lr * a / sqrt(sum of a^2);  v <- v + 1
+
+    `window` sets n_push and n_fetch together. Differs from the paper: its listing pushes when t mod n_push = 0, so
+    that the first push carries one gradient; `paper_schedule=true` does that. Push and fetch wait for their answers.
+    """
+
+    lr: Rate = 0.05
+    rule: Rule = SGD()
+    server_rule: Rule = Adagrad()
+    window: Count = 1
+    n_push: Count | None = None
+    n_fetch: Count | None = None
+    paper_schedule: bool = False
+    asynchronous = True
+
+    def server(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, **self.server_rule.cells(x0))
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, a=torch.zeros_like(x0), **self.rule.cells(x0))
+
+    @on_server
+    def fetch(self, s: State) -> tuple[Vector, int]:
+        return s.x, s.v
+
+    @on_server
+    def push(self, s: State, a: Vector, v: int) -> None:
+        s.admit(v)
+        self.server_rule.apply(s, a, self.lr)
+        s.v += 1
+
+    async def step(self, w: Worker) -> None:
+        n_push, n_fetch = self.n_push or self.window, self.n_fetch or self.window
+        if w.t % n_fetch == 0:
+            w.x, w.v = await self.fetch()
+        g = await w.grad(w.x)
+        w.a += g
+        self.rule.apply(w.state, g, self.lr)
+        if (w.t if self.paper_schedule else w.t + 1) % n_push == 0:
+            await self.push(w.a, w.v)
+            w.a = 0

@@ -1,0 +1,34 @@
+"""DOWNPOUR with the same plain rule on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.scheme import State, Vector, on_server
+from paceline.schemes._windowed import Windowed
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class DownpourEasy(Windowed):
+    """DOWNPOUR-Easy: DOWNPOUR with SGD at one rate on both sides, so a push simply adds the worker's way to x.
+
+    Dean et al., NIPS 2012, in the simple form of the distributed TensorFlow guides.
+
+    worker:  y, v <- pull();  `window` times: y <- y - lr * g;  push(sum of g, v)
+    server:  push: x <- x - lr * sum of g;  v <- v + 1
+
+    A window of one is asynchronous SGD. Differs from the usual listing only in rounding: it pushes the way y_end -
+    y_start.
+    """
+
+    @on_server
+    def push(self, s: State, total: Vector, v: int) -> None:
+        s.admit(v)
+        self.server_rule.apply(s, total, self.lr)
+        s.v += 1
+
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.pull()
+        total = await self.local_steps(w)
+        await self.push(total, w.v)

@@ -1,0 +1,49 @@
+"""DynSGD: a push counts in inverse proportion to its staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.scheme import State, Vector, on_server
+from paceline.schemes._windowed import Windowed
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class DynSGD(Windowed):
+    """DynSGD: each push is divided by its staleness + 1.
+
+    Jiang, Cui, Zhang, Yu, Heterogeneity-aware Distributed Parameter Servers, SIGMOD 2017, in the form of dist-keras.
+
+    worker:  y, v <- pull();  `window` times: y <- y - lr * g;  push(sum of g, v)
+    server:  push: tau <- v_now - v;  x <- x - lr * (sum of g) / (tau + 1);  v <- v + 1
+
+    `weight=constant` is the paper's ConSGD: every push counts 1 / workers. Differs from the paper: no bounded
+    staleness under it, and earlier pushes of a version are not revised (that part of the paper was not checked here).
+    """
+
+    weight: Literal["staleness", "constant"] = "staleness"
+
+    def server(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, workers=workers, **self.server_rule.cells(x0))
+
+    @on_server
+    def push(self, s: State, total: Vector, v: int) -> None:
+        tau = s.admit(v)
+        share = s.workers if self.weight == "constant" else tau + 1
+        self.server_rule.apply(s, total / share, self.lr)
+        s.v += 1
+
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.pull()
+        total = await self.local_steps(w)
+        await self.push(total, w.v)
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        if self.weight == "staleness" and self.window > 1 and workers > 8:
+            yield (
+                f"window {self.window} with {workers} workers: a push of staleness 0 moves x by the whole window, and "
+                "the weights 1 / (staleness + 1) do not bound it"
+            )

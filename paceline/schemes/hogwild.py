@@ -1,0 +1,52 @@
+"""HogWild: one shared vector, no lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline import limits
+from paceline.rules import SGD, Rule
+from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class HogWild(Scheme):
+    """HogWild!: workers read and add in one shared vector without any lock.
+
+    Recht, Re, Wright, Niu 2011 (arXiv 1106.5730).
+
+    worker:  x <- read (possibly torn);  g <- gradient(x);  x[j] <- x[j] - lr * g[j] for each j, others in between
+
+    In virtual time the vector is cut in `chunks`, each the atomic unit: reads and adds of different workers interleave
+    chunk by chunk (how long a pass takes is the simulator's `access`). One chunk is asynchronous SGD, one worker SGD.
+    Differs from the paper: gradients are dense, so every coordinate is written, the zeros too.
+    """
+
+    lr: Rate = 0.1
+    rule: Rule = SGD()
+    chunks: Count = 8
+    asynchronous = True
+
+    def server(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, **self.rule.cells(x0))
+
+    @on_server(atomic=False)
+    def read(self, s: State) -> tuple[Vector, int]:
+        return s.x, s.v
+
+    @on_server(atomic=False)
+    def add(self, s: State, g: Vector, v: int) -> None:
+        s.admit(v)
+        self.rule.apply(s, g, self.lr)
+        s.v += 1
+
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.read()
+        g = await w.grad(w.x)
+        await self.add(g, w.v)
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        if curvature is not None and type(self.rule) is SGD:
+            yield from limits.asynchronous(self.lr * curvature, workers)

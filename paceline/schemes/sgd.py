@@ -1,0 +1,42 @@
+"""Sequential SGD: the oracle that the other schemes are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline import limits
+from paceline.errors import UsageError
+from paceline.rules import SGD, Rule
+from paceline.scheme import Rate, Scheme, State, Vector
+from paceline.worker import Worker
+
+
+@dataclass(frozen=True)
+class SequentialSGD(Scheme):
+    """Plain SGD on one worker, nothing distributed.
+
+    Robbins, Monro, A Stochastic Approximation Method, 1951.
+
+    worker:  g <- gradient(x);  x <- x - lr * g
+    """
+
+    lr: Rate = 0.1
+    rule: Rule = SGD()
+    alone = True
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, **self.rule.cells(x0))
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        self.rule.apply(w.state, g, self.lr)
+        w.v += 1
+
+    def check(self, workers: int) -> None:
+        if workers != 1:
+            raise UsageError(f"sgd is not distributed: it takes 1 worker, not {workers}; try 'sync' or 'async'")
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        if curvature is not None and type(self.rule) is SGD:
+            yield from limits.synchronous(self.lr * curvature)

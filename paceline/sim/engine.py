@@ -1,0 +1,423 @@
+"""The simulator: real gradients, real calls, virtual time. One heap of events decides what happens next.
+
+Events are ordered by (time, worker, sequence number), so equal times are settled the same way in every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.desk import Answer, Desk
+from paceline.drive import Driver
+from paceline.errors import Deadlock, LossError, RunError, SchemeError
+from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.scheme import Scheme
+from paceline.seeds import mixed
+from paceline.sim.cost import SERVER, Cost
+from paceline.sim.faults import Fault
+from paceline.sim.meeting import Meetings
+from paceline.state import State, Vector
+from paceline.task import Batch, Task
+from paceline.worker import Worker
+
+Target = Pending[Any] | None  # who gets a result: the step itself, or an operation that it started
+
+
+class Seat:
+    """A worker's place in the simulator."""
+
+    __slots__ = (
+        "awaits",
+        "batches",
+        "buffers",
+        "cut_until",
+        "driver",
+        "faults",
+        "frozen_until",
+        "generation",
+        "gradients",
+        "issued",
+        "parked",
+        "rng",
+        "waits_for",
+        "worker",
+    )
+
+    def __init__(self, worker: Worker, driver: Driver, batches: Iterator[Batch], rng: np.random.Generator) -> None:
+        self.worker = worker
+        self.driver = driver
+        self.batches = batches
+        self.buffers: dict[str, Tensor] = {}
+        self.rng = rng
+        self.generation = 0  # rises at every death, so that events of a former life are void
+        self.gradients = 0  # delivered
+        self.issued = 0  # asked for
+        self.awaits = 0
+        self.parked = False
+        self.frozen_until = self.cut_until = -math.inf
+        self.faults: list[Fault] = []
+        self.waits_for: Op[Any] | None = None
+
+
+class Engine:
+    """Runs `workers` copies of a scheme's step against one desk. `run` may be called again to go on."""
+
+    def __init__(
+        self,
+        task: Task,
+        scheme: Scheme,
+        *,
+        workers: int,
+        seed: int,
+        cost: Cost,
+        faults: Sequence[Fault] = (),
+        shrink: bool = True,
+    ) -> None:
+        self.task, self.scheme, self.cost, self.seed, self.shrink = task, scheme, cost, seed, shrink
+        self.workers = workers
+        self.now = 0.0
+        self.events = self.gradients = self.samples = 0
+        self.loss = math.nan  # of the last gradient
+        self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
+        self._sequence = count()
+        self._x0 = task.start(seed)
+        self.desk = Desk(scheme, scheme.server(self._x0, workers), workers) if scheme.methods else None
+        self.seats = [self._seat(rank) for rank in range(workers)]
+        self.meetings = Meetings(self.seats, shrink)
+        self._free_network = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
+        self._messages = {self._on_call, self._on_answer, self._on_mean, self._on_part}
+        self._park_at: int | None = None
+        self._centre = self.centre
+        for fault in faults:
+            if fault.unit == "time":
+                entry = (fault.when, -1, next(self._sequence), 0, self._on_fault, fault)
+                heapq.heappush(self._heap, entry)
+            else:
+                self.seats[fault.rank].faults.append(fault)
+        for seat in self.seats:
+            seat.faults.sort(key=lambda fault: fault.when)
+            self._later(seat, 0.0, self._on_begin, None)
+
+    def _seat(self, rank: int) -> Seat:
+        worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
+        rng = np.random.Generator(np.random.PCG64(mixed(self.seed, "compute", rank)))
+        batches = self.task.batches(rank, self.workers, self.seed)
+        seat = Seat(worker, Driver(self.scheme, worker), batches, rng)
+        seat.buffers = self.task.buffers()
+        return seat
+
+    @property
+    def centre(self) -> State:
+        """The server's state, or the chief's where there is no server (the lowest living worker stands in)."""
+        return self._chief().worker.state if self.desk is None else self.desk.state
+
+    def _chief(self) -> Seat:
+        return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
+
+    @property
+    def updates(self) -> int:
+        """How often the centre has changed."""
+        version: int = self.centre.v
+        return version
+
+    def run(
+        self,
+        updates: int | None = None,
+        *,
+        seconds: float = math.inf,
+        park_at: int | None = None,
+        watch: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """Go on until the centre has had `updates` changes, `seconds` have passed, or every worker has made its first
+        `park_at` steps. `watch` is called after each change of the centre."""
+        self._park_at = park_at
+        for seat in self.seats:
+            if seat.parked and seat.worker.alive:
+                seat.parked = False
+                self._later(seat, 0.0, self._on_begin, None)
+        goal = math.inf if updates is None else updates
+        heap, pop, messages = self._heap, heapq.heappop, self._messages
+        last, quiet = self.updates, 0
+        patience = 100_000 + 1_000 * self.workers
+        with torch.no_grad():
+            while last < goal:
+                if not heap:
+                    if park_at is None:
+                        self._stuck()
+                    return
+                time, rank, _, generation, handler, payload = pop(heap)
+                if time > seconds:
+                    heapq.heappush(heap, (time, rank, next(self._sequence), generation, handler, payload))
+                    self.now = seconds
+                    return
+                self.now = time
+                if rank < 0:
+                    handler(payload)
+                else:
+                    seat = self.seats[rank]
+                    if seat.generation != generation:
+                        continue
+                    held = max(seat.frozen_until, seat.cut_until if handler in messages else -math.inf)
+                    if time < held:
+                        self._later(seat, held - time, handler, payload)
+                        continue
+                    handler(seat, payload)
+                self.events += 1
+                if self._centre.v != last:
+                    last, quiet = self._centre.v, 0
+                    if watch is not None:
+                        watch(self)
+                else:
+                    quiet += 1
+                    if quiet > patience:
+                        raise RunError(f"{quiet} events without a change of the centre: nothing is ever pushed")
+
+    def clear(self) -> None:
+        """Forget everything that is under way."""
+        self._heap.clear()
+
+    def _later(self, seat: Seat, seconds: float, handler: Callable[..., None], payload: Any) -> None:
+        entry = (
+            self.now + seconds,
+            seat.worker.rank,
+            next(self._sequence),
+            seat.generation,
+            handler,
+            payload,
+        )
+        heapq.heappush(self._heap, entry)
+
+    def _on_begin(self, seat: Seat, _: None) -> None:
+        self._resume(seat, None)
+
+    def _resume(self, seat: Seat, answer: Any) -> None:
+        """Let a worker go on until it has to wait."""
+        driver, worker = seat.driver, seat.worker
+        seat.waits_for = None
+        while True:
+            if not driver.running:
+                if self._struck(seat, "step", worker.t):
+                    return
+                if self._park_at is not None and worker.t >= self._park_at:
+                    seat.parked = True
+                    return
+                driver.begin()
+                answer = None
+            op = driver.advance(answer)
+            if op is None:
+                if driver.awaits == 0:
+                    raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
+                worker.t += 1
+                if worker.state is self._centre:
+                    self._later(seat, 0.0, self._on_begin, None)  # the run may end between two steps
+                    return
+                continue
+            seat.awaits += 1
+            if isinstance(op, Start):
+                pending: Pending[Any] = Pending(op.op)
+                self._issue(seat, copied(op.op), pending)
+                answer = pending
+            elif isinstance(op, Pending) and op.done:
+                answer = op.result
+            else:
+                seat.waits_for = op
+                if isinstance(op, Pending):
+                    op.waited = True
+                else:
+                    self._issue(seat, op, None)
+                self._struck(seat, "await", seat.awaits)
+                return
+            if self._struck(seat, "await", seat.awaits):
+                return
+
+    def _issue(self, seat: Seat, op: Op[Any], target: Target) -> None:
+        rank = seat.worker.rank
+        match op:
+            case Grad():
+                seat.issued += 1
+                seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
+                self._later(seat, seconds, self._on_grad, (op, target))
+            case Call() if self.desk is not None and self.scheme.methods.get(op.method.name) is op.method:
+                if op.method.atomic:
+                    self._later(seat, self._message(rank, SERVER, op.args), self._on_call, (op, target))
+                else:
+                    self._in_pieces(seat, op, target)
+            case Call():
+                raise SchemeError(f"worker:{rank} called {op.method.name}(), which is not a method of its own scheme")
+            case Mean():
+                self._later(seat, self._message(rank, SERVER, op.v), self._on_mean, (op, target))
+            case Sleep(seconds):
+                if not (seconds >= 0 and math.isfinite(seconds)):
+                    raise SchemeError(f"worker:{rank} would sleep {seconds} seconds; give a finite number, at least 0")
+                self._later(seat, seconds, self._on_answer, (target, None))
+            case _:
+                raise SchemeError(f"worker:{rank}: {type(op).__name__} cannot be started")
+
+    def _deliver(self, seat: Seat, target: Target, result: Any) -> None:
+        if target is None:
+            self._resume(seat, result)
+            return
+        target.done, target.result = True, result
+        if target.waited:
+            self._resume(seat, result)
+
+    def _on_grad(self, seat: Seat, payload: tuple[Grad, Target]) -> None:
+        op, target = payload
+        worker = seat.worker
+        try:
+            batch = next(seat.batches)
+        except StopIteration:
+            raise RunError(f"worker:{worker.rank}, step {worker.t}: the task has no more mini-batches") from None
+        out = torch.empty_like(op.x)  # one task serves all workers here, and each keeps its own gradient
+        try:
+            loss, g = self.task.grad(op.x, batch, out, seat.buffers or None)
+        except Exception as error:
+            error.add_note(f"in the gradient of worker:{worker.rank}, step {worker.t}")
+            raise
+        if not math.isfinite(loss):
+            raise LossError(
+                f"worker:{worker.rank}, step {worker.t}, update {self.updates}: the loss is {loss}; "
+                "a smaller lr (or fewer workers at this lr) is the usual cure"
+            )
+        seat.gradients += 1
+        self.gradients += 1
+        self.samples += batch.size
+        worker.loss = self.loss = loss
+        self._deliver(seat, target, g)
+
+    def _on_call(self, seat: Seat, payload: tuple[Call[Any], Target]) -> None:
+        op, target = payload
+        assert self.desk is not None
+        self._answer(self.desk.submit(seat.worker.rank, op, (seat.generation, target)))
+
+    def _answer(self, answers: Sequence[Answer]) -> None:
+        for rank, (generation, target), result in answers:
+            seat = self.seats[rank]
+            if seat.generation == generation:
+                self._later(seat, self._message(SERVER, rank, result), self._on_answer, (target, result))
+
+    def _on_answer(self, seat: Seat, payload: tuple[Target, Any]) -> None:
+        self._deliver(seat, *payload)
+
+    def _in_pieces(self, seat: Seat, op: Call[Any], target: Target) -> None:
+        length, pieces = len(self._x0), max(1, min(getattr(self.scheme, "chunks", 1), len(self._x0)))
+        edges = [length * k // pieces for k in range(pieces + 1)]
+        results: list[Any] = []
+        for k in range(pieces):
+            part = (edges[k], edges[k + 1], length)
+            self._later(seat, k * self.cost.access / pieces, self._on_part, (op, target, part, results))
+
+    def _on_part(self, seat: Seat, payload: tuple[Call[Any], Target, tuple[int, int, int], list[Any]]) -> None:
+        op, target, part, results = payload
+        assert self.desk is not None
+        results.append(self.desk.perform_part(seat.worker.rank, op, part))
+        if part[1] == part[2]:
+            self._deliver(seat, target, _joined(results))
+
+    def _on_mean(self, seat: Seat, payload: tuple[Mean, Target]) -> None:
+        op, target = payload
+        self._met(self.meetings.arrive(seat.worker.rank, op, target))
+
+    def _met(self, met: Sequence[tuple[int, Target, Vector]]) -> None:
+        for rank, target, mean in met:
+            self._later(self.seats[rank], self._message(SERVER, rank, mean), self._on_answer, (target, mean))
+
+    def _message(self, source: int, target: int, content: Any) -> float:
+        return 0.0 if self._free_network else self.cost.message(source, target, _bytes(content))
+
+    def _struck(self, seat: Seat, unit: str, reached: int) -> bool:
+        """Let the faults happen that wait for this step or await; tells whether the worker is dead now."""
+        while seat.faults and seat.faults[0].unit == unit and reached >= seat.faults[0].when:
+            self._on_fault(seat.faults.pop(0))
+        return not seat.worker.alive
+
+    def _on_fault(self, fault: Fault) -> None:
+        seat = self.seats[fault.rank]
+        match fault.action:
+            case "kill":
+                self.kill(fault.rank)
+                if math.isfinite(fault.duration):
+                    entry = Fault("restart", fault.rank, self.now + fault.duration)
+                    sequence = next(self._sequence)
+                    heapq.heappush(self._heap, (entry.when, -1, sequence, 0, self._on_fault, entry))
+            case "restart":
+                self.restart(fault.rank)
+            case "delay":
+                seat.frozen_until = max(seat.frozen_until, self.now + fault.duration)
+            case "partition":
+                seat.cut_until = max(seat.cut_until, self.now + fault.duration)
+
+    def kill(self, rank: int) -> None:
+        """The worker is gone at once: its locals, its waiting calls and its messages under way."""
+        seat = self.seats[rank]
+        if not seat.worker.alive:
+            return
+        seat.worker.alive = False
+        seat.generation += 1
+        seat.waits_for = None
+        seat.driver.close()
+        self._centre = self.centre
+        self._met(self.meetings.left(rank))
+        if self.desk is not None:
+            self._answer(self.desk.left(rank, quorum=self.shrink))
+
+    def restart(self, rank: int) -> None:
+        """The worker comes back with its cells and begins its step anew."""
+        seat = self.seats[rank]
+        if seat.worker.alive:
+            return
+        if self.desk is None and self.shrink:
+            peer = next((other.worker for other in self.seats if other.worker.alive), None)
+            if peer is not None:  # the others went on without it: their state is the run's now
+                seat.worker.state.restore(peer.state.saved())
+                seat.worker.t = peer.t
+        seat.worker.alive = True
+        self._centre = self.centre
+        self.meetings.joined(rank)
+        if self.desk is not None:
+            self._answer(self.desk.joined(rank, quorum=self.shrink))
+        self._later(seat, 0.0, self._on_begin, None)
+
+    def _stuck(self) -> None:
+        alive = [seat for seat in self.seats if seat.worker.alive]
+        if not alive:
+            raise RunError(f"no worker is left alive at {self.now:g} s, after {self.updates} updates")
+        lines = [f"deadlock at {self.now:g} s, after {self.updates} updates: every living worker waits"]
+        lines += [f"  worker:{s.worker.rank} at {s.driver.line()} for {self._why(s)}" for s in alive[:20]]
+        if len(alive) > 20:
+            lines.append(f"  … and {len(alive) - 20} more")
+        dead = [str(s.worker.rank) for s in self.seats if not s.worker.alive]
+        if dead:
+            lines.append(f"  dead: worker {', '.join(dead[:20])}")
+        raise Deadlock("\n".join(lines))
+
+    def _why(self, seat: Seat) -> str:
+        op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
+        if isinstance(op, Mean):
+            return self.meetings.explain(op)
+        call = self.desk.waits(seat.worker.rank) if self.desk is not None else None
+        return self.desk.explain(call) if self.desk is not None and call is not None else f"{op}"
+
+
+def _bytes(content: Any) -> int:
+    if isinstance(content, Tensor):
+        return content.numel() * content.element_size()
+    return sum(map(_bytes, content)) if isinstance(content, tuple) else 8
+
+
+def _joined(results: Sequence[Any]) -> Any:
+    """One result from those of the pieces: tensors end to end, numbers from the first piece."""
+    first = results[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(results), dim=-1) if first.dim() else first
+    if isinstance(first, tuple):
+        return tuple(_joined(items) for items in zip(*results, strict=True))
+    return first

@@ -1,0 +1,176 @@
+"""`paceline.simulate`: a scheme on a task in virtual time, from names to a Result."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline import config
+from paceline.errors import RunError, UsageError
+from paceline.result import Point, Result, Staleness
+from paceline.scheme import Scheme
+from paceline.sim.cost import Cost, Link, Times, parse_link, parse_links, parse_times
+from paceline.sim.engine import Engine
+from paceline.sim.faults import Fault, check_faults, parse_fault
+from paceline.task import Feed, Task
+
+Watch = Callable[[Engine], None]
+
+
+class StabilityWarning(UserWarning):
+    """Values that cross a known limit of stability."""
+
+
+def simulate(
+    task: str | Task,
+    scheme: str | Scheme | type[Scheme],
+    *,
+    workers: int | None = None,
+    steps: int = 1000,
+    batch: int | None = None,
+    seed: int = 0,
+    compute: str | Times = "constant:1.0",
+    speeds: Sequence[float] = (),
+    network: str | Link = "",
+    links: Iterable[str] | Mapping[int, Link] = (),
+    access: float = 0.1,
+    faults: Iterable[str | Fault] = (),
+    quorum: Literal["shrink", "hold"] = "shrink",
+    feed: Feed | None = None,
+    shuffle: bool | None = None,
+    task_options: Mapping[str, Any] | None = None,
+    seconds: float = math.inf,
+    every: int = 0,
+    curvature: float | None = None,
+    threads: int = 1,
+    warn: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
+    **hyper: Any,
+) -> Result:
+    """Train in virtual time until the centre has had `steps` updates (or `seconds` of virtual time have passed).
+
+    Gradients are real, time is not: `compute` says how long one takes, `network` and `links` how long messages take,
+    `faults` what goes wrong and when. Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`.
+    Equal arguments give equal bits. `every` evaluates on the way; `watch` is called after every update.
+    """
+    if steps < 1:
+        raise UsageError(f"steps must be at least 1, not {steps}")
+    if not seconds > 0:
+        raise UsageError(f"seconds must be above 0, not {seconds}")
+    if threads < 1:
+        raise UsageError(f"threads must be at least 1, not {threads}")
+    if quorum not in ("shrink", "hold"):
+        raise UsageError(f"quorum must be shrink or hold, not {quorum!r}")
+    chosen = config.scheme_of(scheme, hyper)
+    crew = (1 if chosen.alone else 4) if workers is None else workers
+    if crew < 1:
+        raise UsageError(f"workers must be at least 1, not {crew}")
+    chosen.check(crew)
+    cost = Cost(
+        compute_law=parse_times(compute) if isinstance(compute, str) else compute,
+        network=parse_link(network) if isinstance(network, str) else network,
+        speeds=tuple(speeds),
+        links=links if isinstance(links, Mapping) else parse_links(list(links)),
+        access=access,
+    )
+    cost.check(crew)
+    planned = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
+    check_faults(planned, crew)
+    job = config.task_of(task, task_options or {}).configured(batch=batch, feed=feed, shuffle=shuffle)
+    said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
+    if chosen.asynchronous and job.heterogeneous and len(set(cost.speeds)) > 1:
+        said.append(
+            "workers of different speed on different data: asynchronous pushes favour the fast workers' optimum"
+        )
+    for text in said:
+        if warn is None:
+            warnings.warn(text, StabilityWarning, stacklevel=2)
+        else:
+            warn(text)
+    with _threads(threads):
+        engine = Engine(job, chosen, workers=crew, seed=seed, cost=cost, faults=planned, shrink=quorum == "shrink")
+        history: list[Point] = []
+        try:
+            engine.run(steps, seconds=seconds, watch=_watching(watch, every, history))
+        except RunError as error:
+            error.result = _result(engine, {}, history, said)
+            raise
+        return _result(engine, evaluated(engine), history, said)
+
+
+def evaluated(engine: Engine) -> dict[str, float]:
+    """The metrics of what the centre holds now."""
+    task, buffers = engine.task, None
+    if engine.seats[0].buffers:
+        chief = engine.seats[0].buffers
+        rows = [seat.buffers for seat in engine.seats]
+        average = {name: _average([row[name] for row in rows]) for name in chief}
+        buffers = chief if task.buffer_policy == "chief" else average
+    return task.evaluate(engine.scheme.model(engine.centre), buffers)
+
+
+def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | None:
+    if every <= 0:
+        return watch
+
+    def after_update(engine: Engine) -> None:
+        if engine.updates % every == 0:
+            history.append(Point(engine.updates, engine.now, evaluated(engine)))
+        if watch is not None:
+            watch(engine)
+
+    return after_update
+
+
+def _result(engine: Engine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
+    task, desk = engine.task, engine.desk
+    if desk is not None:
+        ledger = desk.ledger
+        staleness = Staleness(
+            ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(engine.updates)
+        )
+        dropped = ledger.cells.refused
+    else:  # nobody can be behind
+        staleness = Staleness(histogram={0: engine.gradients} if engine.gradients else {})
+        dropped = 0
+    return Result(
+        scheme=engine.scheme.name,
+        task=task.name,
+        workers=engine.workers,
+        updates=engine.updates,
+        gradients=engine.gradients,
+        samples=engine.samples,
+        virtual_seconds=engine.now,
+        staleness=staleness,
+        metrics=metrics,
+        vector=engine.scheme.model(engine.centre).clone(),
+        dropped=dropped,
+        seed=engine.seed,
+        batch=task.batch,
+        hyper=config.hyper_of(engine.scheme),
+        history=history,
+        warnings=said,
+        notice=task.notice,
+    )
+
+
+def _average(rows: Sequence[Tensor]) -> Tensor:
+    stacked = torch.stack(list(rows))
+    return stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """So many threads for torch, and as before afterwards: the number can change the bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

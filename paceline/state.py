@@ -1,0 +1,229 @@
+"""Named tensors that a scheme keeps: the whole memory of a server or of a worker."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import SchemeError
+
+if TYPE_CHECKING:
+    from paceline.ledger import Ledger
+
+Vector = Tensor
+Cell = Tensor | float | int | bool
+
+_OWN = frozenset({"_cells", "_numbers", "_writes", "_ledger"})
+
+
+class State:
+    """Cells with names: `State(x=x0, count=0)`. Layout is fixed when it is made; assignment copies in place.
+
+    A tensor cell reads as the tensor itself, so `s.x += e` changes it where it lies. A number cell (made from a
+    Python number) is a tensor of no dimension that reads and writes as a number. A state that has `x` also has `v`,
+    the version of x: 0 at first, one more each time that x changes.
+    """
+
+    __slots__ = ("_cells", "_ledger", "_numbers", "_writes")
+    _cells: dict[str, Tensor]
+    _numbers: dict[str, np.ndarray[Any, Any]]
+    _writes: dict[str, int]
+    _ledger: Ledger | None
+
+    def __init__(self, **cells: Cell) -> None:
+        if "x" in cells:
+            cells.setdefault("v", 0)
+        made = {name: _tensor(name, value) for name, value in cells.items()}
+        self._adopt(made)
+
+    def _adopt(self, cells: dict[str, Tensor]) -> None:
+        store = object.__setattr__
+        store(self, "_cells", cells)
+        # numpy reads and writes a single number several times faster than torch, in the same memory
+        store(self, "_numbers", {name: cell.numpy() for name, cell in cells.items() if cell.dim() == 0})
+        store(self, "_writes", dict.fromkeys(self._numbers, 0))
+        store(self, "_ledger", None)
+
+    def __getattr__(self, name: str) -> Any:
+        number = self._numbers.get(name)
+        if number is not None:
+            return number.item()
+        try:
+            return self._cells[name]
+        except KeyError:
+            raise AttributeError(self._unknown(name)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        number = self._numbers.get(name)
+        if number is not None:
+            number[()] = _fitting(name, value, number.dtype)
+            self._writes[name] += 1
+            return
+        cell = self._cells.get(name)
+        if cell is None:
+            raise SchemeError(self._unknown(name))
+        if value is cell:  # the end of `s.x += e`: the tensor has already changed in place
+            return
+        if isinstance(value, Tensor):
+            if value.shape != cell.shape:
+                shapes = f"shape {tuple(cell.shape)}, the value {tuple(value.shape)}"
+                raise SchemeError(f"cell {name!r} has {shapes}")
+            if value.is_floating_point() and not cell.is_floating_point():
+                raise SchemeError(_truncates(name))
+            cell.copy_(value)
+        else:
+            if isinstance(value, float) and not cell.is_floating_point() and not value.is_integer():
+                raise SchemeError(_truncates(name))
+            cell.fill_(value)
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._cells, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"cells are: {', '.join(self._cells)}"
+        return f"no cell {name!r} in this state; {hint} (cells are declared in server() or worker())"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._cells
+
+    def cell(self, name: str) -> Tensor:
+        """The tensor behind a cell, numbers included."""
+        return self._cells[name]
+
+    def changes(self, name: str) -> int:
+        """How often a cell was written: equal twice means unchanged between."""
+        writes = self._writes.get(name)
+        return self._cells[name]._version if writes is None else writes
+
+    def saved(self) -> dict[str, Tensor]:
+        """A copy of every cell, by name."""
+        return {name: cell.clone() for name, cell in self._cells.items()}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Take over cells that `saved` gave; the layout must be the same."""
+        missing, foreign = self._cells.keys() - saved.keys(), saved.keys() - self._cells.keys()
+        if missing or foreign:
+            raise SchemeError(f"saved state does not fit: missing {sorted(missing)}, unknown {sorted(foreign)}")
+        for name, value in saved.items():
+            setattr(self, name, value)
+
+    def part(self, low: int, high: int, *, last: bool) -> State:
+        """Coordinates low..high of every vector cell, as views; numbers are written through by the last part only.
+
+        A cell is a vector if it is floating and its last dimension is as long as x.
+        """
+        length = self._cells["x"].shape[-1]
+        cells = {}
+        for name, cell in self._cells.items():
+            vector = cell.dim() > 0 and cell.is_floating_point() and cell.shape[-1] == length
+            cells[name] = cell[..., low:high] if vector else cell if last else cell.clone()
+        view = State.__new__(State)
+        view._adopt(cells)
+        object.__setattr__(view, "_ledger", self._ledger if last else None)
+        return view
+
+    def keep_ledger(self, ledger: Ledger) -> None:
+        """Let `admit` and `refuse` write into this ledger."""
+        object.__setattr__(self, "_ledger", ledger)
+
+    def admit(self, v: int) -> int:
+        """Count a gradient that was computed at version v and enters x now; gives its staleness."""
+        staleness: int = self.v - v
+        if self._ledger is not None:
+            self._ledger.admit(staleness)
+        return staleness
+
+    def lend(self, v: int) -> None:
+        """Say which version the caller works on from now, where a call gives it something else than x itself."""
+        if self._ledger is not None:
+            self._ledger.pulled(self._ledger.caller, v)
+
+    def refuse(self) -> None:
+        """Count a gradient that came too late and is not used."""
+        if self._ledger is not None:
+            self._ledger.refuse()
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={getattr(self, name)!r}" if cell.numel() <= 8 else f"{name}: {tuple(cell.shape)}"
+            for name, cell in self._cells.items()
+        )
+        return f"State({', '.join(shown)})"
+
+
+class Reading:
+    """A state as a guard sees it: remembers what was read and refuses writes, because guards must be pure."""
+
+    __slots__ = ("_read", "_state")
+    _read: dict[str, int]
+    _state: State
+
+    def __init__(self, state: State) -> None:
+        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_read", {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._state:
+            raise SchemeError(self._state._unknown(name))
+        self._read[name] = self._state.changes(name)
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise SchemeError(f"a guard wrote cell {name!r}; guards must be pure: write in the method itself")
+
+    def cells(self) -> dict[str, int]:
+        """The cells that were read, each with its write count; fails if the guard changed one in place."""
+        for name, count in self._read.items():
+            if self._state.changes(name) != count:
+                raise SchemeError(f"a guard changed cell {name!r} in place; guards must be pure")
+        return self._read
+
+
+def sum_of(vectors: Sequence[Vector]) -> Vector:
+    """The sum, added up in the order given: the one order that every reduction here uses."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    return total
+
+
+def mean_of(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> Vector:
+    """The (weighted) mean, added up in the order given.
+
+    Vectors of weight 0 are left out, so a mean with one weight that is not 0 is that vector, bit for bit.
+    """
+    if weights is None or all(weight == 1.0 for weight in weights):
+        return sum_of(vectors) / len(vectors)
+    counted = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if weight]
+    if not counted:
+        raise SchemeError("the weights of a mean are all 0")
+    if len(counted) == 1:
+        return counted[0][0].clone()
+    return sum_of([vector * weight for vector, weight in counted]) / sum(weight for _, weight in counted)
+
+
+def _tensor(name: str, value: Cell) -> Tensor:
+    if name in _OWN or hasattr(State, name):
+        raise SchemeError(f"a cell cannot be called {name!r}: that is a name of State itself")
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, bool):
+        return torch.tensor(value)
+    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+
+
+def _fitting(name: str, value: Cell, dtype: np.dtype[Any]) -> float | int | bool:
+    number = value.item() if isinstance(value, Tensor) else value
+    if dtype.kind in "ib" and isinstance(number, float) and not number.is_integer():
+        raise SchemeError(_truncates(name))
+    return number
+
+
+def _truncates(name: str) -> str:
+    return f"cell {name!r} holds integers and would cut the fraction off; declare it as a float ({name}=0.0)"

@@ -1,0 +1,89 @@
+"""What is trained: a model and its data, with nothing distributed in it."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from torch import Tensor
+
+from paceline.errors import UsageError
+from paceline.state import Vector
+
+Feed = Literal["shared", "shard", "slice"]
+BufferPolicy = Literal["average", "chief"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One mini-batch: what the loss takes, and what makes its gradient reproducible."""
+
+    data: tuple[Tensor, ...]
+    size: int
+    seed: int = 0  # dropout and augmentation draw from this, so a batch gives one gradient wherever it runs
+    weight: float = 1.0  # under `slice`: workers * size / global size, so that the mean over workers is exact
+
+
+class Task(ABC):
+    """Model + data. Four methods are the contract; the rest has defaults.
+
+    The parameters are one flat vector `x`. `grad` is pure in `x`: it reads x and changes nothing but `out` and
+    `buffers`, so that one task serves many simulated workers.
+    """
+
+    name: str = "task"
+    batch: int = 32
+    feed: Feed = "shared"
+    shuffle: bool = True
+    buffer_policy: BufferPolicy = "average"
+    heterogeneous: bool = False  # workers see different data: their optima differ
+    notice: str | None = None  # said aloud before a run, e.g. when a smaller data set stands in
+
+    @abstractmethod
+    def start(self, seed: int) -> Vector:
+        """The first parameters: a fresh vector, a function of the seed."""
+
+    @abstractmethod
+    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
+        """Worker `rank`'s mini-batches from number `first` on: a pure function of (seed, rank, count)."""
+
+    @abstractmethod
+    def grad(
+        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, Vector]:
+        """Loss and gradient of the batch's mean loss at x; the gradient is written into `out` if given.
+
+        Without `out` the gradient may be a buffer that the next call overwrites. `buffers` are the caller's own
+        copies of the non-trainable state (see `buffers()`), updated in place.
+        """
+
+    @abstractmethod
+    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        """Metrics of x on the test data; `loss` is always among them."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Fresh copies of the non-trainable state, by name (BatchNorm's running statistics); most tasks have none.
+
+        Every worker trains with its own. What is evaluated and saved follows `buffer_policy`: `average` takes the mean
+        over the workers (integers: the largest), `chief` takes worker 0's.
+        """
+        return {}
+
+    def curvature(self) -> float | None:
+        """The largest curvature of the loss, where it is known; stability warnings need it."""
+        return None
+
+    def configured(self, *, batch: int | None = None, feed: Feed | None = None, shuffle: bool | None = None) -> Self:
+        """This task with another batch size, feed or order (a shallow copy; None keeps what is there)."""
+        if batch is not None and batch < 1:
+            raise UsageError(f"batch must be at least 1, not {batch}")
+        if feed is not None and feed not in get_args(Feed):
+            raise UsageError(f"feed must be one of {', '.join(get_args(Feed))}, not {feed!r}")
+        other = copy.copy(self)
+        other.batch = self.batch if batch is None else batch
+        other.feed = self.feed if feed is None else feed
+        other.shuffle = self.shuffle if shuffle is None else shuffle
+        return other

@@ -1,0 +1,94 @@
+"""Pictures read by convolutional networks of the classic shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data import Dataset, load
+from paceline.errors import UsageError
+from paceline.task import Task
+from paceline.torch_task import TorchTask, accuracy
+
+CIFAR_MEAN = torch.tensor((0.49140, 0.48216, 0.44653)).view(3, 1, 1)
+CIFAR_SPREAD = torch.tensor((0.24703, 0.24349, 0.26159)).view(3, 1, 1)
+
+
+def grey_net(dropout: float) -> nn.Module:
+    """Two convolutions and a wide layer, for 28 x 28 pixels: 3,274,634 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(7 * 7 * 64, 1024), nn.ReLU()),
+        *(nn.Dropout(dropout), nn.Linear(1024, 10)),
+    )
+
+
+def colour_net() -> nn.Module:
+    """Two convolutions and two layers, for 32 x 32 pixels in colour: 1,756,426 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(8 * 8 * 64, 384), nn.ReLU()),
+        *(nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10)),
+    )
+
+
+def _grey(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return images.unsqueeze(1).float() / 255, labels
+
+
+def _colour(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return (images.float() / 255 - CIFAR_MEAN) / CIFAR_SPREAD, labels
+
+
+def _task(
+    name: str,
+    data: Dataset,
+    model: Callable[[], nn.Module],
+    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    test_size: int,
+) -> Task:
+    if test_size < 0:
+        raise UsageError(f"test_size must be 0 (all) or a number of samples, not {test_size}")
+    return TorchTask(
+        model,
+        nn.functional.cross_entropy,
+        data.train,
+        tuple(part[:test_size] if test_size else part for part in data.test),
+        batch=100,
+        name=name,
+        metrics={"accuracy": accuracy},
+        prepare=prepare,
+        notice=data.notice,
+    )
+
+
+def mnist_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Task:
+    """MNIST, a convolutional network of 3.3 million parameters.
+
+    Data: LeCun, Cortes, Burges; from the folder `data` or wherever they are found. The network of TensorFlow's
+    MNIST guide of 2016: conv 5x5x32, pool, conv 5x5x64, pool, 1024 units, dropout, 10; ReLU; pixels from 0 to 1.
+    Evaluated on the first `test_size` test images (0: all 10,000).
+    """
+    return _task("mnist-cnn", load("mnist", data or None), lambda: grey_net(dropout), _grey, test_size)
+
+
+def fashion_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Task:
+    """Fashion-MNIST, the network of mnist-cnn.
+
+    Data: Xiao, Rasul, Vollgraf 2017 (arXiv 1708.07747). Options as in mnist-cnn.
+    """
+    return _task("fashion-cnn", load("fashion", data or None), lambda: grey_net(dropout), _grey, test_size)
+
+
+def cifar_cnn(parts: int = 5, test_size: int = 0, data: str = "") -> Task:
+    """CIFAR-10, a convolutional network of 1.8 million parameters.
+
+    Data: Krizhevsky 2009; the first `parts` of the five training files, channels standardised. conv 5x5x64,
+    pool, conv 5x5x64, pool, 384 units, 192, 10; ReLU: TensorFlow's CIFAR-10 guide without its crops and its
+    local normalisation. Evaluated on the first `test_size` test images (0: all 10,000).
+    """
+    return _task("cifar-cnn", load("cifar", data or None, parts=parts), colour_net, _colour, test_size)

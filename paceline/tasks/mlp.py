@@ -1,0 +1,50 @@
+"""Digits read by networks of one hidden layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from paceline.data import Dataset, load
+from paceline.task import Task
+from paceline.tasks.toy import dtype_named
+from paceline.torch_task import TorchTask, accuracy
+
+
+def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, dtype: str) -> Task:
+    pixels = data.train[0][0].numel()
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+    def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return images.to(dtype_named(dtype)) / brightest, labels
+
+    return TorchTask(
+        model,
+        nn.functional.cross_entropy,
+        data.train,
+        data.test,
+        batch=batch,
+        name=name,
+        metrics={"accuracy": accuracy},
+        prepare=prepare,
+        dtype=dtype_named(dtype),
+        notice=data.notice,
+    )
+
+
+def digits_mlp(hidden: int = 32, dtype: str = "float32") -> Task:
+    """Digits of 8 x 8 pixels, a network of 64-32-10: trains in seconds, needs no download.
+
+    Data: scikit-learn's 1,797 digits, 1,437 of them to train on. One hidden layer of `hidden` ReLU units.
+    """
+    return _mlp("digits-mlp", load("digits"), hidden, 16, 32, dtype)
+
+
+def mnist_mlp(hidden: int = 128, dtype: str = "float32", data: str = "") -> Task:
+    """MNIST, a network of 784-128-10.
+
+    Data: LeCun, Cortes, Burges; 60,000 images to train on and 10,000 to test, from the folder `data` or
+    wherever they are found. One hidden layer of `hidden` ReLU units; pixels from 0 to 1.
+    """
+    return _mlp("mnist-mlp", load("mnist", data or None), hidden, 255, 100, dtype)

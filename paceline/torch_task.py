@@ -1,0 +1,294 @@
+"""A task made of a PyTorch model, a loss and data: what most users need."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from paceline.errors import UsageError
+from paceline.feed import Indices, Stream, sample_seed
+from paceline.state import Vector
+from paceline.task import Batch, BufferPolicy, Feed, Task
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor], float]
+
+EVALUATION_CHUNK = 500  # samples a forward pass when evaluating: fast, and small enough for any memory
+
+
+class MapDataset(Protocol):
+    """Torch's map-style data set: a length, and samples by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's CPU random numbers drawn from `seed` inside, and gone on with as before outside. Costs 3 µs."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def accuracy(output: Tensor, target: Tensor) -> float:
+    """The share of samples whose largest output is the target; the classes are the last dimension."""
+    return (output.argmax(-1) == target).double().mean().item()
+
+
+class FlatModule:
+    """A module whose trainable parameters, and their gradients, are views of flat vectors: nothing is copied.
+
+    Tied parameters lie in the vector once; frozen ones (`requires_grad=False`) stay in the module. Buffers
+    that belong to the module's state (not its non-persistent ones) are bound by name.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        kinds = {(p.dtype, p.device) for p in self.parameters}
+        if not kinds:
+            raise UsageError(f"{type(module).__name__} has no trainable parameters: nothing to train")
+        if len(kinds) > 1:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise UsageError(
+                f"{type(module).__name__} mixes parameters of {found}; one flat vector needs one kind: "
+                f"convert the model, or pass dtype="
+            )
+        self.sizes = [p.numel() for p in self.parameters]
+        self.size = sum(self.sizes)
+        self._bound: tuple[int, ...] | None = None
+        saved = module.state_dict(keep_vars=True).keys()
+        self._slots = {
+            name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+            for name, _ in module.named_buffers()
+            if name in saved
+        }
+
+    def vector(self) -> Vector:
+        """The present weights as a fresh vector."""
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The present buffers by name, not copied."""
+        return {name: owner._buffers[key] for name, (owner, key) in self._slots.items()}  # type: ignore[misc]
+
+    def bind(self, x: Vector, out: Vector) -> None:
+        """Let the parameters be views of x, their gradients of out; next to free when they are already."""
+        places = (x.data_ptr(), x.numel(), out.data_ptr(), out.numel())
+        if places == self._bound:  # the views hold that memory, so nothing else can lie there by now
+            return
+        self._check(x, "x")
+        self._check(out, "out")
+        self._bound = None
+        weights = torch.split_with_sizes(x.detach(), self.sizes)
+        grads = torch.split_with_sizes(out.detach(), self.sizes)
+        for parameter, weight, grad in zip(self.parameters, weights, grads, strict=True):
+            shape = parameter.shape
+            parameter.grad = None  # torch would compare it with the new data
+            parameter.data = weight.view(shape)
+            parameter.grad = grad.view(shape)
+        self._bound = places
+
+    def bind_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Let the module read and update these tensors."""
+        if buffers.keys() != self._slots.keys():
+            raise UsageError(f"buffers must be {sorted(self._slots)}, not {sorted(buffers)}")
+        for name, (owner, key) in self._slots.items():
+            owner._buffers[key] = buffers[name]
+
+    def keep_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Bring what the module assigned anew, rather than in place, back into the bound tensors."""
+        for name, (owner, key) in self._slots.items():
+            held = owner._buffers[key]
+            if held is not buffers[name] and held is not None:
+                buffers[name].copy_(held)
+
+    def _check(self, vector: Vector, what: str) -> None:
+        like = self.parameters[0]
+        if vector.shape != (self.size,) or vector.dtype != like.dtype or not vector.is_contiguous():
+            raise UsageError(
+                f"{what} must be a contiguous vector of {self.size} {like.dtype} numbers, "
+                f"not {vector.dtype} of shape {tuple(vector.shape)}"
+            )
+
+
+class Samples:
+    """Data by index, whether it lies in tensors or in a map-style data set."""
+
+    def __init__(self, data: Sequence[Tensor] | MapDataset, what: str) -> None:
+        if isinstance(data, TensorDataset):
+            data = data.tensors
+        self.tensors: tuple[Tensor, ...] | None = None
+        if isinstance(data, (tuple, list)) and all(isinstance(t, Tensor) for t in data):
+            lengths = [len(t) for t in data]
+            if len(set(lengths)) > 1:
+                raise UsageError(f"the {what} tensors must be equally long, not {lengths}")
+            self.tensors = tuple(data)
+            self.length = lengths[0] if lengths else 0
+        elif isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+            raise UsageError(
+                f"{what} must be a tuple of tensors or a data set with a length and samples by index, "
+                f"not {type(data).__name__}: batches are drawn by index"
+            )
+        else:
+            self.length = len(data)
+        if not self.length:
+            raise UsageError(f"the {what} data set is empty")
+        self.data = cast(MapDataset, data)
+
+    def take(self, indices: Indices) -> tuple[Tensor, ...]:
+        if self.tensors is not None:
+            places = torch.from_numpy(indices)
+            return tuple(t.index_select(0, places) for t in self.tensors)
+        return _tensors(default_collate([self.data[int(i)] for i in indices]))
+
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, ...]]:
+        for first in range(0, self.length, size):
+            last = min(first + size, self.length)
+            if self.tensors is not None:
+                yield tuple(t[first:last] for t in self.tensors)
+            else:
+                yield _tensors(default_collate([self.data[i] for i in range(first, last)]))
+
+
+def _tensors(collated: Any) -> tuple[Tensor, ...]:
+    parts = (collated,) if isinstance(collated, Tensor) else collated
+    if isinstance(parts, (tuple, list)) and all(isinstance(part, Tensor) for part in parts):
+        return tuple(parts)
+    raise UsageError(f"a sample must be a tuple of tensors or numbers; collated it is {type(collated).__name__}")
+
+
+class TorchTask(Task):
+    """A model, a loss and data.
+
+    model:   a module (start: its present weights; it is copied, yours stays as it is), or a function that
+             builds one (start(seed): built under that seed; frozen weights and buffers are those of seed 0);
+    loss:    of (output, target), a mean over the samples. A batch (a, b, …, target) gives model(a, b, …);
+    train, test: a tuple of equally long tensors, or a map-style data set; without test, evaluated on train;
+    prepare: of a batch's tensors, gives those the model and the loss take, e.g. uint8 to float;
+    metrics: by name, functions of (output, target): means over the samples;
+    dtype:   casts the model and every floating-point input.
+
+    Dropout, and torch's random numbers in `prepare` and in a data set, draw from the batch's seed. Under
+    `slice` the loss, like its gradient, carries the batch's weight: both average to the common batch's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Loss,
+        train: Sequence[Tensor] | MapDataset,
+        test: Sequence[Tensor] | MapDataset | None = None,
+        *,
+        batch: int = 32,
+        feed: Feed = "shared",
+        shuffle: bool = True,
+        name: str = "task",
+        metrics: Mapping[str, Metric] | None = None,
+        prepare: Callable[..., tuple[Tensor, ...]] | None = None,
+        buffer_policy: BufferPolicy = "average",
+        dtype: torch.dtype | None = None,
+        notice: str | None = None,
+    ) -> None:
+        self.name, self.notice = name, notice
+        self.batch, self.feed, self.shuffle, self.buffer_policy = batch, feed, shuffle, buffer_policy
+        self.loss, self.metrics, self.prepare, self.dtype = loss, dict(metrics or {}), prepare, dtype
+        self.train = Samples(train, "train")
+        self.test = self.train if test is None else Samples(test, "test")
+        self._build = None if isinstance(model, nn.Module) else model
+        mine = self._cast(copy.deepcopy(model)) if isinstance(model, nn.Module) else self._built(0)
+        self.flat = FlatModule(mine)
+        self._first = self.flat.vector()
+        self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
+        self._out = torch.empty_like(self._first)
+
+    def _built(self, seed: int) -> nn.Module:
+        assert self._build is not None
+        with seeded(seed):
+            return self._cast(self._build())
+
+    def _cast(self, module: nn.Module) -> nn.Module:
+        return module if self.dtype is None else module.to(self.dtype)
+
+    def start(self, seed: int) -> Vector:
+        return self._first.clone() if self._build is None else FlatModule(self._built(seed)).vector()
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {key: value.clone() for key, value in self._state.items()}
+
+    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
+        stream = Stream(self.train.length, self.batch, self.feed, self.shuffle, rank, workers, seed)
+        for number, indices in zip(count(first), stream.from_(first), strict=False):
+            own = sample_seed(seed, rank, number)
+            with seeded(own ^ 1):  # not the numbers that dropout will draw
+                data = self._prepared(self.train.take(indices))
+            yield Batch(data, stream.size, own, stream.weight)
+
+    def grad(
+        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, Vector]:
+        out = self._out if out is None else out
+        with self._at(x, out, buffers, training=True), torch.enable_grad(), seeded(batch.seed):
+            out.zero_()
+            loss = self.loss(self.flat.module(*batch.data[:-1]), batch.data[-1])
+            if batch.weight != 1.0:
+                loss = loss * batch.weight
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item(), out
+
+    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        with self._at(x, self._out, buffers, training=False), torch.no_grad(), seeded(0):
+            for chunk in self.test.chunks(EVALUATION_CHUNK):
+                *inputs, target = self._prepared(chunk)
+                output = self.flat.module(*inputs)
+                parts = {"loss": self.loss(output, target).item()}
+                parts |= {name: float(metric(output, target)) for name, metric in self.metrics.items()}
+                for name, value in parts.items():
+                    sums[name] = sums.get(name, 0.0) + value * len(chunk[0])
+        return {name: value / self.test.length for name, value in sums.items()}
+
+    def module(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the model with the weights x, to keep or to use elsewhere."""
+        with self._at(x, self._out, buffers, training=False):
+            module = copy.deepcopy(self.flat.module)
+        module.zero_grad(set_to_none=True)
+        return module
+
+    @contextmanager
+    def _at(self, x: Vector, out: Vector, buffers: Mapping[str, Tensor] | None, *, training: bool) -> Iterator[None]:
+        """The module as it is at x, with the caller's buffers (without any: copies of the first ones)."""
+        if self.flat.module.training != training:
+            self.flat.module.train(training)
+        self.flat.bind(x, out)
+        if self._state:
+            buffers = self.buffers() if buffers is None else buffers
+            self.flat.bind_buffers(buffers)
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in task {self.name!r}")
+            raise
+        if self._state and buffers is not None:
+            self.flat.keep_buffers(buffers)
+
+    def _prepared(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self.prepare is not None:
+            data = tuple(self.prepare(*data))
+        if len(data) < 2:
+            raise UsageError(f"task {self.name!r}: a batch must hold inputs and a target, not {len(data)} tensor")
+        if self.dtype is None:
+            return data
+        return tuple(part.to(self.dtype) if part.is_floating_point() else part for part in data)

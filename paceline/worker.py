@@ -1,0 +1,65 @@
+"""The worker as a scheme's `step` sees it: identity, own cells, and the operations it may await."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from paceline.ops import Grad, Mean, Op, Sleep, Start
+from paceline.seeds import mixed
+from paceline.state import State, Vector
+
+R = TypeVar("R")
+
+_OWN = frozenset({"alive", "loss", "rank", "seed", "state", "t", "workers", "_rng"})
+
+
+class Worker:
+    """`w` in a scheme file. `w.<cell>` is a cell of the worker's state; `w.t` counts its steps."""
+
+    __slots__ = ("_rng", "alive", "loss", "rank", "seed", "state", "t", "workers")
+
+    def __init__(self, rank: int, workers: int, state: State, seed: int = 0) -> None:
+        self.rank = rank
+        self.workers = workers
+        self.state = state
+        self.seed = seed
+        self.t = 0
+        self.loss = float("nan")  # of the last gradient
+        self.alive = True
+        self._rng: torch.Generator | None = None
+
+    @property
+    def rng(self) -> torch.Generator:
+        """The worker's own random stream."""
+        if self._rng is None:
+            self._rng = torch.Generator()
+            self._rng.manual_seed(mixed(self.seed, "worker", self.rank))
+        return self._rng
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.state, name, value)
+
+    def grad(self, x: Vector | None = None) -> Grad:
+        """The gradient at x (by default at w.x) on the next mini-batch."""
+        return Grad(self.state.x if x is None else x)
+
+    def mean(self, v: Vector, weight: float = 1.0, among: Iterable[int] | None = None) -> Mean:
+        """The mean of v over the living workers, or over those of a group."""
+        return Mean(v, weight, None if among is None else tuple(among))
+
+    def sleep(self, seconds: float) -> Sleep:
+        """Wait without doing anything."""
+        return Sleep(seconds)
+
+    def start(self, op: Op[R]) -> Start[R]:
+        """Begin an operation without waiting: `pending = await w.start(op)`, later `await pending`."""
+        return Start(op)
