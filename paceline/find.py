@@ -33,7 +33,11 @@ class Found:
     @property
     def summary(self) -> str:
         """The first line of its docstring."""
-        return (inspect.getdoc(self.value) or "").partition("\n")[0]
+        return self.doc.partition("\n")[0]
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.value) or ""
 
     @property
     def file(self) -> str:
@@ -71,7 +75,9 @@ def data() -> dict[str, Found]:
     """Every data set."""
     from paceline import data as sets
 
-    return {name: Found(name, sets.module(name)) for name in sets.names()}
+    return {
+        name: Found(name, importlib.import_module(f"paceline.data.{name.replace('-', '_')}")) for name in sets.names()
+    }
 
 
 FAMILIES: dict[str, Callable[[], dict[str, Found]]] = {

@@ -8,18 +8,24 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from paceline.data.dataset import Dataset, Say
 from paceline.errors import UnknownName
 
-__all__ = ["Dataset", "load", "names"]
+__all__ = ["Dataset", "load", "module", "names"]
 
 
 def names() -> list[str]:
     """Every data set that `load` knows."""
-    modules = [module.name for module in pkgutil.iter_modules(__path__)]
-    return [name.replace("_", "-") for name in modules if hasattr(_module(name), "load")]
+    files = [found.name.replace("_", "-") for found in pkgutil.iter_modules(__path__)]
+    return [name for name in files if hasattr(module(name), "load")]
+
+
+def module(name: str) -> ModuleType:
+    """The file that describes a data set."""
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
 
 
 def load(name: str, directory: str | Path | None = None, *, say: Say | None = None, **options: Any) -> Dataset:
@@ -31,8 +37,4 @@ def load(name: str, directory: str | Path | None = None, *, say: Say | None = No
     known = names()
     if name not in known:
         raise UnknownName("data set", name, known)
-    return cast(Dataset, _module(name.replace("-", "_")).load(directory, say=say, **options))
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
+    return cast(Dataset, module(name).load(directory, say=say, **options))

@@ -62,7 +62,8 @@ def _run(command: Sequence[str], folder: Path) -> None:
     except OSError as error:
         raise SourceError(str(error)) from error
     if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        said = [line for line in lines if line and " log" not in line.lower()]  # npm ends with its log files
         raise SourceError(f"exit code {done.returncode}: {said[-1] if said else 'it said nothing'}")
 
 

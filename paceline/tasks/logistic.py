@@ -26,7 +26,8 @@ class Logistic(Task):
     def __init__(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], l2: float) -> None:
         self.train, self.test, self.l2 = train, test, l2
         rows = train[0].double()
-        self._curvature = torch.linalg.matrix_norm(rows, 2).item() ** 2 / len(rows) / 4 + l2
+        largest: Tensor = torch.linalg.matrix_norm(rows, 2)
+        self._curvature = float(largest) ** 2 / len(rows) / 4 + l2
 
     def start(self, seed: int) -> Vector:
         return torch.zeros_like(self.train[0][0])

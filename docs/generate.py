@@ -1,0 +1,79 @@
+"""Writes the generated pages of this folder from the code: `python docs/generate.py`, or `--check` to compare only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline import find
+from paceline.report.tables import parameter_rows
+
+HERE = Path(__file__).resolve().parent
+NOTE = "<!-- written by docs/generate.py: do not edit -->"
+
+
+def main() -> int:
+    pages = {"schemes.md": schemes(), "tasks.md": tasks()}
+    stale = []
+    for name, lines in pages.items():
+        path, text = HERE / name, "\n".join(lines) + "\n"
+        if "--check" in sys.argv[1:]:
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                stale.append(name)
+        else:
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"out of date: {', '.join(stale)}; run 'make docs'")
+    return 1 if stale else 0
+
+
+def schemes() -> Iterator[str]:
+    yield from ("# Schemes", "", NOTE, "")
+    yield "`paceline show NAME` prints the same with the listing. Words are given as `key=value`."
+    yield from ("", "| name | what it does | source | words and defaults | file |", "|---|---|---|---|---|")
+    for found in find.schemes().values():
+        paragraphs = found.doc.split("\n\n")
+        source = " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
+        takes = words("schemes", found)
+        yield f"| `{found.name}` | {cell(found.summary)} | {cell(source)} | {takes} | `{found.file}` |"
+    yield from ("", "## Update rules", "")
+    yield "`rule=NAME` is the worker's (or the only) rule, `server.rule=NAME` the server's; options follow as"
+    yield "`rule.OPTION=…` and `server.OPTION=…`. `lr` none means the scheme's `lr`."
+    yield from ("", "| name | arithmetic (torch.optim's) | options and defaults |", "|---|---|---|")
+    for found in find.rules().values():
+        yield f"| `{found.name}` | {cell(found.summary)} | {words('rules', found)} |"
+
+
+def tasks() -> Iterator[str]:
+    yield from ("# Tasks, compute laws, data sets", "", NOTE, "", "## Tasks", "")
+    yield "Options are given as `task.OPTION=value`."
+    yield from ("", "| name | what it is | options and defaults | file |", "|---|---|---|---|")
+    for found in find.tasks().values():
+        yield f"| `{found.name}` | {cell(found.summary)} | {words('tasks', found)} | `{found.file}` |"
+    yield from (
+        "",
+        "## Compute laws",
+        "",
+        "`--compute NAME:VALUE,VALUE` or `--compute NAME:key=VALUE`, in seconds.",
+        "",
+    )
+    yield from ("| name | law | values and defaults |", "|---|---|---|")
+    for found in find.compute().values():
+        yield f"| `{found.name}` | {cell(found.summary)} | {words('compute', found)} |"
+    yield from ("", "## Data sets", "", "`paceline data NAME` gets one and tells where it lies.", "")
+    yield from ("| name | what it is |", "|---|---|")
+    for found in find.data().values():
+        yield f"| `{found.name}` | {cell(found.summary)} |"
+
+
+def words(family: str, found: find.Found) -> str:
+    return ", ".join(f"`{word}={default}`" for word, _, default in parameter_rows(family, found.value))
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

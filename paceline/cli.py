@@ -1,0 +1,238 @@
+"""The command line: `paceline simulate | list | show | data`."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import paceline
+from paceline import data as datasets
+from paceline import find
+from paceline.config import pairs
+from paceline.errors import PacelineError, RunError, UnknownName
+from paceline.report import tables
+from paceline.result import Result
+from paceline.sim.engine import Engine
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the run failed (NaN loss, deadlock, an error in a scheme or task); "
+    "2 wrong usage (unknown name, value not allowed); 3 data missing or damaged; 130 interrupted."
+)
+
+app = typer.Typer(
+    name="paceline",
+    help="Data-parallel training in which how the workers keep pace is one argument.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Say the version and leave.")] = False) -> None:
+    if version:
+        screen.print(f"paceline {paceline.__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog=EXIT_CODES)
+def simulate(
+    task: Annotated[
+        str, typer.Argument(help="A name of `paceline list tasks`, or file.py:task, or package.module:task.")
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Hyper-parameters (lr=0.1 rule=adam server.rule=adagrad) and task.OPTION=…"
+        ),
+    ] = None,
+    scheme: Annotated[str, typer.Option("--scheme", "-s", help="A name of `paceline list schemes`.")] = "sync",
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-n", help="Default: 4 (1 where there can be one only).")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Updates of the centre.")] = 1000,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples per gradient (with --feed slice: of all workers together).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    compute: Annotated[
+        str, typer.Option(help="Seconds per gradient: a law of `paceline list compute`.")
+    ] = "constant:1.0",
+    speeds: Annotated[str, typer.Option(help="One factor per worker: 1,1,0.5")] = "",
+    network: Annotated[str, typer.Option(help="latency=SECONDS,bandwidth=BYTES_PER_SECOND")] = "",
+    link: Annotated[list[str] | None, typer.Option(help="RANK:latency=…,bandwidth=… for one worker's wire.")] = None,
+    access: Annotated[float, typer.Option(help="Seconds of one pass over the shared vector (hogwild).")] = 0.1,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="kill:1@step=20,back=5 | delay:1@time=3,for=2 | partition:…")
+    ] = None,
+    quorum: Annotated[str, typer.Option(help="When a worker dies, a barrier will shrink or hold.")] = "shrink",
+    feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
+    shuffle: Annotated[
+        bool | None, typer.Option("--shuffle/--no-shuffle", help="Or take samples in stored order.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="End after so much virtual time.")] = math.inf,
+    every: Annotated[int, typer.Option(help="Evaluate every so many updates.")] = 0,
+    curvature: Annotated[float | None, typer.Option(help="Of the loss, for stability warnings.")] = None,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    data: Annotated[str | None, typer.Option(help="A directory with data sets (or set PACELINE_DATA).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")] = False,
+) -> None:
+    """Train in virtual time: real gradients, simulated pace."""
+    if data is not None:
+        os.environ["PACELINE_DATA"] = data
+    given = pairs(words or [])
+    task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
+    hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
+    clashes = hyper.keys() & {"workers", "steps", "batch", "seed", "compute", "feed", "threads", "seconds", "every"}
+    if clashes:
+        raise paceline.UsageError(f"{sorted(clashes)[0]!r} is an option: write --{sorted(clashes)[0]} VALUE")
+    with _Bar(steps, scheme, task) as bar:
+        result = paceline.simulate(
+            task,
+            scheme,
+            workers=workers,
+            steps=steps,
+            batch=batch,
+            seed=seed,
+            compute=compute,
+            speeds=_numbers("speeds", speeds),
+            network=network,
+            links=link or [],
+            access=access,
+            faults=fault or [],
+            quorum=quorum,  # type: ignore[arg-type]
+            feed=feed,  # type: ignore[arg-type]
+            shuffle=shuffle,
+            task_options=task_options,
+            seconds=seconds,
+            every=every,
+            curvature=curvature,
+            threads=threads,
+            warn=bar.warn,
+            watch=bar.watch,
+            **hyper,
+        )
+    _notice(result)
+    if as_json:
+        sys.stdout.write(result.to_json() + "\n")
+    else:
+        for point in result.history:
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in point.metrics.items())
+            screen.print(f"update {point.update:>7,}  {point.seconds:>10,.5g} s  {shown}")
+        screen.print(tables.closing(result))
+
+
+@app.command("list")
+def list_(
+    family: Annotated[
+        str | None, typer.Argument(help="schemes, tasks, rules, compute or data; all if left away.")
+    ] = None,
+) -> None:
+    """What there is: schemes, tasks, rules, compute laws, data sets."""
+    if family is not None and family not in find.FAMILIES:
+        raise UnknownName("family", family, find.FAMILIES)
+    for name in [family] if family else find.FAMILIES:
+        screen.print(tables.listing(name, find.FAMILIES[name]().values()))
+        screen.print()
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A scheme, task, rule, compute law or data set.")]) -> None:
+    """One thing: what it does, where it comes from, what it takes, which file it is."""
+    family, found = find.anything(name)
+    screen.print(f"[bold]{escape(found.name)}[/bold] ({family})")
+    screen.print(escape(found.doc))
+    table = tables.parameters(family, found)
+    if table is not None:
+        screen.print(table)
+    screen.print(f"file: {escape(found.file)}")
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="A name of `paceline list data`.")],
+    directory: Annotated[str | None, typer.Option("--dir", help="Look here first (or set PACELINE_DATA).")] = None,
+) -> None:
+    """Get a data set, check it against the published sums, and tell where it lies."""
+    found = datasets.load(name, directory, say=lambda text: messages.print(escape(text)))
+    if found.notice:
+        messages.print(f"[bold yellow]notice:[/bold yellow] {escape(found.notice)}")
+    screen.print(f"{found.name}: {len(found.train[0]):,} to train, {len(found.test[0]):,} to test")
+    screen.print(f"source: {escape(found.source)}")
+    screen.print(f"lies in: {escape(str(found.path or 'an installed package'))}", soft_wrap=True)
+
+
+class _Bar:
+    """A live progress bar on a terminal's stderr; silent elsewhere."""
+
+    def __init__(self, steps: int, scheme: str, task: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4g}  staleness {task.fields[staleness]:.2f}"),
+            TimeRemainingColumn(),
+            console=messages,
+            transient=True,
+            disable=not messages.is_terminal,
+        )
+        name = f"{scheme} on {task}"
+        self._line = self._progress.add_task(escape(name), total=steps, loss=math.nan, staleness=0.0)
+        self._shown = 0.0
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def warn(self, text: str) -> None:
+        messages.print(f"[bold yellow]warning:[/bold yellow] {escape(text)}")
+
+    def watch(self, engine: Engine) -> None:
+        now = time.monotonic()
+        if now - self._shown > 0.1:
+            self._shown = now
+            staleness = engine.desk.ledger.mean() if engine.desk else 0.0
+            self._progress.update(self._line, completed=engine.updates, loss=engine.loss, staleness=staleness)
+
+
+def _notice(result: Result) -> None:
+    if result.notice:
+        messages.print(f"[bold yellow]notice:[/bold yellow] {escape(result.notice)}")
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(item) for item in text.split(",") if item)
+    except ValueError:
+        raise paceline.UsageError(f"{name} must be numbers with commas between, not {text!r}") from None
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; errors of paceline's own become one clear line and an exit code."""
+    try:
+        app(argv)
+    except KeyboardInterrupt:
+        messages.print("interrupted")
+        raise SystemExit(130) from None
+    except PacelineError as error:
+        messages.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        for note in getattr(error, "__notes__", ()):
+            messages.print(f"  {escape(note)}", soft_wrap=True)
+        reached = error.result if isinstance(error, RunError) else None
+        if reached is not None and reached.updates:
+            messages.print(f"reached: {reached.updates:,} updates, {reached.samples:,} samples")
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,89 @@
+"""Tables for the terminal: how a run ended, what there is, what one thing takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, get_type_hints
+
+from rich.table import Table
+
+from paceline.config import described, keys_of
+from paceline.find import Found
+from paceline.result import Result
+from paceline.scheme import fields
+
+
+def closing(result: Result) -> Table:
+    """How a run ended."""
+    table = Table(title=f"{result.scheme} on {result.task}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, text in _closing_rows(result):
+        table.add_row(name, text)
+    return table
+
+
+def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
+    yield "workers", str(result.workers)
+    for name, value in result.metrics.items():
+        yield name, f"{value:.2%}" if name == "accuracy" else f"{value:.6g}"
+    yield "updates of the centre", f"{result.updates:,}"
+    yield "gradients", f"{result.gradients:,}" + (f" ({result.dropped:,} came too late)" if result.dropped else "")
+    yield "samples", f"{result.samples:,}"
+    yield "virtual time", f"{result.virtual_seconds:,.6g} s"
+    yield "staleness mean / max", f"{result.staleness.mean:.2f} / {result.staleness.max}"
+    if result.final is not None:
+        yield "final vector", " ".join(f"{value:.6g}" for value in result.final)
+    yield "digest", result.digest[:16] + "…"
+
+
+def listing(family: str, found: Iterable[Found]) -> Table:
+    """The members of a family, a line each."""
+    table = Table(title=family, show_header=False, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for one in found:
+        table.add_row(one.name, one.summary)
+    return table
+
+
+def parameters(family: str, found: Found) -> Table | None:
+    """What a member takes: word, what is allowed, default."""
+    rows = list(parameter_rows(family, found.value))
+    if not rows:
+        return None
+    table = Table(title="takes", title_justify="left")
+    for column in ("word", "allowed", "default"):
+        table.add_column(column, style="bold" if column == "word" else "")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def parameter_rows(family: str, value: Any) -> Iterator[tuple[str, str, str]]:
+    """(word, what is allowed, default) of everything that a member takes."""
+    if family == "schemes":
+        for word, (field, hint) in zip(keys_of(value), fields(value), strict=True):
+            yield word, described(hint), shown(field.default)
+    elif family == "tasks" and inspect.isfunction(value):
+        hints = get_type_hints(value, include_extras=True)
+        for name, parameter in inspect.signature(value).parameters.items():
+            yield f"task.{name}", described(hints.get(name, str)), shown(parameter.default)
+    elif dataclasses.is_dataclass(value):
+        hints = get_type_hints(value, include_extras=True)
+        for field in dataclasses.fields(value):
+            needed = field.default is dataclasses.MISSING
+            yield field.name, described(hints[field.name]), "needed" if needed else shown(field.default)
+
+
+def shown(default: Any) -> str:
+    """A default as the command line would take it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if default is None or default == ():
+        return "none"
+    if dataclasses.is_dataclass(default) and hasattr(default, "name"):
+        return str(default.name)
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,111 @@
+"""What the tests here hold the schemes against: written from the papers, with nothing of the schemes' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline import Result, Task, TorchTask, simulate
+from paceline.config import scheme_of
+from paceline.seeds import mixed
+from paceline.sim.cost import Cost, parse_times
+from paceline.sim.engine import Engine
+from paceline.tasks.quadratic import quadratic
+
+SEED = 5
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+
+
+def bowl(dim: int = 23, noise: float = 0.3, dtype: str = "float64", **options: Any) -> Task:
+    """A noisy quadratic of condition 10, with its own optimum for every worker."""
+    options = {"condition": 10.0, "heterogeneity": 0.5} | options
+    return quadratic(dim=dim, noise=noise, dtype=dtype, **options)
+
+
+def line(curvature: float = 1.0) -> Task:
+    """One dimension, no noise: the ground of the stability limits."""
+    return quadratic(dim=1, curvature=curvature, dtype="float64")
+
+
+def network(dtype: torch.dtype = torch.float64, batch: int = 12) -> Task:
+    """A small network on made-up data; 67 parameters, so that no vector length divides them evenly."""
+    generator = torch.Generator().manual_seed(11)
+    rows = torch.randn(120, 4, generator=generator, dtype=dtype)
+    labels = (rows[:, 0] * rows[:, 1] + rows[:, 2]).sign().long().add(1)
+    return TorchTask(
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+        nn.functional.cross_entropy,
+        (rows, labels),
+        batch=batch,
+        dtype=dtype,
+        name="network",
+    )
+
+
+def run(task: str | Task, scheme: str, workers: int, steps: int, **options: Any) -> Result:
+    """A simulation that says its warnings to nobody; `server_rule` stands for `server.rule`."""
+    words = {key.replace("server_", "server."): value for key, value in options.items()}
+    return simulate(task, scheme, workers=workers, steps=steps, **{"seed": SEED, "warn": ignored} | words)
+
+
+def ignored(text: str) -> None:
+    """For runs that cross a limit on purpose."""
+
+
+def engine(task: Task, scheme: str, workers: int, compute: str = "constant:1", **hyper: Any) -> Engine:
+    """The simulator itself, where a test looks at the workers or puts them somewhere first."""
+    cost = Cost(compute_law=parse_times(compute))
+    return Engine(task, scheme_of(scheme, hyper), workers=workers, seed=SEED, cost=cost)
+
+
+class Gradients:
+    """Worker `rank`'s gradients in the order of its mini-batches: `g(x)`."""
+
+    def __init__(self, task: Task, rank: int = 0, workers: int = 1, seed: int = SEED) -> None:
+        self._task, self._batches = task, task.batches(rank, workers, seed)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._task.grad(x.clone(), next(self._batches), torch.empty_like(x))[1]
+
+
+def crew(task: Task, workers: int) -> list[Gradients]:
+    return [Gradients(task, rank, workers) for rank in range(workers)]
+
+
+def descent(task: Task, steps: int, lr: float, rank: int = 0, workers: int = 1) -> Tensor:
+    """x <- x - lr * g"""
+    x, g = task.start(SEED), Gradients(task, rank, workers)
+    for _ in range(steps):
+        x = x.add(g(x), alpha=-lr)
+    return x
+
+
+def by_torch(task: Task, steps: int, make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Tensor:
+    """Sequential training with one of torch's own optimisers."""
+    x, g = nn.Parameter(task.start(SEED)), Gradients(task)
+    optimiser = make([x])
+    for _ in range(steps):
+        x.grad = g(x.detach())
+        optimiser.step()
+    return x.detach()
+
+
+def in_turn(workers: int, updates: int) -> Iterator[int]:
+    """Who pushes when all are equally fast: everybody in turn, by rank."""
+    return (k % workers for k in range(updates))
+
+
+def path(task: Task, scheme: str, workers: int, steps: int, **options: Any) -> list[Tensor]:
+    """The centre at the start and after every update."""
+    points = [task.start(SEED)]
+    run(task, scheme, workers, steps, watch=lambda e: points.append(e.centre.x.clone()), **options)
+    return points
+
+
+def clocks(workers: int, seed: int = SEED) -> list[np.random.Generator]:
+    """The streams that the workers' compute times are drawn from."""
+    return [np.random.Generator(np.random.PCG64(mixed(seed, "compute", rank))) for rank in range(workers)]
