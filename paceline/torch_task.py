@@ -230,11 +230,15 @@ class TorchTask(Task):
 
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
         stream = Stream(self.train.length, self.batch, self.feed, self.shuffle, rank, workers, seed)
-        for number, indices in zip(count(first), stream.from_(first), strict=False):
-            own = sample_seed(seed, rank, number)
-            with seeded(own ^ 1):  # not the numbers that dropout will draw
-                data = self._prepared(self.train.take(indices))
-            yield Batch(data, stream.size, own, stream.weight)
+
+        def drawn() -> Iterator[Batch]:
+            for number, indices in zip(count(first), stream.from_(first), strict=False):
+                own = sample_seed(seed, rank, number)
+                with seeded(own ^ 1):  # not the numbers that dropout will draw
+                    data = self._prepared(self.train.take(indices))
+                yield Batch(data, stream.size, own, stream.weight)
+
+        return drawn()  # so that a request that cannot be met fails here, not at the first batch
 
     def grad(
         self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None

@@ -35,10 +35,14 @@ class Logistic(Task):
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
         rows, labels = self.train
         stream = Stream(len(rows), self.batch, self.feed, self.shuffle, rank, workers, seed)
-        for number, indices in zip(count(first), stream.from_(first), strict=False):
-            places = torch.from_numpy(indices)
-            data = rows.index_select(0, places), labels.index_select(0, places)
-            yield Batch(data, stream.size, sample_seed(seed, rank, number), stream.weight)
+
+        def drawn() -> Iterator[Batch]:
+            for number, indices in zip(count(first), stream.from_(first), strict=False):
+                places = torch.from_numpy(indices)
+                data = rows.index_select(0, places), labels.index_select(0, places)
+                yield Batch(data, stream.size, sample_seed(seed, rank, number), stream.weight)
+
+        return drawn()
 
     def grad(
         self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None

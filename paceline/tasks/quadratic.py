@@ -73,8 +73,7 @@ class Quadratic(Task):
             raise UsageError(f"the task describes {self.given} workers one by one, but there are {workers}")
         _, size, weight = portion(self.batch, self.feed, rank, workers)
         data = (self._spectrum(rank), self.centre(rank, workers))
-        for number in count(first):
-            yield Batch(data, size, sample_seed(seed, rank, number), weight)
+        return (Batch(data, size, sample_seed(seed, rank, number), weight) for number in count(first))
 
     def grad(
         self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None

@@ -37,8 +37,7 @@ class Toy(Task):
 
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
         _, size, weight = portion(self.batch, self.feed, rank, workers)
-        for number in count(first):
-            yield Batch((), size, sample_seed(seed, rank, number), weight)
+        return (Batch((), size, sample_seed(seed, rank, number), weight) for number in count(first))
 
     def grad(
         self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None

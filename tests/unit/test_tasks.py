@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from itertools import islice
 from typing import get_type_hints
 
@@ -12,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import tasks
+from paceline import find
 from paceline.data import Dataset
-from paceline.errors import DataError, UsageError
+from paceline.errors import UsageError
 from paceline.task import Batch, Task
 from paceline.tasks.char_lm import CharLM, char_lm
 from paceline.tasks.cnn import cifar_cnn, colour_net, fashion_cnn, grey_net, mnist_cnn
@@ -27,33 +25,29 @@ NAMES = {
     "toy",
     "quadratic",
     "logistic",
-    "digits_mlp",
-    "mnist_mlp",
-    "mnist_cnn",
-    "fashion_cnn",
-    "cifar_cnn",
-    "char_lm",
+    "digits-mlp",
+    "mnist-mlp",
+    "mnist-cnn",
+    "fashion-cnn",
+    "cifar-cnn",
+    "char-lm",
 }
 
 
 def built_in() -> dict:
-    """By the convention: public functions of the folder's files that return a task."""
-    found = {}
-    for info in pkgutil.iter_modules(tasks.__path__):
-        module = importlib.import_module(f"paceline.tasks.{info.name}")
-        for name, value in inspect.getmembers(module, inspect.isfunction):
-            if value.__module__ == module.__name__ and not name.startswith("_"):
-                returned = get_type_hints(value).get("return")
-                if inspect.isclass(returned) and issubclass(returned, Task):
-                    found[name] = value
-    return found
+    return {name: found.value for name, found in find.tasks().items()}
 
 
-def made(build) -> Task:
-    try:
-        return build()
-    except DataError as error:
-        pytest.skip(f"no data: {str(error).splitlines()[0]}")
+@pytest.fixture
+def _small_pictures(monkeypatch):
+    """A few random pictures for the networks that would be slow, or whose data may not be here."""
+
+    def load(name: str, *_: object, **__: object) -> Dataset:
+        shape = (20, 3, 32, 32) if name == "cifar" else (20, 28, 28)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        return Dataset(name, (images, torch.arange(20) % 10), (images, torch.arange(20) % 10), None, "chance")
+
+    monkeypatch.setattr("paceline.tasks.cnn.load", load)
 
 
 def take(task: Task, n: int = 1, rank: int = 0, workers: int = 1, seed: int = 0) -> list[Batch]:
@@ -61,9 +55,10 @@ def take(task: Task, n: int = 1, rank: int = 0, workers: int = 1, seed: int = 0)
 
 
 def test_the_folder_holds_these_tasks():
-    assert set(built_in()) == NAMES
+    assert set(built_in()) >= NAMES
 
 
+@pytest.mark.usefixtures("_small_pictures")
 @pytest.mark.parametrize("name", sorted(NAMES))
 class TestEveryTask:
     def test_options_are_simple_and_have_defaults(self, name):
@@ -77,9 +72,9 @@ class TestEveryTask:
         assert blank == ""
 
     def test_contract(self, name):
-        task = made(built_in()[name]).configured(batch=4)
+        task = built_in()[name]().configured(batch=4)
         x = task.start(3)
-        assert task.name == name.replace("_", "-")
+        assert task.name == name
         assert x.dim() == 1
         assert torch.equal(x, task.start(3))
         assert x.data_ptr() != task.start(3).data_ptr()
@@ -98,13 +93,14 @@ class TestEveryTask:
         assert torch.equal(x, kept)
         assert (loss, g.tolist()) == (task.grad(x, batch)[0], task.grad(x, batch)[1].tolist())
 
+    def test_too_small_a_common_batch_is_refused_at_once(self, name):
+        task = built_in()[name]().configured(batch=2, feed="slice")
+        with pytest.raises(UsageError, match="one common batch of 2 among 3 workers"):
+            task.batches(0, 3, 0)
+
     def test_slices_average_to_the_common_batch(self, name):
-        if name in ("quadratic", "toy"):
-            task = built_in()[name](dtype="float64").configured(batch=5, feed="slice")
-        else:
-            task = made(built_in()[name]).configured(batch=5, feed="slice")
-        if name == "mnist_cnn":
-            task = mnist_cnn(dropout=0.0).configured(batch=5, feed="slice")
+        options = {"dropout": 0.0} if name in ("mnist-cnn", "fashion-cnn") else {}
+        task = built_in()[name](**options).configured(batch=5, feed="slice")
         x = task.start(0)
         whole = task.grad(x, take(task)[0], torch.empty_like(x))[1]
         parts = [task.grad(x, take(task, rank=rank, workers=3)[0], torch.empty_like(x))[1] for rank in range(3)]
@@ -178,7 +174,7 @@ class TestQuadratic:
         assert sum(grads) == pytest.approx(0.0, abs=1e-15)
         assert task.curvature() == 2.0
         with pytest.raises(UsageError, match="describes 3 workers one by one, but there are 2"):
-            take(task, workers=2)
+            task.batches(0, 2, 0)
 
     def test_centres_alone_and_curvatures_alone(self):
         assert quadratic(centres=(1.0, 3.0)).evaluate(2 * torch.ones(10))["distance"] == 0.0
