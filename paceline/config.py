@@ -112,13 +112,13 @@ def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
             raise UsageError(f"{owner}: {name} must be one of {', '.join(map(str, args))}, not {value!r}")
         return value
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else (value,)
         return tuple(converted(owner, name, item, args[0]) for item in items if item != "")
     if hint is Rule:
         return value if isinstance(value, Rule) else made(str(value))
     try:
         return _simple(value, hint)
-    except ValueError:
+    except (ValueError, TypeError):
         raise UsageError(f"{owner}: {name} must be {_WORDS.get(hint, hint)}, not {value!r}") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,8 +110,9 @@ class Desk:
         cells = ", ".join(f"{name} = {getattr(self.state, name)}" for name in reading.cells())
         return f"{call}: guard '{call.method.guard_text()}' is false with {cells or 'no cell read'}"
 
-    def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> Any:
-        """One of several pieces of a call that is not atomic: (low, high, length of x)."""
+    def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> tuple[Any, list[Answer]]:
+        """One of several pieces of a call that is not atomic: (low, high, length of x). Gives the piece's result, and
+        every waiting call that could be performed because of it."""
         low, high, length = part
         self.ledger.caller = self.scheme.holder(rank)
         state = self.state.part(low, high, last=high == length)
@@ -120,7 +121,8 @@ class Desk:
         self.calls += high == length
         if low == 0 and self._gives_x(result):
             self.ledger.pulled(self.ledger.caller, self.state.v)
-        return self._by_value(result)
+        own = self._by_value(result, {arg.untyped_storage().data_ptr() for _, arg in _tensors(call)})
+        return own, list(self._settle())
 
     def _line(self, call: Call[Any]) -> _Line:
         # calls with tensors stand alone: comparing them would cost more than asking the guard
@@ -145,7 +147,7 @@ class Desk:
             self._watchers[name][line.key] = line
 
     def _refresh(self) -> None:
-        for name, watchers in self._watchers.items():
+        for name, watchers in list(self._watchers.items()):  # a guard that is asked again may read further cells
             if watchers and self._seen[name] != self.state.changes(name):
                 self._seen[name] = self.state.changes(name)
                 for line in list(watchers.values()):
@@ -182,10 +184,10 @@ class Desk:
 
     def _perform(self, rank: int, call: Call[Any]) -> Any:
         self.ledger.caller = holder = self.scheme.holder(rank)
-        versions = [a._version if isinstance(a, Tensor) else 0 for a in call.args]
+        versions = [(name, a, a._version) for name, a in _tensors(call)]
         result = self._changing(call.method.name, lambda: call.method.function(self.scheme, self.state, *call.args))
-        for name, arg, version in zip(call.method.parameters, call.args, versions, strict=False):
-            if isinstance(arg, Tensor) and arg._version != version:
+        for name, arg, version in versions:
+            if arg._version != version:
                 raise SchemeError(
                     f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
                     f"write '{name} = {name} * …' instead"
@@ -194,7 +196,7 @@ class Desk:
         _check_crossing(call, result)
         if self._gives_x(result):
             self.ledger.pulled(holder, self.state.v)
-        return self._by_value(result)
+        return self._by_value(result, {arg.untyped_storage().data_ptr() for _, arg, _ in versions})
 
     def _changing(self, name: str, change: Any) -> Any:
         """Run something that may change x, and hold it to the law: v rises by one exactly when x changes."""
@@ -214,12 +216,30 @@ class Desk:
             return result.data_ptr() == self._x
         return isinstance(result, tuple) and any(self._gives_x(item) for item in result)
 
-    def _by_value(self, result: Any) -> Any:
+    def _by_value(self, result: Any, args: Set[int]) -> Any:
+        """The caller's own copy of whatever lies in the server's memory or in that of an argument."""
         if isinstance(result, Tensor):
-            return result.clone() if result.untyped_storage().data_ptr() in self._own else result
+            place = result.untyped_storage().data_ptr()
+            return result.clone() if place in self._own or place in args else result
         if isinstance(result, tuple):
-            return tuple(self._by_value(item) for item in result)
+            return tuple(self._by_value(item, args) for item in result)
         return result
+
+
+def _tensors(call: Call[Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, arg in zip(call.method.parameters, call.args, strict=False):
+        if isinstance(arg, Tensor):
+            yield name, arg
+        elif isinstance(arg, tuple):
+            yield from ((name, part) for part in _leaves(arg))
+
+
+def _leaves(values: tuple[Any, ...]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _leaves(value)
 
 
 def _is_vector(value: object, length: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +67,28 @@ class Driver:
             self._grad_mode = torch.is_grad_enabled()
             torch.set_grad_enabled(outside)
         if not isinstance(op, Op):
-            awaited = getattr(coroutine, "cr_await", None)
-            named = getattr(awaited, "__qualname__", None) or type(awaited).__name__
-            line = self.line()
+            chain = list(_chain(coroutine))
+            names = [inner.__qualname__ for inner in chain[1:]]
+            names.append(getattr(chain[-1].cr_await, "__qualname__", type(op).__name__))
+            line = _line(coroutine)
             self.close()
-            raise SchemeError(f"{self._place()}, {line}: awaited {named!r}; {_CLOSED_SET}")
+            raise SchemeError(f"{self._place()}, {line}: awaited '{' -> '.join(names)}'; {_CLOSED_SET}")
         self.awaits += 1
         return op
 
     def close(self) -> None:
         """Abandon the step: its locals are gone, the worker's cells stay."""
         if self._coroutine is not None:
-            self._coroutine.close()
-            self._coroutine = None
+            outside = torch.is_grad_enabled()
+            try:
+                self._coroutine.close()
+            finally:  # what the step's own `with torch.enable_grad()` put back was the step's mode
+                torch.set_grad_enabled(outside)
+                self._coroutine = None
 
     def line(self) -> str:
         """File and line at which the step waits, in the innermost coroutine."""
-        inner: Any = self._coroutine
-        while getattr(getattr(inner, "cr_await", None), "cr_frame", None) is not None:
-            inner = inner.cr_await
-        frame = getattr(inner, "cr_frame", None)
-        return "its end" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        return "its end" if self._coroutine is None else _line(list(_chain(self._coroutine))[-1])
 
     def _place(self) -> str:
         return f"worker:{self._worker.rank}, step {self._worker.t}"
@@ -96,6 +97,17 @@ class Driver:
 _CLOSED_SET = (
     "a step may await only w.grad, w.mean, w.sleep, w.start, a pending operation, or a call of an @on_server method"
 )
+
+
+def _chain(coroutine: Any) -> Iterator[Any]:
+    """A coroutine, the one that it awaits, and so on."""
+    while getattr(coroutine, "cr_frame", None) is not None:
+        yield coroutine
+        coroutine = coroutine.cr_await
+
+
+def _line(coroutine: Any) -> str:
+    return f"{Path(coroutine.cr_frame.f_code.co_filename).name}:{coroutine.cr_frame.f_lineno}"
 
 
 def _foreign_await(error: Exception) -> str | None:

@@ -37,7 +37,8 @@ class UnknownName(UsageError):
 
     def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
         known = sorted(allowed)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        begin = [one for one in known if name and one.startswith(name)]
+        near = begin or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
         super().__init__(f"no {kind} {name!r}; {hint}")
 

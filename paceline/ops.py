@@ -81,13 +81,19 @@ class Start(Op[Pending[R]]):
     op: Op[R]
 
 
+def _own(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_own, value))
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def copied(op: Op[R]) -> Op[R]:
     """The same operation with tensors of its own."""
     match op:
         case Grad(x):
             return Grad(x.clone())
         case Call(method, args):
-            return Call(method, tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
+            return Call(method, _own(args))
         case Mean(v, weight, among):
             return Mean(v.clone(), weight, among)
         case _:

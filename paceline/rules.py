@@ -9,7 +9,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from paceline.errors import UsageError
-from paceline.scheme import Bound, Fraction, Rate
+from paceline.errors import UnknownName
+from paceline.scheme import Bound, Fraction, Rate, bounds
 from paceline.state import State, Vector
 
 Positive = Annotated[float, Bound(math.ulp(0))]
@@ -41,9 +41,8 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
-            for bound in get_args(hints[field.name]):
-                if isinstance(bound, Bound):
-                    bound.check(self.name, field.name, getattr(self, field.name))
+            for bound in bounds(hints[field.name]):
+                bound.check(self.name, field.name, getattr(self, field.name))
 
     def cells(self, x: Vector) -> dict[str, Tensor]:
         """What the rule remembers of x, at first."""
@@ -256,5 +255,5 @@ def made(name: str, **options: Any) -> Rule:
     """The rule of that name."""
     known = rules()
     if name not in known:
-        raise UsageError(f"no rule {name!r}; there are: {', '.join(sorted(known))}")
+        raise UnknownName("rule", name, known)
     return known[name](**options)

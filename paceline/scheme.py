@@ -67,6 +67,15 @@ class Bound:
         return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
 
 
+def bounds(hint: Any) -> Iterator[Bound]:
+    """The bounds that a type carries, wherever in it: `Count | None` and `tuple[Rate, ...]` have one each."""
+    for part in get_args(hint):
+        if isinstance(part, Bound):
+            yield part
+        else:
+            yield from bounds(part)
+
+
 Rate = Annotated[float, Bound(0)]
 Count = Annotated[int, Bound(1)]
 Fraction = Annotated[float, Bound(0, 1)]
@@ -91,6 +100,9 @@ class ServerMethod(Generic[P, R]):
         self.name = function.__name__
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters)[2:]  # without self and s
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+                raise SchemeError(f"{function.__qualname__}: {name!r} is a keyword only; a call crosses by position")
         self.__doc__ = function.__doc__
 
     @overload
@@ -169,8 +181,8 @@ class Scheme:
             value = getattr(self, field.name)
             if hint is Rule and isinstance(value, str):
                 object.__setattr__(self, field.name, made(value))
-            for bound in get_args(hint)[1:]:
-                if isinstance(bound, Bound) and value is not None:
+            if value is not None:
+                for bound in bounds(hint):
                     bound.check(self.name, field.name, value)
             if isinstance(value, float) and math.isnan(value):
                 raise UsageError(f"{self.name}: {field.name} is not a number")

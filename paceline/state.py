@@ -61,7 +61,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         number = self._numbers.get(name)
         if number is not None:
-            number[()] = _fitting(name, value, number.dtype)
+            number[()] = _fitting(name, value, number.dtype.kind == "f")
             self._writes[name] += 1
             return
         cell = self._cells.get(name)
@@ -77,9 +77,7 @@ class State:
                 raise SchemeError(_truncates(name))
             cell.copy_(value)
         else:
-            if isinstance(value, float) and not cell.is_floating_point() and not value.is_integer():
-                raise SchemeError(_truncates(name))
-            cell.fill_(value)
+            cell.fill_(_fitting(name, value, cell.is_floating_point()))
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._cells, n=1)
@@ -125,7 +123,9 @@ class State:
             cells[name] = cell[..., low:high] if vector else cell if last else cell.clone()
         view = State.__new__(State)
         view._adopt(cells)
-        object.__setattr__(view, "_ledger", self._ledger if last else None)
+        if last:
+            object.__setattr__(view, "_ledger", self._ledger)
+            object.__setattr__(view, "_writes", self._writes)  # what it writes is seen by the guards that wait for it
         return view
 
     def keep_ledger(self, ledger: Ledger) -> None:
@@ -171,7 +171,7 @@ class Reading:
     def __getattr__(self, name: str) -> Any:
         if name not in self._state:
             raise SchemeError(self._state._unknown(name))
-        self._read[name] = self._state.changes(name)
+        self._read.setdefault(name, self._state.changes(name))  # as it was before the guard did anything
         return getattr(self._state, name)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -218,9 +218,9 @@ def _tensor(name: str, value: Cell) -> Tensor:
     return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
 
 
-def _fitting(name: str, value: Cell, dtype: np.dtype[Any]) -> float | int | bool:
-    number = value.item() if isinstance(value, Tensor) else value
-    if dtype.kind in "ib" and isinstance(number, float) and not number.is_integer():
+def _fitting(name: str, value: Any, floating: bool) -> float | int | bool:
+    number: float | int | bool = value.item() if isinstance(value, Tensor | np.generic) else value
+    if not floating and isinstance(number, float) and not number.is_integer():
         raise SchemeError(_truncates(name))
     return number
 

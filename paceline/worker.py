@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from paceline.errors import SchemeError
 from paceline.ops import Grad, Mean, Op, Sleep, Start
 from paceline.seeds import mixed
 from paceline.state import State, Vector
@@ -22,6 +23,9 @@ class Worker:
     __slots__ = ("_rng", "alive", "loss", "rank", "seed", "state", "t", "workers")
 
     def __init__(self, rank: int, workers: int, state: State, seed: int = 0) -> None:
+        for name in state:
+            if hasattr(Worker, name):
+                raise SchemeError(f"a worker's cell cannot be called {name!r}: w.{name} is the worker's own")
         self.rank = rank
         self.workers = workers
         self.state = state

@@ -45,6 +45,7 @@ class SyncSGD(Scheme):
             got=0,
             kept=torch.zeros(need, len(x0), dtype=x0.dtype),
             whose=torch.zeros(need, dtype=torch.int64),
+            latest=torch.full((workers,), -1),  # the last version that has a gradient of this worker
             tokens=max(workers, need),  # with `repeat`: gradients of this version that may still be begun
             present=workers,
             arrived=torch.zeros(workers, dtype=torch.int64),
@@ -69,13 +70,14 @@ class SyncSGD(Scheme):
 
     @on_server
     def push(self, s: State, g: Vector, v: int, rank: int) -> None:
-        again = not self.repeat and rank in s.whose[: s.got].tolist()
+        again = not self.repeat and s.latest[rank] == v
         if v < s.v or again:
             s.refuse()
             return
         s.admit(v)
         s.kept[s.got] = g
         s.whose[s.got] = rank
+        s.latest[rank] = v
         s.got += 1
         self._close(s)
 
@@ -108,7 +110,7 @@ class SyncSGD(Scheme):
     def _close(self, s: State) -> None:
         if s.got < s.need:
             return
-        order = torch.argsort(s.whose[: s.got], stable=True)
+        order = torch.argsort(s.whose[: s.got], stable=True).tolist()
         reduced = (mean_of if self.reduce == "mean" else sum_of)([s.kept[k] for k in order])
         self._centre_rule().apply(s, reduced, self.lr)
         s.v += 1

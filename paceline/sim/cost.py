@@ -24,6 +24,7 @@ class Times:
     """A law for the seconds that one gradient takes."""
 
     name: ClassVar[str] = ""
+    above_zero: ClassVar[tuple[str, ...]] = ()  # values that may not be 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -34,6 +35,8 @@ class Times:
             value = getattr(self, one.name)
             if isinstance(value, float) and not (value >= 0 and math.isfinite(value)):
                 raise UsageError(f"{self.name}: {one.name} must be a finite number of at least 0, not {value:g}")
+            if value == 0 and one.name in self.above_zero:
+                raise UsageError(f"{self.name}: {one.name} must be above 0")
 
     def draw(self, rank: int, t: int, rng: Rng) -> float:
         """Seconds for worker `rank`'s gradient number t."""
@@ -102,6 +105,7 @@ class LogNormal(Times):
 class Pareto(Times):
     """scale * U^(-1/shape): a heavy tail; the mean is infinite for shape <= 1."""
 
+    above_zero = ("shape",)
     scale: float = 1.0
     shape: float = 2.0
 
@@ -113,6 +117,7 @@ class Pareto(Times):
 class Weibull(Times):
     """scale * E^(1/shape) with E exponential: heavier than exponential for shape < 1."""
 
+    above_zero = ("shape",)
     scale: float = 1.0
     shape: float = 1.0
 
@@ -124,6 +129,7 @@ class Weibull(Times):
 class Gamma(Times):
     """Gamma with this mean and coefficient of variation."""
 
+    above_zero = ("variation",)
     mean: float = 1.0
     variation: float = 0.1
 
@@ -138,6 +144,11 @@ class Slowdown(Times):
     seconds: float = 1.0
     factor: float = 5.0
     chance: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chance > 1:
+            raise UsageError(f"slowdown: chance is a probability, from 0 to 1, not {self.chance:g}")
 
     def draw(self, rank: int, t: int, rng: Rng) -> float:
         return self.seconds * (self.factor if rng.random() < self.chance else 1.0)

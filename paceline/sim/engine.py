@@ -153,9 +153,10 @@ class Engine:
                     if park_at is None:
                         self._stuck()
                     return
-                time, rank, _, generation, handler, payload = pop(heap)
+                entry = pop(heap)
+                time, rank, _, generation, handler, payload = entry
                 if time > seconds:
-                    heapq.heappush(heap, (time, rank, next(self._sequence), generation, handler, payload))
+                    heapq.heappush(heap, entry)
                     self.now = seconds
                     return
                 self.now = time
@@ -167,7 +168,8 @@ class Engine:
                         continue
                     held = max(seat.frozen_until, seat.cut_until if handler in messages else -math.inf)
                     if time < held:
-                        self._later(seat, held - time, handler, payload)
+                        # at `held` to the bit: sums of differences would shuffle what waits for the same moment
+                        heapq.heappush(heap, (held, rank, next(self._sequence), generation, handler, payload))
                         continue
                     handler(seat, payload)
                 self.events += 1
@@ -318,7 +320,9 @@ class Engine:
     def _on_part(self, seat: Seat, payload: tuple[Call[Any], Target, tuple[int, int, int], list[Any]]) -> None:
         op, target, part, results = payload
         assert self.desk is not None
-        results.append(self.desk.perform_part(seat.worker.rank, op, part))
+        result, answers = self.desk.perform_part(seat.worker.rank, op, part)
+        results.append(result)
+        self._answer(answers)
         if part[1] == part[2]:
             self._deliver(seat, target, _joined(results))
 
@@ -335,8 +339,10 @@ class Engine:
 
     def _struck(self, seat: Seat, unit: str, reached: int) -> bool:
         """Let the faults happen that wait for this step or await; tells whether the worker is dead now."""
-        while seat.faults and seat.faults[0].unit == unit and reached >= seat.faults[0].when:
-            self._on_fault(seat.faults.pop(0))
+        due = [fault for fault in seat.faults if fault.unit == unit and reached >= fault.when] if seat.faults else ()
+        for fault in due:
+            seat.faults.remove(fault)
+            self._on_fault(fault)
         return not seat.worker.alive
 
     def _on_fault(self, fault: Fault) -> None:
@@ -360,7 +366,7 @@ class Engine:
         seat = self.seats[rank]
         if not seat.worker.alive:
             return
-        seat.worker.alive = False
+        seat.worker.alive = seat.parked = False
         seat.generation += 1
         seat.waits_for = None
         seat.driver.close()
@@ -374,9 +380,15 @@ class Engine:
         seat = self.seats[rank]
         if seat.worker.alive:
             return
-        if self.desk is None and self.shrink:
+        if self.desk is None:
+            arrival = self._last_mean_arrives()
+            if arrival is not None:  # until then the others stand at different versions: none of them to join
+                again = Fault("restart", rank, math.nextafter(arrival, math.inf))
+                heapq.heappush(self._heap, (again.when, -1, next(self._sequence), 0, self._on_fault, again))
+                return
             peer = next((other.worker for other in self.seats if other.worker.alive), None)
-            if peer is not None:  # the others went on without it: their state is the run's now
+            if peer is not None and (self.shrink or peer.state.v > seat.worker.state.v):
+                # the others went on without it: their state is the run's now
                 seat.worker.state.restore(peer.state.saved())
                 seat.worker.t = peer.t
         seat.worker.alive = True
@@ -385,6 +397,15 @@ class Engine:
         if self.desk is not None:
             self._answer(self.desk.joined(rank, quorum=self.shrink))
         self._later(seat, 0.0, self._on_begin, None)
+
+    def _last_mean_arrives(self) -> float | None:
+        """When the last mean will have arrived that is ready but still under way to a living worker."""
+        times = [
+            time
+            for time, rank, _, generation, handler, payload in self._heap
+            if handler == self._on_answer and payload[1] is not None and generation == self.seats[rank].generation
+        ]
+        return max(times, default=None)
 
     def _stuck(self) -> None:
         alive = [seat for seat in self.seats if seat.worker.alive]

@@ -52,9 +52,9 @@ def parse_fault(text: str) -> Fault:
     if match is None:
         raise UsageError(f"{text!r} is not a fault; write {_HOW}")
     options = dict(item.split("=", 1) for item in match["rest"].split(",") if item)
-    end = "back" if match["action"] == "kill" else "for"
+    end = {"kill": "back", "restart": ""}.get(match["action"], "for")
     if options.keys() - {end}:
-        raise UsageError(f"{text!r}: {match['action']} takes only {end}=SECONDS")
+        raise UsageError(f"{text!r}: {match['action']} takes {f'only {end}=SECONDS' if end else 'no option'}")
     try:
         return Fault(
             action=match["action"],  # type: ignore[arg-type]

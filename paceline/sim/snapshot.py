@@ -51,6 +51,9 @@ def save(engine: Engine) -> Snapshot:
 def load(engine: Engine, snapshot: Snapshot) -> None:
     """Put a fresh engine (same task, scheme, workers, seed) where the saved one stood."""
     tensors, numbers = snapshot.tensors, snapshot.numbers
+    for rank, saved in enumerate(numbers["workers"]):
+        if not saved["alive"]:
+            engine.kill(rank)  # before the server's state comes, which has seen them leave
     if engine.desk is not None:
         engine.desk.state.restore(_under("server.", tensors))
         engine.desk.ledger.restore(_under("ledger.", tensors))
@@ -67,10 +70,7 @@ def load(engine: Engine, snapshot: Snapshot) -> None:
         seat.gradients, seat.issued, seat.awaits = saved["gradients"], saved["issued"], saved["awaits"]
         seat.rng.bit_generator.state = saved["compute"]
         seat.batches = engine.task.batches(rank, engine.workers, engine.seed, first=saved["gradients"])
-        if saved["alive"]:
-            seat.parked = True
-        else:
-            engine.kill(rank)
+        seat.parked = saved["alive"]
 
 
 def _between_steps(engine: Engine, seat: Seat) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heapreplace
 from typing import Any
 
 import numpy as np
@@ -94,11 +95,6 @@ def by_torch(task: Task, steps: int, make: Callable[[list[Tensor]], torch.optim.
     return x.detach()
 
 
-def in_turn(workers: int, updates: int) -> Iterator[int]:
-    """Who pushes when all are equally fast: everybody in turn, by rank."""
-    return (k % workers for k in range(updates))
-
-
 def path(task: Task, scheme: str, workers: int, steps: int, **options: Any) -> list[Tensor]:
     """The centre at the start and after every update."""
     points = [task.start(SEED)]
@@ -109,3 +105,31 @@ def path(task: Task, scheme: str, workers: int, steps: int, **options: Any) -> l
 def clocks(workers: int, seed: int = SEED) -> list[np.random.Generator]:
     """The streams that the workers' compute times are drawn from."""
     return [np.random.Generator(np.random.PCG64(mixed(seed, "compute", rank))) for rank in range(workers)]
+
+
+def pushes(crews: Sequence[Sequence[int]], updates: int, window: int = 1, seed: int = SEED) -> Iterator[int]:
+    """Which crew pushes next when gradients take exponential times of mean 1 and messages none.
+
+    A crew is done when its last member has made `window` gradients; workers on their own are crews of one.
+    """
+    rngs = clocks(sum(map(len, crews)), seed)
+
+    def done(crew: int, now: float) -> tuple[float, int]:
+        ends = []
+        for rank in crews[crew]:
+            end = now
+            for _ in range(window):
+                end += rngs[rank].standard_exponential()
+            ends.append(end)
+        return max(ends), crew
+
+    heap = [done(crew, 0.0) for crew in range(len(crews))]
+    heapify(heap)
+    for _ in range(updates):
+        now, crew = heap[0]
+        yield crew
+        heapreplace(heap, done(crew, now))
+
+
+def alone(workers: int) -> list[list[int]]:
+    return [[rank] for rank in range(workers)]

@@ -43,7 +43,7 @@ def test_sync_steps_along_the_mean_of_the_workers_gradients_bit_for_bit(task: Ca
     assert run(task(), "allreduce", workers, 25, lr=LR).digest == oracle
 
 
-@each_task
+@in_double
 @pytest.mark.parametrize("compute", ["exponential:1", "pareto:1,1.2"])
 def test_who_is_late_does_not_matter_to_a_synchronous_scheme(task: Callable[[], Task], compute: str) -> None:
     for name in ("sync", "sync-rates", "allreduce", "sagn", "averaging", "easgd"):
