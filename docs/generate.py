@@ -46,11 +46,16 @@ def schemes() -> Iterator[str]:
 
 
 def tasks() -> Iterator[str]:
-    yield from ("# Tasks, compute laws, data sets", "", NOTE, "", "## Tasks", "")
+    yield from ("# Tasks, hooks, compute laws, data sets", "", NOTE, "", "## Tasks", "")
     yield "Options are given as `task.OPTION=value`."
     yield from ("", "| name | what it is | options and defaults | file |", "|---|---|---|---|")
     for found in find.tasks().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('tasks', found)} | `{found.file}` |"
+    hooks = "`--hook NAME:key=value,key=value`; how to add one: [add-a-hook.md](add-a-hook.md)."
+    yield from ("", "## Hooks", "", hooks, "")
+    yield from ("| name | what it does | options and defaults |", "|---|---|---|")
+    for found in find.hooks().values():
+        yield f"| `{found.name}` | {cell(found.summary)} | {words('hooks', found)} |"
     yield from (
         "",
         "## Compute laws",

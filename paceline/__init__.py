@@ -1,6 +1,7 @@
 """paceline: data-parallel training in which how the workers keep pace is one argument."""
 
 from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
+from paceline.hook import Hook
 from paceline.result import Result
 from paceline.scheme import Scheme, on_server
 from paceline.sim.cost import Cost
@@ -19,6 +20,7 @@ __all__ = [
     "DataError",
     "Deadlock",
     "Fault",
+    "Hook",
     "LossError",
     "PacelineError",
     "Result",

@@ -76,6 +76,7 @@ def simulate(
     fault: Annotated[
         list[str] | None, typer.Option(help="kill:1@step=20,back=5 | delay:1@time=3,for=2 | partition:…")
     ] = None,
+    hook: Annotated[list[str] | None, typer.Option(help="NAME:key=value,…, a name of `paceline list hooks`.")] = None,
     quorum: Annotated[str, typer.Option(help="When a worker dies, a barrier will shrink or hold.")] = "shrink",
     feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
     shuffle: Annotated[
@@ -121,9 +122,13 @@ def simulate(
             threads=threads,
             warn=bar.warn,
             watch=bar.watch,
+            hooks=hook or [],
+            say=lambda text: messages.print(escape(text)),
             **hyper,
         )
     _notice(result)
+    if result.stopped:
+        messages.print(f"stopped: {escape(result.stopped)}")
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
     else:
@@ -136,10 +141,10 @@ def simulate(
 @app.command("list")
 def list_(
     family: Annotated[
-        str | None, typer.Argument(help="schemes, tasks, rules, compute or data; all if left away.")
+        str | None, typer.Argument(help="schemes, tasks, rules, hooks, compute or data; all if left away.")
     ] = None,
 ) -> None:
-    """What there is: schemes, tasks, rules, compute laws, data sets."""
+    """What there is: schemes, tasks, rules, hooks, compute laws, data sets."""
     if family is not None and family not in find.FAMILIES:
         raise UnknownName("family", family, find.FAMILIES)
     for name in [family] if family else find.FAMILIES:
@@ -148,11 +153,13 @@ def list_(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="A scheme, task, rule, compute law or data set.")]) -> None:
+def show(name: Annotated[str, typer.Argument(help="A scheme, task, rule, hook, compute law or data set.")]) -> None:
     """One thing: what it does, where it comes from, what it takes, which file it is."""
     family, found = find.anything(name)
     screen.print(f"[bold]{escape(found.name)}[/bold] ({family})")
-    screen.print(escape(found.doc))
+    for paragraph in found.doc.split("\n\n"):
+        # a listing keeps its lines, prose follows the width of the terminal
+        screen.print(escape(paragraph if "  " in paragraph else paragraph.replace("\n", " ")) + "\n")
     table = tables.parameters(family, found)
     if table is not None:
         screen.print(table)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from paceline import find
 from paceline.errors import UnknownName, UsageError
+from paceline.hook import Hook
 from paceline.rules import Rule, made
 from paceline.scheme import Bound, Scheme, fields
 from paceline.task import Task
@@ -58,6 +59,32 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
     built = named(**values)
     if not isinstance(built, Task):
         raise UsageError(f"{task!r} gave a {type(built).__name__}, not a paceline.Task")
+    return built
+
+
+def hook_of(hook: str | Hook) -> Hook:
+    """A hook, or `name`, `name:key=value,key=value`."""
+    if isinstance(hook, Hook):
+        return hook
+    name, _, rest = hook.partition(":")
+    if name.endswith(".py"):  # a reference has a colon of its own
+        attribute, _, rest = rest.partition(":")
+        name = f"{name}:{attribute}"
+    cls = find.hook(name)
+    if not (inspect.isclass(cls) and issubclass(cls, Hook) and dataclasses.is_dataclass(cls)):
+        raise UsageError(f"{name!r} is not a hook: it must name a dataclass that is a paceline.Hook")
+    hints = get_type_hints(cls, include_extras=True)
+    known = [field.name for field in dataclasses.fields(cls)]
+    given = pairs(filter(None, rest.split(",")))
+    for key in given:
+        if key not in known:
+            raise UnknownName(f"option of hook {name}", key, known)
+    values = {key: converted(f"hook {name}", key, text, hints[key]) for key, text in given.items()}
+    for key, value in values.items():
+        for bound in get_args(hints[key])[1:]:
+            if isinstance(bound, Bound):
+                bound.check(f"hook {name}", key, value)
+    built: Hook = cls(**values)
     return built
 
 

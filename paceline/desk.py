@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ class Desk:
         self._ready: list[tuple[int, Any]] = []  # heap of (arrival number, line key)
         self._by_rank: dict[int, list[_Waiting]] = {}
         self._number = 0
-        self._own = {state.cell(name).untyped_storage().data_ptr() for name in state}
+        self._own = {_place(state.cell(name)) for name in state}
         self._x: int = state.x.data_ptr()
 
     def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Answer]:
@@ -88,13 +88,13 @@ class Desk:
             waiting.gone = True
         self.ledger.gone(self.scheme.holder(rank))
         if quorum:
-            self._changing(f"left(rank={rank})", lambda: self.scheme.left(self.state, rank))
+            self._changing("left", lambda: self.scheme.left(self.state, rank))
         return list(self._settle())
 
     def joined(self, rank: int, *, quorum: bool = True) -> list[Answer]:
         """A worker is back."""
         if quorum:
-            self._changing(f"joined(rank={rank})", lambda: self.scheme.joined(self.state, rank))
+            self._changing("joined", lambda: self.scheme.joined(self.state, rank))
         return list(self._settle())
 
     def waits(self, rank: int) -> Call[Any] | None:
@@ -121,8 +121,7 @@ class Desk:
         self.calls += high == length
         if low == 0 and self._gives_x(result):
             self.ledger.pulled(self.ledger.caller, self.state.v)
-        own = self._by_value(result, {arg.untyped_storage().data_ptr() for _, arg in _tensors(call)})
-        return own, list(self._settle())
+        return self._by_value(result, call), list(self._settle())
 
     def _line(self, call: Call[Any]) -> _Line:
         # calls with tensors stand alone: comparing them would cost more than asking the guard
@@ -184,10 +183,12 @@ class Desk:
 
     def _perform(self, rank: int, call: Call[Any]) -> Any:
         self.ledger.caller = holder = self.scheme.holder(rank)
-        versions = [(name, a, a._version) for name, a in _tensors(call)]
+        versions = [(a, a._version) for a in _tensors(call.args)]
         result = self._changing(call.method.name, lambda: call.method.function(self.scheme, self.state, *call.args))
-        for name, arg, version in versions:
+        for arg, version in versions:
             if arg._version != version:
+                named = zip(call.method.parameters, call.args, strict=False)
+                name = next(name for name, value in named if any(arg is part for part in _tensors((value,))))
                 raise SchemeError(
                     f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
                     f"write '{name} = {name} * …' instead"
@@ -196,7 +197,7 @@ class Desk:
         _check_crossing(call, result)
         if self._gives_x(result):
             self.ledger.pulled(holder, self.state.v)
-        return self._by_value(result, {arg.untyped_storage().data_ptr() for _, arg, _ in versions})
+        return self._by_value(result, call)
 
     def _changing(self, name: str, change: Any) -> Any:
         """Run something that may change x, and hold it to the law: v rises by one exactly when x changes."""
@@ -216,30 +217,27 @@ class Desk:
             return result.data_ptr() == self._x
         return isinstance(result, tuple) and any(self._gives_x(item) for item in result)
 
-    def _by_value(self, result: Any, args: Set[int]) -> Any:
+    def _by_value(self, result: Any, call: Call[Any]) -> Any:
         """The caller's own copy of whatever lies in the server's memory or in that of an argument."""
         if isinstance(result, Tensor):
-            place = result.untyped_storage().data_ptr()
-            return result.clone() if place in self._own or place in args else result
+            place = _place(result)
+            shared = place in self._own or any(place == _place(arg) for arg in _tensors(call.args))
+            return result.clone() if shared else result
         if isinstance(result, tuple):
-            return tuple(self._by_value(item, args) for item in result)
+            return tuple(self._by_value(item, call) for item in result)
         return result
 
 
-def _tensors(call: Call[Any]) -> Iterator[tuple[str, Tensor]]:
-    for name, arg in zip(call.method.parameters, call.args, strict=False):
-        if isinstance(arg, Tensor):
-            yield name, arg
-        elif isinstance(arg, tuple):
-            yield from ((name, part) for part in _leaves(arg))
-
-
-def _leaves(values: tuple[Any, ...]) -> Iterator[Tensor]:
+def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, tuple):
-            yield from _leaves(value)
+            yield from _tensors(value)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_vector(value: object, length: int) -> bool:

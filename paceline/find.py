@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from paceline.errors import UnknownName, UsageError
+from paceline.hook import Hook
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -49,7 +50,7 @@ class Found:
 
 def schemes() -> dict[str, Found]:
     """Every scheme: public classes of the files in paceline/schemes/."""
-    return _members("schemes", _schemes_of)
+    return _members("schemes", _classes(Scheme))
 
 
 def tasks() -> dict[str, Found]:
@@ -80,10 +81,16 @@ def data() -> dict[str, Found]:
     }
 
 
+def hooks() -> dict[str, Found]:
+    """Every hook: public classes of the files in paceline/hooks/."""
+    return _members("hooks", _classes(Hook))
+
+
 FAMILIES: dict[str, Callable[[], dict[str, Found]]] = {
     "schemes": schemes,
     "tasks": tasks,
     "rules": rules,
+    "hooks": hooks,
     "compute": compute,
     "data": data,
 }
@@ -104,6 +111,11 @@ def task(name: str) -> Any:
     return _reference("task", name) if ":" in name else _named("task", name, tasks())
 
 
+def hook(name: str) -> Any:
+    """A hook by its name, or by `file.py:Class` or `package.module:Class`."""
+    return _reference("hook", name) if ":" in name else _named("hook", name, hooks())
+
+
 def anything(name: str) -> tuple[str, Found]:
     """A member of whichever family has that name, and the family."""
     every = {(family, member): found for family, get in FAMILIES.items() for member, found in get().items()}
@@ -113,7 +125,7 @@ def anything(name: str) -> tuple[str, Found]:
     if ":" in name:
         value = _reference("scheme or task", name)
         return ("schemes" if inspect.isclass(value) else "tasks"), Found(name, value)
-    raise UnknownName("scheme, task, rule, compute law or data set", name, {member for _, member in every})
+    raise UnknownName("scheme, task, rule, hook, compute law or data set", name, {member for _, member in every})
 
 
 def _named(kind: str, name: str, known: dict[str, Found]) -> Any:
@@ -143,11 +155,14 @@ def _members(family: str, of: Callable[[ModuleType], Iterator[tuple[str, Any]]])
     return dict(sorted(found.items()))
 
 
-def _schemes_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
-        own = inspect.isclass(value) and value.__module__ == module.__name__
-        if own and issubclass(value, Scheme) and not name.startswith("_"):
-            yield value.name, value
+def _classes(of: type[Scheme] | type[Hook]) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
+    def members(module: ModuleType) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(module).items():
+            own = inspect.isclass(value) and value.__module__ == module.__name__
+            if own and issubclass(value, of) and not name.startswith("_"):
+                yield value.name, value
+
+    return members
 
 
 def _tasks_of(module: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -49,6 +49,8 @@ def asynchronous(gain: float, workers: int, what: str = "lr * curvature") -> Ite
             f"{what} = {gain:.3g} crosses {turn:.3g}, the stability limit of {workers} asynchronous workers in turn "
             f"(with exponential times: {random:.3g})"
         )
+    elif gain < 0:
+        yield f"{what} = {gain:.3g} is below 0: lr * curvature is above 2, so the local steps themselves diverge"
 
 
 def asynchronous_momentum(momentum: float, workers: int) -> Iterator[str]:

@@ -56,6 +56,7 @@ class Result:
     history: list[Point] = field(default_factory=list, repr=False)
     warnings: list[str] = field(default_factory=list, repr=False)
     notice: str | None = field(default=None, repr=False)
+    stopped: str | None = None  # what a hook ended the run for, before its last step
 
     @property
     def loss(self) -> float:
@@ -98,6 +99,7 @@ class Result:
             "history": [{"update": p.update, "seconds": p.seconds, **p.metrics} for p in self.history],
             "warnings": self.warnings,
             "notice": self.notice,
+            "stopped": self.stopped,
         }
         clean: dict[str, Any] = _finite(plain)
         return clean

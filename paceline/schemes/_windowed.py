@@ -49,3 +49,4 @@ class Windowed(Scheme):
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
             gain = self.gain(self.lr * curvature)
             yield from limits.asynchronous(gain, workers, f"the gain of a window of {self.window}")
+        yield from limits.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)

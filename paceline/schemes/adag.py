@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 
+from paceline import limits
 from paceline.scheme import Bound, State, Vector, on_server
 from paceline.schemes._windowed import Windowed
 from paceline.worker import Worker
@@ -50,3 +51,6 @@ class ADAG(Windowed):
         w.x, w.v = await self.pull_as(w.rank)
         total = await self.local_steps(w)
         await self.push(total / self.window if self.normalise else total, w.v, w.rank)
+
+    def gain(self, c: float) -> float:
+        return limits.window_gain(c, self.window, normalised=self.normalise)

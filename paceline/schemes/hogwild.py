@@ -50,3 +50,4 @@ class HogWild(Scheme):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
             yield from limits.asynchronous(self.lr * curvature, workers)
+        yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,54 +17,20 @@ from torch import Tensor
 
 from paceline.desk import Answer, Desk
 from paceline.drive import Driver
-from paceline.errors import Deadlock, LossError, RunError, SchemeError
+from paceline.errors import LossError, RunError, SchemeError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.scheme import Scheme
 from paceline.seeds import mixed
 from paceline.sim.cost import SERVER, Cost
 from paceline.sim.faults import Fault
 from paceline.sim.meeting import Meetings
+from paceline.sim.seat import Seat
+from paceline.sim.stuck import stuck
 from paceline.state import State, Vector
-from paceline.task import Batch, Task
+from paceline.task import Task
 from paceline.worker import Worker
 
 Target = Pending[Any] | None  # who gets a result: the step itself, or an operation that it started
-
-
-class Seat:
-    """A worker's place in the simulator."""
-
-    __slots__ = (
-        "awaits",
-        "batches",
-        "buffers",
-        "cut_until",
-        "driver",
-        "faults",
-        "frozen_until",
-        "generation",
-        "gradients",
-        "issued",
-        "parked",
-        "rng",
-        "waits_for",
-        "worker",
-    )
-
-    def __init__(self, worker: Worker, driver: Driver, batches: Iterator[Batch], rng: np.random.Generator) -> None:
-        self.worker = worker
-        self.driver = driver
-        self.batches = batches
-        self.buffers: dict[str, Tensor] = {}
-        self.rng = rng
-        self.generation = 0  # rises at every death, so that events of a former life are void
-        self.gradients = 0  # delivered
-        self.issued = 0  # asked for
-        self.awaits = 0
-        self.parked = False
-        self.frozen_until = self.cut_until = -math.inf
-        self.faults: list[Fault] = []
-        self.waits_for: Op[Any] | None = None
 
 
 class Engine:
@@ -86,6 +52,7 @@ class Engine:
         self.now = 0.0
         self.events = self.gradients = self.samples = 0
         self.loss = math.nan  # of the last gradient
+        self.stopped: str | None = None  # why a hook asked for the end
         self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
         self._sequence = count()
         self._x0 = task.start(seed)
@@ -148,10 +115,10 @@ class Engine:
         last, quiet = self.updates, 0
         patience = 100_000 + 1_000 * self.workers
         with torch.no_grad():
-            while last < goal:
+            while last < goal and self.stopped is None:
                 if not heap:
                     if park_at is None:
-                        self._stuck()
+                        raise stuck(self)
                     return
                 entry = pop(heap)
                 time, rank, _, generation, handler, payload = entry
@@ -182,6 +149,16 @@ class Engine:
                     if quiet > patience:
                         raise RunError(f"{quiet} events without a change of the centre: nothing is ever pushed")
 
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of what the centre holds now."""
+        task, buffers = self.task, None
+        if self.seats[0].buffers:
+            chief = self.seats[0].buffers
+            rows = [seat.buffers for seat in self.seats]
+            average = {name: _average([row[name] for row in rows]) for name in chief}
+            buffers = chief if task.buffer_policy == "chief" else average
+        return task.evaluate(self.scheme.model(self.centre), buffers)
+
     def clear(self) -> None:
         """Forget everything that is under way."""
         self._heap.clear()
@@ -211,6 +188,8 @@ class Engine:
                 if self._park_at is not None and worker.t >= self._park_at:
                     seat.parked = True
                     return
+                for hook in seat.before_step:
+                    hook()
                 driver.begin()
                 answer = None
             op = driver.advance(answer)
@@ -218,6 +197,8 @@ class Engine:
                 if driver.awaits == 0:
                     raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 worker.t += 1
+                for hook in seat.after_step:
+                    hook()
                 if worker.state is self._centre:
                     self._later(seat, 0.0, self._on_begin, None)  # the run may end between two steps
                     return
@@ -407,25 +388,10 @@ class Engine:
         ]
         return max(times, default=None)
 
-    def _stuck(self) -> None:
-        alive = [seat for seat in self.seats if seat.worker.alive]
-        if not alive:
-            raise RunError(f"no worker is left alive at {self.now:g} s, after {self.updates} updates")
-        lines = [f"deadlock at {self.now:g} s, after {self.updates} updates: every living worker waits"]
-        lines += [f"  worker:{s.worker.rank} at {s.driver.line()} for {self._why(s)}" for s in alive[:20]]
-        if len(alive) > 20:
-            lines.append(f"  … and {len(alive) - 20} more")
-        dead = [str(s.worker.rank) for s in self.seats if not s.worker.alive]
-        if dead:
-            lines.append(f"  dead: worker {', '.join(dead[:20])}")
-        raise Deadlock("\n".join(lines))
 
-    def _why(self, seat: Seat) -> str:
-        op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
-        if isinstance(op, Mean):
-            return self.meetings.explain(op)
-        call = self.desk.waits(seat.worker.rank) if self.desk is not None else None
-        return self.desk.explain(call) if self.desk is not None and call is not None else f"{op}"
+def _average(rows: Sequence[Tensor]) -> Tensor:
+    stacked = torch.stack(list(rows))
+    return stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)
 
 
 def _bytes(content: Any) -> int:

@@ -10,7 +10,7 @@ from paceline.ops import Group, Mean
 from paceline.state import Vector, mean_of
 
 if TYPE_CHECKING:
-    from paceline.sim.engine import Seat
+    from paceline.sim.seat import Seat
 
 Met = list[tuple[int, Any, Vector]]
 

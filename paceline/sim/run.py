@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from paceline import config
 from paceline.errors import RunError, UsageError
+from paceline.hook import Hook
 from paceline.result import Point, Result, Staleness
 from paceline.scheme import Scheme
 from paceline.sim.cost import Cost, Link, Times, parse_link, parse_links, parse_times
 from paceline.sim.engine import Engine
 from paceline.sim.faults import Fault, check_faults, parse_fault
+from paceline.sim.session import Hooked
 from paceline.task import Feed, Task
 
 Watch = Callable[[Engine], None]
@@ -51,13 +53,16 @@ def simulate(
     threads: int = 1,
     warn: Callable[[str], None] | None = None,
     watch: Watch | None = None,
+    hooks: Iterable[str | Hook] = (),
+    say: Callable[[str], None] | None = None,
     **hyper: Any,
 ) -> Result:
     """Train in virtual time until the centre has had `steps` updates (or `seconds` of virtual time have passed).
 
     Gradients are real, time is not: `compute` says how long one takes, `network` and `links` how long messages take,
     `faults` what goes wrong and when. Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`.
-    Equal arguments give equal bits. `every` evaluates on the way; `watch` is called after every update.
+    Equal arguments give equal bits. `every` evaluates on the way; `watch` is called after every update; `hooks` run
+    around the workers' steps (`"target:value=0.9"`) and tell people things through `say`.
     """
     if steps < 1:
         raise UsageError(f"steps must be at least 1, not {steps}")
@@ -80,6 +85,7 @@ def simulate(
         access=access,
     )
     cost.check(crew)
+    crew_hooks = [config.hook_of(hook) for hook in hooks]
     planned = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
     check_faults(planned, crew)
     job = config.task_of(task, task_options or {}).configured(batch=batch, feed=feed, shuffle=shuffle)
@@ -97,22 +103,12 @@ def simulate(
         engine = Engine(job, chosen, workers=crew, seed=seed, cost=cost, faults=planned, shrink=quorum == "shrink")
         history: list[Point] = []
         try:
-            engine.run(steps, seconds=seconds, watch=_watching(watch, every, history))
+            with Hooked(engine, crew_hooks, say or _to_stderr):
+                engine.run(steps, seconds=seconds, watch=_watching(watch, every, history))
         except RunError as error:
             error.result = _result(engine, {}, history, said)
             raise
-        return _result(engine, evaluated(engine), history, said)
-
-
-def evaluated(engine: Engine) -> dict[str, float]:
-    """The metrics of what the centre holds now."""
-    task, buffers = engine.task, None
-    if engine.seats[0].buffers:
-        chief = engine.seats[0].buffers
-        rows = [seat.buffers for seat in engine.seats]
-        average = {name: _average([row[name] for row in rows]) for name in chief}
-        buffers = chief if task.buffer_policy == "chief" else average
-    return task.evaluate(engine.scheme.model(engine.centre), buffers)
+        return _result(engine, engine.evaluate(), history, said)
 
 
 def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | None:
@@ -121,7 +117,7 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
 
     def after_update(engine: Engine) -> None:
         if engine.updates % every == 0:
-            history.append(Point(engine.updates, engine.now, evaluated(engine)))
+            history.append(Point(engine.updates, engine.now, engine.evaluate()))
         if watch is not None:
             watch(engine)
 
@@ -157,12 +153,12 @@ def _result(engine: Engine, metrics: dict[str, float], history: list[Point], sai
         history=history,
         warnings=said,
         notice=task.notice,
+        stopped=engine.stopped,
     )
 
 
-def _average(rows: Sequence[Tensor]) -> Tensor:
-    stacked = torch.stack(list(rows))
-    return stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 @contextmanager

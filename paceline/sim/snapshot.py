@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.sim.engine import Engine, Seat
+from paceline.sim.engine import Engine
+from paceline.sim.seat import Seat
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ class TestMomentum:
         assert run(task(), "aeamsgd", 4, 60, delta=0.0, **hyper).digest == plain.digest
 
     def test_every_worker_too_is_where_aeasgd_has_it(self) -> None:
-        two = [engine(network(), name, 3, RANDOM, lr=LR) for name in ("aeasgd", "aeamsgd")]
-        two[1] = engine(network(), "aeamsgd", 3, RANDOM, lr=LR, delta=0.0)
+        plain = engine(network(), "aeasgd", 3, RANDOM, lr=LR)
+        two = plain, engine(network(), "aeamsgd", 3, RANDOM, lr=LR, delta=0.0)
         for held in two:
             held.run(park_at=25)
         assert all(a.equal(b) for a, b in zip(*map(places, two), strict=True))

@@ -47,7 +47,7 @@ def test_every_scheme_is_placed_here() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_one_worker_is_sequential_sgd_bit_for_bit(task: str) -> None:
-    made, steps = TASKS[task](), 40
+    made, steps = TASKS[task](), 25
     oracle = digest(descent(made, steps, LR))
     found = {name: run(made, name, 1, steps, lr=LR, **PLAIN[name]).digest for name in SEQUENTIAL}
     assert found == dict.fromkeys(SEQUENTIAL, oracle)

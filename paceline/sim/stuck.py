@@ -1,0 +1,39 @@
+"""Why a simulation cannot go on: who waits where, for what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import Deadlock, RunError
+from paceline.ops import Mean, Pending
+from paceline.sim.seat import Seat
+
+if TYPE_CHECKING:
+    from paceline.sim.engine import Engine
+
+SHOWN = 20
+
+
+def stuck(engine: Engine) -> RunError:
+    """The error for an engine in which nothing is under way any more."""
+    when = f"at {engine.now:g} s, after {engine.updates} updates"
+    alive = [seat for seat in engine.seats if seat.worker.alive]
+    if not alive:
+        return RunError(f"no worker is left alive {when}")
+    lines = [f"deadlock {when}: every living worker waits"]
+    lines += [f"  worker:{seat.worker.rank} at {seat.driver.line()} for {_why(engine, seat)}" for seat in alive[:SHOWN]]
+    if len(alive) > SHOWN:
+        lines.append(f"  … and {len(alive) - SHOWN} more")
+    dead = [str(seat.worker.rank) for seat in engine.seats if not seat.worker.alive]
+    if dead:
+        lines.append(f"  dead: worker {', '.join(dead[:SHOWN])}")
+    return Deadlock("\n".join(lines))
+
+
+def _why(engine: Engine, seat: Seat) -> str:
+    op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
+    if isinstance(op, Mean):
+        return engine.meetings.explain(op)
+    desk = engine.desk
+    call = desk.waits(seat.worker.rank) if desk is not None else None
+    return desk.explain(call) if desk is not None and call is not None else f"{op}"

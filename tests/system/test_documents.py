@@ -1,0 +1,71 @@
+"""What README and docs claim is run: their Python, their commands, their scheme."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = (line for block in blocks("README.md", "") for line in block.splitlines())
+    words = (line.removeprefix("$ ").partition(" #")[0].strip() for line in lines)
+    return [line for line in words if line.startswith("paceline ") and "my_file" not in line]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)[1:]
+    if words[0] == "simulate":  # the same command, fewer updates
+        words += ["--steps", "40"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    example = blocks("README.md", "python")[0]
+    assert len(example.strip().splitlines()) <= 10
+    ran = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 4
+
+
+def test_the_scheme_of_add_a_scheme_runs(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text(blocks("docs/add-a-scheme.md", "python")[0], encoding="utf-8")
+    command = ["simulate", "toy", "-s", "lazy.py:Lazy", "threshold=10", "--steps", "20"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "paceline", *command], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "lazy on toy" in ran.stdout
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_generated_pages_are_true() -> None:
+    script = ROOT / "docs" / "generate.py"
+    ran = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,73 @@
+"""How faults are written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from paceline import simulate
+from paceline.errors import UsageError
+from paceline.sim.faults import Fault, check_faults, parse_fault
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill:1@step=20", Fault("kill", 1, 20, "step")),
+        ("kill:1@step=20,back=5", Fault("kill", 1, 20, "step", 5.0)),
+        ("kill:12@await=3", Fault("kill", 12, 3, "await")),
+        ("kill:0@time=1e-3,back=0", Fault("kill", 0, 0.001, "time", 0.0)),
+        ("restart:1@time=30", Fault("restart", 1, 30.0)),
+        ("delay:2@time=3,for=4.5", Fault("delay", 2, 3.0, "time", 4.5)),
+        ("partition:2@step=3,for=4", Fault("partition", 2, 3.0, "step", 4.0)),
+        ("  kill:1@time=2 ", Fault("kill", 1, 2.0)),
+    ],
+)
+def test_the_grammar(text: str, fault: Fault) -> None:
+    assert parse_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kill", "is not a fault; write ACTION:RANK@time=S"),
+        ("kill:1", "is not a fault; write"),
+        ("kill:1@step", "is not a fault"),
+        ("kill:-1@step=2", "is not a fault"),
+        ("kill:1@step=2,", "is not a fault"),
+        ("kill:1@step=two", "is not a fault"),
+        ("kill:1@step=-2", "needs when >= 0"),
+        ("kill:1@step=1e", "has something that is not a number"),
+        ("kill:1@step=2,back=soon", "has something that is not a number"),
+        ("kill:1@step=2,back=-1", "a duration >= 0"),
+        ("kill:1@step=2,back=nan", "a duration >= 0"),
+        ("kill:1@step=2,for=3", "kill takes only back=SECONDS"),
+        ("delay:1@step=2,back=3", "delay takes only for=SECONDS"),
+        ("restart:1@time=2,for=3", "restart takes no option"),
+        ("delay:1@step=2", "needs an end: add ',for=SECONDS'"),
+        ("partition:1@step=2", "needs an end"),
+        ("partition:1@step=2,for=inf", "needs an end"),
+        ("explode:1@step=2", "a fault is one of kill, restart, delay, partition, not 'explode'"),
+        ("kill:1@hour=2", "a fault happens at time=, step= or await=, not 'hour'"),
+        ("restart:1@step=2", "a dead worker makes no steps: restart it at time="),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fault(text)
+    assert message in str(caught.value)
+
+
+def test_moments_are_finite() -> None:
+    for when in (math.inf, math.nan, -1.0):
+        with pytest.raises(UsageError, match="when >= 0"):
+            Fault("kill", 0, when)
+
+
+def test_nobody_else_can_fail() -> None:
+    check_faults([Fault("kill", 2, 1)], 3)
+    with pytest.raises(UsageError, match="a fault names worker 3; workers are 0 to 2"):
+        check_faults([Fault("kill", 3, 1)], 3)
+    with pytest.raises(UsageError, match="workers are 0 to 1"):
+        simulate("toy", "async", workers=2, steps=3, faults=["kill:2@step=1"])
