@@ -18,8 +18,8 @@ from paceline.sim.engine import Engine
 TARGET = 0.97
 SPEEDS = (1.0, 1.0, 1.0, 0.3)  # the last worker is a straggler
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "waits for all four": ("sync", {"lr": 0.4}),
-    "takes the first three": ("sync", {"lr": 0.4, "aggregate": 3}),
+    "wait for all": ("sync", {"lr": 0.4}),
+    "first 3 of 4": ("sync", {"lr": 0.4, "aggregate": 3}),
     "nobody waits": ("downpour", {"lr": 0.02, "window": 5}),
 }
 
@@ -33,7 +33,7 @@ def main() -> None:
     table = Table(title=f"mnist-mlp to {TARGET:.0%}: 4 workers, exponential times, worker 3 at 0.3 of the speed")
     for column in ("scheme", "pace", "accuracy", "updates", "virtual time", "staleness"):
         table.add_column(column, justify="left" if column in ("scheme", "pace") else "right", no_wrap=True)
-    bar = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
+    bar = (TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
     with Progress(*bar, console=console) as progress:
         for pace, (scheme, hyper) in RUNS.items():
             line = progress.add_task(pace, total=3000, now="")

@@ -202,6 +202,8 @@ def _file(kind: str, path: Path) -> ModuleType:
 
 
 def _module(kind: str, name: str) -> ModuleType:
+    if not name or name.startswith("."):
+        raise UsageError(f"no module {name!r} for the {kind}; write package.module:NAME or file.py:NAME")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

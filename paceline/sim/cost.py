@@ -237,6 +237,10 @@ class Cost:
         seconds = self.compute_law.draw(rank, t, rng)
         return seconds / self.speeds[rank] if self.speeds else seconds
 
+    def pass_over(self, rank: int) -> float:
+        """Seconds of worker `rank`'s way through the shared vector: the fast overtake the slow, and read it torn."""
+        return self.access / self.speeds[rank] if self.speeds else self.access
+
     def message(self, source: int, target: int, size: int) -> float:
         worker = target if source == SERVER else source
         link = self.links.get(worker, self.network) if self.links else self.network

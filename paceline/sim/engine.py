@@ -126,13 +126,14 @@ class Engine:
                     heapq.heappush(heap, entry)
                     self.now = seconds
                     return
-                self.now = time
                 if rank < 0:
+                    self.now = time
                     handler(payload)
                 else:
                     seat = self.seats[rank]
                     if seat.generation != generation:
-                        continue
+                        continue  # of a former life: it does not even make time pass
+                    self.now = time
                     held = max(seat.frozen_until, seat.cut_until if handler in messages else -math.inf)
                     if time < held:
                         # at `held` to the bit: sums of differences would shuffle what waits for the same moment
@@ -293,10 +294,11 @@ class Engine:
     def _in_pieces(self, seat: Seat, op: Call[Any], target: Target) -> None:
         length, pieces = len(self._x0), max(1, min(getattr(self.scheme, "chunks", 1), len(self._x0)))
         edges = [length * k // pieces for k in range(pieces + 1)]
+        seconds = self.cost.pass_over(seat.worker.rank)
         results: list[Any] = []
         for k in range(pieces):
             part = (edges[k], edges[k + 1], length)
-            self._later(seat, k * self.cost.access / pieces, self._on_part, (op, target, part, results))
+            self._later(seat, k * seconds / pieces, self._on_part, (op, target, part, results))
 
     def _on_part(self, seat: Seat, payload: tuple[Call[Any], Target, tuple[int, int, int], list[Any]]) -> None:
         op, target, part, results = payload

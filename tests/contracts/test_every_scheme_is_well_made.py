@@ -189,3 +189,8 @@ def test_it_is_found_by_its_reference_too(name: str) -> None:
     assert find.scheme(f"{scheme.__module__}:{scheme.__qualname__}") is scheme
     assert find.anything(name)[0] == "schemes"
     assert find.schemes()[name].summary == (inspect.getdoc(scheme) or "").splitlines()[0]
+
+
+def test_no_word_hides_an_argument_of_simulate(name: str) -> None:
+    taken = set(inspect.signature(simulate).parameters) - {"hyper"}
+    assert not taken & {field.name for field, _ in fields(found(name))}

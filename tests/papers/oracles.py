@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline import Result, Task, TorchTask, simulate
+from paceline import Result, Task, TorchTask, find, simulate
 from paceline.config import scheme_of
 from paceline.seeds import mixed
 from paceline.sim.cost import Cost, parse_times
@@ -19,6 +19,7 @@ from paceline.tasks.quadratic import quadratic
 
 SEED = 5
 EXACT = {"rtol": 0.0, "atol": 1e-10}
+SCHEMES = {name: found.value for name, found in find.schemes().items()}  # found once: the folder is read every time
 
 
 def bowl(dim: int = 23, noise: float = 0.3, dtype: str = "float64", **options: Any) -> Task:
@@ -50,7 +51,7 @@ def network(dtype: torch.dtype = torch.float64, batch: int = 12) -> Task:
 def run(task: str | Task, scheme: str, workers: int, steps: int, **options: Any) -> Result:
     """A simulation that says its warnings to nobody; `server_rule` stands for `server.rule`."""
     words = {key.replace("server_", "server."): value for key, value in options.items()}
-    return simulate(task, scheme, workers=workers, steps=steps, **{"seed": SEED, "warn": ignored} | words)
+    return simulate(task, SCHEMES[scheme], workers=workers, steps=steps, **{"seed": SEED, "warn": ignored} | words)
 
 
 def ignored(text: str) -> None:
@@ -60,7 +61,7 @@ def ignored(text: str) -> None:
 def engine(task: Task, scheme: str, workers: int, compute: str = "constant:1", **hyper: Any) -> Engine:
     """The simulator itself, where a test looks at the workers or puts them somewhere first."""
     cost = Cost(compute_law=parse_times(compute))
-    return Engine(task, scheme_of(scheme, hyper), workers=workers, seed=SEED, cost=cost)
+    return Engine(task, scheme_of(SCHEMES[scheme], hyper), workers=workers, seed=SEED, cost=cost)
 
 
 class Gradients:

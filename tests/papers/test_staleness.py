@@ -7,12 +7,11 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from oracles import line, run
+from oracles import SCHEMES, line, run
 
-from paceline import Result, find
+from paceline import Result
 from paceline.sim.engine import Engine
 
-SCHEMES = {name: found.value for name, found in find.schemes().items()}
 ASYNCHRONOUS = [name for name, cls in SCHEMES.items() if cls.asynchronous]
 SYNCHRONOUS = [name for name, cls in SCHEMES.items() if not cls.asynchronous and not cls.alone]
 COMPUTE = {

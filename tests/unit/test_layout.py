@@ -1,0 +1,183 @@
+"""Imports point one way. This table is the map of the package; a module that is not on it has to be put there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(paceline.__file__).resolve().parent
+
+# what each module may import of paceline; `family.*` stands for every file of a folder
+MAY_IMPORT = {
+    "errors": "",
+    "seeds": "",
+    "limits": "",
+    "state": "errors",
+    "ops": "state",
+    "ledger": "state",
+    "result": "state",
+    "scheme": "errors ops state",
+    "rules": "errors scheme state",
+    "worker": "errors ops seeds state",
+    "task": "errors state",
+    "feed": "errors seeds task",
+    "torch_task": "errors feed state task",
+    "desk": "errors ledger ops scheme state",
+    "drive": "errors ops scheme worker",
+    "hook": "worker",
+    "find": "data errors hook rules scheme sim.cost task",
+    "config": "errors find hook rules scheme task",
+    "schemes.*": "errors limits rules scheme schemes.* state worker",
+    "tasks.*": "data errors feed seeds state task tasks.* torch_task",
+    "hooks.*": "errors hook hooks.* scheme state",
+    "data.*": "data data.* errors feed seeds",
+    "report.*": "config errors find report.* result scheme",
+    "sim.cost": "errors",
+    "sim.faults": "errors",
+    "sim.meeting": "errors ops state",
+    "sim.seat": "drive ops sim.faults state task worker",
+    "sim.session": "errors hook worker",
+    "sim.stuck": "errors ops sim.seat",
+    "sim": "",
+    "sim.engine": "desk drive errors ops scheme seeds state task worker "
+    "sim.cost sim.faults sim.meeting sim.seat sim.stuck",
+    "sim.snapshot": "errors sim.engine sim.seat",
+    "sim.run": "config errors hook result scheme sim.cost sim.engine sim.faults sim.session task",
+    "cli": "config data errors find paceline report report.* result sim.cost sim.engine sim.faults sim.run",
+    "__init__": "errors hook result scheme sim.cost sim.faults sim.run state task torch_task worker",
+    "__main__": "cli",
+}
+
+# inside a function, where the name is needed when it runs: a scheme's rule may be given by its name
+LATER = {("scheme", "rules")}
+
+FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "misc", "core"}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def entry(module: str) -> str | None:
+    """The line of the table that speaks of a module."""
+    if module in MAY_IMPORT:
+        return module
+    family = module.partition(".")[0] + ".*"
+    return family if family in MAY_IMPORT else None
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """Modules of paceline that a file imports, and whether at its top; what only the type checker sees is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where they point"
+            module = node.module or ""
+            within = [f"{module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("paceline.") in MODULES else module for name in within]
+        for name in names:
+            if name == "paceline" or name.startswith("paceline."):
+                yield name.removeprefix("paceline."), id(node) in top
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_table(module: str) -> None:
+    line = entry(module)
+    assert line is not None, f"paceline/{module} is not in the table: say there what it may import"
+    allowed = set(MAY_IMPORT[line].split())
+    for other, _ in imported(MODULES[module]):
+        family = other.partition(".")[0] + ".*"
+        fits = other in allowed or family in allowed or (module, other) in LATER
+        assert fits, f"{module} imports {other}; it may import {', '.join(sorted(allowed)) or 'nothing of paceline'}"
+
+
+def test_the_table_has_no_dead_lines() -> None:
+    assert {entry(module) for module in MODULES} >= set(MAY_IMPORT)
+
+
+def test_no_module_needs_itself() -> None:
+    """Without what functions import later there is no circle: any module can be read alone."""
+    needs = {module: {other for other, top in imported(path) if top} for module, path in MODULES.items()}
+    done: set[str] = set()
+    while len(done) < len(needs):
+        ready = {module for module in needs.keys() - done if needs[module] - {"paceline", module} <= done}
+        assert ready, f"a circle among {sorted(needs.keys() - done)}"
+        done |= ready
+
+
+def schemes() -> list[Path]:
+    return sorted((ROOT / "schemes").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", schemes(), ids=lambda path: path.stem)
+def test_a_scheme_imports_little(path: Path) -> None:
+    """Torch, the standard library's plainest parts, and what a scheme is made of: it cannot know its world."""
+    allowed = {"__future__", "collections", "dataclasses", "math", "typing", "torch", "itertools", "functools"}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            assert name.partition(".")[0] in allowed | {"paceline"}, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_are_named_after_what_they_hold(module: str) -> None:
+    assert not set(module.split(".")) & FORBIDDEN_NAMES
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_is_ever_unpickled(module: str) -> None:
+    """Data are bytes with names: reading them must never run code."""
+    source = MODULES[module].read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"} & set(names)
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in {"torch.load", "torch.save", "eval", "exec", "pickle.loads"}
+            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            assert keywords.get("allow_pickle", "False") == "False"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
+    """Time is the simulator's own, and steps are driven without asyncio."""
+    if module.partition(".")[0] in ("cli", "data", "report"):
+        return
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        assert not {"asyncio", "time", "datetime", "random", "threading"} & set(names)
