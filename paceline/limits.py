@@ -35,10 +35,11 @@ def aeasgd_alpha(c: float) -> float:
     return (4 - 2 * c) / (4 - c)
 
 
-def synchronous(c: float) -> Iterator[str]:
+def synchronous(gain: float, what: str = "lr * curvature") -> Iterator[str]:
     """The warning of every scheme whose gradients are fresh."""
-    if c >= 2:
-        yield f"lr * curvature = {c:.3g} crosses 2, the stability limit of synchronous SGD: it will diverge"
+    if not 0 <= gain < 2:
+        limit = 2 if gain >= 2 else 0
+        yield f"{what} = {gain:.3g} crosses {limit}, the stability limit of synchronous SGD: it will diverge"
 
 
 def asynchronous(gain: float, workers: int, what: str = "lr * curvature") -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline import limits
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, State, Vector
 from paceline.schemes.sync import SyncSGD
@@ -37,3 +39,9 @@ class SAGN(SyncSGD):
 
     def _centre_rule(self) -> Rule:
         return self.server_rule
+
+    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
+        if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
+            gain = limits.window_gain(self.lr * curvature, self.window, normalised=True)
+            times = (self.aggregate or workers) if self.reduce == "sum" else 1
+            yield from limits.synchronous(gain * times, f"the gain of a window of {self.window}")

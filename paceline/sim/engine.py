@@ -63,14 +63,16 @@ class Engine:
         self._messages = {self._on_call, self._on_answer, self._on_mean, self._on_part}
         self._park_at: int | None = None
         self._centre = self.centre
-        for fault in faults:
+        self._at_update: list[Fault] = []
+        for fault in sorted(faults, key=lambda fault: fault.when):
             if fault.unit == "time":
                 entry = (fault.when, -1, next(self._sequence), 0, self._on_fault, fault)
                 heapq.heappush(self._heap, entry)
+            elif fault.unit == "update":
+                self._at_update.append(fault)
             else:
                 self.seats[fault.rank].faults.append(fault)
         for seat in self.seats:
-            seat.faults.sort(key=lambda fault: fault.when)
             self._later(seat, 0.0, self._on_begin, None)
 
     def _seat(self, rank: int) -> Seat:
@@ -143,6 +145,8 @@ class Engine:
                 self.events += 1
                 if self._centre.v != last:
                     last, quiet = self._centre.v, 0
+                    while self._at_update and last >= self._at_update[0].when:
+                        self._on_fault(self._at_update.pop(0))
                     if watch is not None:
                         watch(self)
                 else:
@@ -322,8 +326,7 @@ class Engine:
 
     def _struck(self, seat: Seat, unit: str, reached: int) -> bool:
         """Let the faults happen that wait for this step or await; tells whether the worker is dead now."""
-        due = [fault for fault in seat.faults if fault.unit == unit and reached >= fault.when] if seat.faults else ()
-        for fault in due:
+        for fault in [one for one in seat.faults if one.unit == unit and reached >= one.when]:
             seat.faults.remove(fault)
             self._on_fault(fault)
         return not seat.worker.alive

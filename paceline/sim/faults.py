@@ -11,12 +11,12 @@ from typing import Literal, get_args
 from paceline.errors import UsageError
 
 Action = Literal["kill", "restart", "delay", "partition"]
-Unit = Literal["time", "step", "await"]
+Unit = Literal["time", "step", "await", "update"]
 
 _FORM = re.compile(
     r"(?P<action>[a-z]+):(?P<rank>\d+)@(?P<unit>[a-z]+)=(?P<when>[0-9.eE+-]+)(?P<rest>(,[a-z]+=[^,]+)*)$"
 )
-_HOW = "ACTION:RANK@time=S or @step=K, e.g. kill:1@step=20,back=5 or partition:2@time=3.5,for=10"
+_HOW = "ACTION:RANK@time=S, @step=K or @update=K, e.g. kill:1@step=20,back=5 or partition:2@time=3.5,for=10"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Fault:
     """`kill` a worker (for good, or until `back` seconds later), `restart` a killed one, `delay` everything that it
     does for `duration` seconds, or `partition` it: its messages wait until `duration` seconds have passed.
 
-    `when` counts seconds of virtual time, or the worker's own steps or awaits.
+    `when` counts seconds of virtual time, updates of the centre, or the worker's own steps or awaits; a dead worker
+    makes no steps, so the step of a restart is the centre's.
     """
 
     action: Action
@@ -37,17 +38,19 @@ class Fault:
         if self.action not in get_args(Action):
             raise UsageError(f"a fault is one of {', '.join(get_args(Action))}, not {self.action!r}")
         if self.unit not in get_args(Unit):
-            raise UsageError(f"a fault happens at time=, step= or await=, not {self.unit!r}")
+            raise UsageError(f"a fault happens at time=, step=, update= or await=, not {self.unit!r}")
         if not (self.when >= 0 and self.duration >= 0 and math.isfinite(self.when)):
             raise UsageError(f"a fault needs when >= 0 and a duration >= 0, not {self.when:g}, {self.duration:g}")
         if self.action in ("delay", "partition") and not math.isfinite(self.duration):
             raise UsageError(f"{self.action}:{self.rank} needs an end: add ',for=SECONDS'")
-        if self.action == "restart" and self.unit != "time":
-            raise UsageError("a dead worker makes no steps: restart it at time=")
+        if self.action == "restart" and self.unit == "await":
+            raise UsageError("a dead worker awaits nothing: restart it at time= or step=")
+        if self.action == "restart" and self.unit == "step":
+            object.__setattr__(self, "unit", "update")
 
 
 def parse_fault(text: str) -> Fault:
-    """`kill:1@step=20,back=5` · `restart:1@time=30` · `delay:2@time=3,for=4` · `partition:2@time=3,for=4`."""
+    """`kill:1@step=20,back=5` · `restart:1@update=30` · `delay:2@time=3,for=4` · `partition:2@time=3,for=4`."""
     match = _FORM.match(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a fault; write {_HOW}")

@@ -32,6 +32,7 @@ class Quadratic(Task):
         centres: tuple[float, ...],
     ) -> None:
         self.noise, self.heterogeneity = noise, heterogeneity
+        self.heterogeneous = heterogeneity > 0 or len(set(centres)) > 1
         self.given = max(len(curvatures), len(centres))  # 0: any number of workers
         dim, dtype = len(spectrum), spectrum.dtype
         ones = torch.ones(dim, dtype=dtype)

@@ -27,11 +27,25 @@ def crosses(name: str, workers: int, limit: float, *words: str, rate: str = "lr"
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), [("sgd", 1), ("sync", 4), ("allreduce", 4), ("averaging", 4), ("sagn", 4), ("easgd", 4)]
+    ("name", "workers"), [("sgd", 1), ("sync", 4), ("allreduce", 4), ("averaging", 4), ("easgd", 4)]
 )
 def test_synchronous_sgd_names_two(name: str, workers: int) -> None:
     hyper = {"beta": 0.0} if name == "easgd" else {}
     crosses(name, workers, 2.0, "crosses 2", "synchronous SGD", **hyper)
+
+
+def test_sagn_is_held_to_the_gain_of_its_window() -> None:
+    """(1 - (1 - c)^window) / window reaches 2 at c = 1 + 9^(1/5) for a window of 5: later than plain SGD."""
+    crosses("sagn", 4, 2.0, "crosses 2", window=1)
+    crosses("sagn", 4, 1 + 9**0.2, "crosses 2", "gain of a window of 5", window=5)
+
+
+def test_different_data_at_different_speeds_are_named() -> None:
+    hyper = {"task_options": {"dim": 2, "heterogeneity": 1.0}, "workers": 2, "steps": 2, "lr": 0.01}
+    with pytest.warns(StabilityWarning, match="favour the fast"):
+        simulate("quadratic", "async", speeds=(1, 2), **hyper)
+    assert simulate("quadratic", "async", speeds=(2, 2), **hyper).warnings == []
+    assert simulate("quadratic", "sync", speeds=(1, 2), **hyper).warnings == []
 
 
 def test_a_sum_over_the_workers_counts_as_many_times() -> None:

@@ -313,10 +313,18 @@ def test_a_mean_is_everybodys() -> None:
 
 
 def test_members_may_change_their_copies_of_a_mean() -> None:
-    run = engine(means(), workers=3)
+    @dataclass(frozen=True)
+    class Changing(Scheme, name="changing"):
+        async def step(self, w: Worker) -> None:
+            mean = await w.mean(torch.full((4,), w.rank + 1.0))
+            mean += 10 * w.rank
+            await w.sleep(1)
+            w.x = mean
+            w.v += 1
+
+    run = engine(Changing(), workers=3)
     run.run(park_at=1)
-    run.seats[0].worker.x += 1
-    assert got(run) == [3.0, 2.0, 2.0]
+    assert got(run) == [2.0, 12.0, 22.0]
 
 
 def test_a_mean_with_weights() -> None:

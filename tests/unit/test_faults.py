@@ -19,6 +19,8 @@ from paceline.sim.faults import Fault, check_faults, parse_fault
         ("kill:12@await=3", Fault("kill", 12, 3, "await")),
         ("kill:0@time=1e-3,back=0", Fault("kill", 0, 0.001, "time", 0.0)),
         ("restart:1@time=30", Fault("restart", 1, 30.0)),
+        ("restart:1@step=30", Fault("restart", 1, 30.0, "update")),
+        ("kill:1@update=30", Fault("kill", 1, 30.0, "update")),
         ("delay:2@time=3,for=4.5", Fault("delay", 2, 3.0, "time", 4.5)),
         ("partition:2@step=3,for=4", Fault("partition", 2, 3.0, "step", 4.0)),
         ("  kill:1@time=2 ", Fault("kill", 1, 2.0)),
@@ -49,8 +51,8 @@ def test_the_grammar(text: str, fault: Fault) -> None:
         ("partition:1@step=2", "needs an end"),
         ("partition:1@step=2,for=inf", "needs an end"),
         ("explode:1@step=2", "a fault is one of kill, restart, delay, partition, not 'explode'"),
-        ("kill:1@hour=2", "a fault happens at time=, step= or await=, not 'hour'"),
-        ("restart:1@step=2", "a dead worker makes no steps: restart it at time="),
+        ("kill:1@hour=2", "a fault happens at time=, step=, update= or await=, not 'hour'"),
+        ("restart:1@await=2", "a dead worker awaits nothing: restart it at time= or step="),
     ],
 )
 def test_what_is_wrong_is_named(text: str, message: str) -> None:
@@ -71,3 +73,18 @@ def test_nobody_else_can_fail() -> None:
         check_faults([Fault("kill", 3, 1)], 3)
     with pytest.raises(UsageError, match="workers are 0 to 1"):
         simulate("toy", "async", workers=2, steps=3, faults=["kill:2@step=1"])
+
+
+def test_a_fault_at_an_update_of_the_centre_strikes_there() -> None:
+    deaths: list[tuple[int, bool]] = []
+    simulate(
+        "toy",
+        "async",
+        workers=3,
+        steps=30,
+        lr=0.01,
+        faults=["kill:1@update=10", "restart:1@step=20"],
+        watch=lambda engine: deaths.append((engine.updates, engine.seats[1].worker.alive)),
+    )
+    # an update's faults strike before anybody looks
+    assert [update for update, alive in deaths if not alive] == list(range(10, 20))
