@@ -209,7 +209,7 @@ class Link:
 class Cost:
     """Virtual time of a run. `speeds[i]` divides worker i's times; `links[i]` replaces the network for worker i.
 
-    `access` is how long one pass over the shared vector takes in a call that is not atomic (HogWild).
+    `access` is how long one pass over the shared vector takes at speed 1 in a call that is not atomic (HogWild).
     """
 
     compute_law: Times = field(default_factory=Constant)
