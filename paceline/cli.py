@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import sys
@@ -72,7 +73,9 @@ def simulate(
     speeds: Annotated[str, typer.Option(help="One factor per worker: 1,1,0.5")] = "",
     network: Annotated[str, typer.Option(help="latency=SECONDS,bandwidth=BYTES_PER_SECOND")] = "",
     link: Annotated[list[str] | None, typer.Option(help="RANK:latency=…,bandwidth=… for one worker's wire.")] = None,
-    access: Annotated[float, typer.Option(help="Seconds of one pass over the shared vector (hogwild).")] = 0.1,
+    access: Annotated[
+        str, typer.Option(help="Seconds of a pass over the shared vector (hogwild), a law.")
+    ] = "exponential:0.1",
     fault: Annotated[
         list[str] | None, typer.Option(help="kill:1@step=20,back=5 | delay:1@time=3,for=2 | partition:…")
     ] = None,
@@ -95,9 +98,8 @@ def simulate(
     given = pairs(words or [])
     task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
     hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
-    clashes = hyper.keys() & {"workers", "steps", "batch", "seed", "compute", "feed", "threads", "seconds", "every"}
-    if clashes:
-        raise paceline.UsageError(f"{sorted(clashes)[0]!r} is an option: write --{sorted(clashes)[0]} VALUE")
+    for key in hyper.keys() & inspect.signature(paceline.simulate).parameters.keys():
+        raise paceline.UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{key} VALUE")
     with _Bar(steps, scheme, task) as bar:
         result = paceline.simulate(
             task,

@@ -20,8 +20,8 @@ class HogWild(Scheme):
     worker:  x <- read (possibly torn);  g <- gradient(x);  x[j] <- x[j] - lr * g[j] for each j, others in between
 
     In virtual time the vector is cut in `chunks`, each the atomic unit: reads and adds of different workers interleave
-    chunk by chunk. A pass takes the simulator's `access`, divided by the worker's speed: a fast worker overtakes a slow
-    one on its way and reads torn; equally fast ones never do. One chunk is asynchronous SGD, one worker SGD.
+    chunk by chunk, at the pace of the simulator's `access` law and the worker's speed. Who overtakes another on the way
+    reads torn; with constant and equal times nobody does. One chunk is asynchronous SGD, one worker SGD.
     Differs from the paper: gradients are dense, so every coordinate is written, the zeros too.
     """
 

@@ -14,6 +14,8 @@ from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, mean_of, on_server, sum_of
 from paceline.worker import Worker
 
+ANYBODY = -1  # calls with equal arguments wait in one line at the desk
+
 
 @dataclass(frozen=True)
 class SyncSGD(Scheme):
@@ -46,7 +48,8 @@ class SyncSGD(Scheme):
             kept=torch.zeros(need, len(x0), dtype=x0.dtype),
             whose=torch.zeros(need, dtype=torch.int64),
             latest=torch.full((workers,), -1),  # the last version that has a gradient of this worker
-            tokens=max(workers, need),  # with `repeat`: gradients of this version that may still be begun
+            tokens=max(workers, need),  # with `repeat`: gradients of this version that may still be begun,
+            holds=torch.zeros(workers, dtype=torch.int64),  # and who has begun one
             present=workers,
             arrived=torch.zeros(workers, dtype=torch.int64),
             **self._centre_rule().cells(x0),
@@ -63,13 +66,16 @@ class SyncSGD(Scheme):
     def begin(self, s: State) -> None:
         """The start barrier: nobody computes before everybody is here."""
 
-    @on_server(when=lambda self, s, r: s.tokens > 0 if self.repeat else s.v >= r)
-    def pull(self, s: State, r: int) -> tuple[Vector, int]:
-        s.tokens -= 1
+    @on_server(when=lambda self, s, r, rank: s.tokens > 0 or s.holds[rank] > 0 if self.repeat else s.v >= r)
+    def pull(self, s: State, r: int, rank: int) -> tuple[Vector, int]:
+        if self.repeat and not s.holds[rank]:  # a restarted worker still has its token
+            s.tokens -= 1
+            s.holds[rank] = 1
         return s.x, s.v
 
     @on_server
     def push(self, s: State, g: Vector, v: int, rank: int) -> None:
+        s.holds[rank] = 0
         again = not self.repeat and s.latest[rank] == v
         if v < s.v or again:
             s.refuse()
@@ -85,7 +91,7 @@ class SyncSGD(Scheme):
         if self.barrier and w.t == 0:
             await self.arrive(w.rank)
             await self.begin()
-        w.x, w.v = await self.pull(w.next)
+        w.x, w.v = await self.pull(w.next, w.rank if self.repeat else ANYBODY)
         g = await self.gradient(w)
         await self.push(g, w.v, w.rank)
         w.next = w.v + 1
@@ -97,7 +103,8 @@ class SyncSGD(Scheme):
     def left(self, s: State, rank: int) -> None:
         s.arrived[rank] = 0
         s.present -= 1
-        s.tokens += 1  # the one that the dead worker may have held
+        s.tokens += int(s.holds[rank])
+        s.holds[rank] = 0
         if not self.repeat and 0 < s.present < s.need:
             s.need = s.present
         self._close(s)
@@ -116,6 +123,7 @@ class SyncSGD(Scheme):
         s.v += 1
         s.got = 0
         s.tokens = max(s.present, s.need)
+        s.holds = 0
 
     def _centre_rule(self) -> Rule:
         return self.rule

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -216,13 +217,15 @@ class Cost:
     network: Link = field(default_factory=Link)
     speeds: tuple[float, ...] = ()
     links: Mapping[int, Link] = field(default_factory=dict)
-    access: float = 0.1
+    access: Times | float = field(default_factory=lambda: Exponential(0.1))
 
     def __post_init__(self) -> None:
         if any(not speed > 0 for speed in self.speeds):
             raise UsageError(f"speeds must be above 0, not {', '.join(map(str, self.speeds))}")
-        if not (self.access >= 0 and math.isfinite(self.access)):
-            raise UsageError(f"access must be a finite number of at least 0, not {self.access:g}")
+        if not isinstance(self.access, Times):
+            if not (self.access >= 0 and math.isfinite(self.access)):
+                raise UsageError(f"access must be a finite number of at least 0, not {self.access:g}")
+            object.__setattr__(self, "access", Constant(float(self.access)))
 
     def check(self, workers: int) -> None:
         if self.speeds and len(self.speeds) != workers:
@@ -237,9 +240,16 @@ class Cost:
         seconds = self.compute_law.draw(rank, t, rng)
         return seconds / self.speeds[rank] if self.speeds else seconds
 
-    def pass_over(self, rank: int) -> float:
-        """Seconds of worker `rank`'s way through the shared vector: the fast overtake the slow, and read it torn."""
-        return self.access / self.speeds[rank] if self.speeds else self.access
+    def pass_over(self, rank: int, pieces: int, seed: int) -> list[float]:
+        """When worker `rank`'s way through the shared vector reaches each piece. Who is faster overtakes, and so reads
+        or leaves the vector torn; with constant times and equal speeds nobody ever does."""
+        assert isinstance(self.access, Times)
+        share = 1 / (pieces * (self.speeds[rank] if self.speeds else 1.0))
+        if isinstance(self.access, Constant):
+            return [k * self.access.seconds * share for k in range(pieces)]
+        rng = np.random.Generator(np.random.PCG64(seed))
+        draws = [self.access.draw(rank, k, rng) * share for k in range(pieces - 1)]
+        return list(accumulate(draws, initial=0.0))
 
     def message(self, source: int, target: int, size: int) -> float:
         worker = target if source == SERVER else source
@@ -254,7 +264,9 @@ def laws() -> dict[str, type[Times]]:
 
 
 def parse_times(text: str) -> Times:
-    """`exponential:1.0`, `uniform:0.5,1.5`, `pareto:scale=1,shape=2`, `trace:times.csv`."""
+    """`exponential:1.0`, `uniform:0.5,1.5`, `pareto:scale=1,shape=2`, `trace:times.csv`; a number is constant."""
+    if _is_number(text):
+        return Constant(float(text))
     name, _, rest = text.partition(":")
     known = laws()
     if name not in known:

@@ -23,6 +23,7 @@ from paceline.scheme import Scheme
 from paceline.seeds import mixed
 from paceline.sim.cost import SERVER, Cost
 from paceline.sim.faults import Fault
+from paceline.sim.life import Life
 from paceline.sim.meeting import Meetings
 from paceline.sim.seat import Seat
 from paceline.sim.stuck import stuck
@@ -62,18 +63,10 @@ class Engine:
         self._free_network = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
         self._messages = {self._on_call, self._on_answer, self._on_mean, self._on_part}
         self._park_at: int | None = None
-        self._centre = self.centre
-        self._at_update: list[Fault] = []
-        for fault in sorted(faults, key=lambda fault: fault.when):
-            if fault.unit == "time":
-                entry = (fault.when, -1, next(self._sequence), 0, self._on_fault, fault)
-                heapq.heappush(self._heap, entry)
-            elif fault.unit == "update":
-                self._at_update.append(fault)
-            else:
-                self.seats[fault.rank].faults.append(fault)
+        self.choose_centre()
+        self.life = Life(self, faults)
         for seat in self.seats:
-            self._later(seat, 0.0, self._on_begin, None)
+            self.begin(seat)
 
     def _seat(self, rank: int) -> Seat:
         worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
@@ -90,6 +83,10 @@ class Engine:
 
     def _chief(self) -> Seat:
         return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
+
+    def choose_centre(self) -> None:
+        """Look again whose state the centre is; called when somebody dies or comes back."""
+        self._centre = self.centre
 
     @property
     def updates(self) -> int:
@@ -111,7 +108,7 @@ class Engine:
         for seat in self.seats:
             if seat.parked and seat.worker.alive:
                 seat.parked = False
-                self._later(seat, 0.0, self._on_begin, None)
+                self.begin(seat)
         goal = math.inf if updates is None else updates
         heap, pop, messages = self._heap, heapq.heappop, self._messages
         last, quiet = self.updates, 0
@@ -145,8 +142,7 @@ class Engine:
                 self.events += 1
                 if self._centre.v != last:
                     last, quiet = self._centre.v, 0
-                    while self._at_update and last >= self._at_update[0].when:
-                        self._on_fault(self._at_update.pop(0))
+                    self.life.updated(last)
                     if watch is not None:
                         watch(self)
                 else:
@@ -168,16 +164,17 @@ class Engine:
         """Forget everything that is under way."""
         self._heap.clear()
 
+    def begin(self, seat: Seat) -> None:
+        """Let a worker begin its next step, as soon as the events of this moment allow."""
+        self._later(seat, 0.0, self._on_begin, None)
+
+    def schedule(self, when: float, handler: Callable[..., None], payload: Any) -> None:
+        """Something that happens to the run as a whole, before what workers do at the same moment."""
+        heapq.heappush(self._heap, (when, -1, next(self._sequence), 0, handler, payload))
+
     def _later(self, seat: Seat, seconds: float, handler: Callable[..., None], payload: Any) -> None:
-        entry = (
-            self.now + seconds,
-            seat.worker.rank,
-            next(self._sequence),
-            seat.generation,
-            handler,
-            payload,
-        )
-        heapq.heappush(self._heap, entry)
+        when, rank = self.now + seconds, seat.worker.rank
+        heapq.heappush(self._heap, (when, rank, next(self._sequence), seat.generation, handler, payload))
 
     def _on_begin(self, seat: Seat, _: None) -> None:
         self._resume(seat, None)
@@ -188,7 +185,7 @@ class Engine:
         seat.waits_for = None
         while True:
             if not driver.running:
-                if self._struck(seat, "step", worker.t):
+                if self.life.struck(seat, "step", worker.t):
                     return
                 if self._park_at is not None and worker.t >= self._park_at:
                     seat.parked = True
@@ -205,7 +202,7 @@ class Engine:
                 for hook in seat.after_step:
                     hook()
                 if worker.state is self._centre:
-                    self._later(seat, 0.0, self._on_begin, None)  # the run may end between two steps
+                    self.begin(seat)  # the run may end between two steps
                     return
                 continue
             seat.awaits += 1
@@ -221,9 +218,9 @@ class Engine:
                     op.waited = True
                 else:
                     self._issue(seat, op, None)
-                self._struck(seat, "await", seat.awaits)
+                self.life.struck(seat, "await", seat.awaits)
                 return
-            if self._struck(seat, "await", seat.awaits):
+            if self.life.struck(seat, "await", seat.awaits):
                 return
 
     def _issue(self, seat: Seat, op: Op[Any], target: Target) -> None:
@@ -284,9 +281,9 @@ class Engine:
     def _on_call(self, seat: Seat, payload: tuple[Call[Any], Target]) -> None:
         op, target = payload
         assert self.desk is not None
-        self._answer(self.desk.submit(seat.worker.rank, op, (seat.generation, target)))
+        self.deliver_answers(self.desk.submit(seat.worker.rank, op, (seat.generation, target)))
 
-    def _answer(self, answers: Sequence[Answer]) -> None:
+    def deliver_answers(self, answers: Sequence[Answer]) -> None:
         for rank, (generation, target), result in answers:
             seat = self.seats[rank]
             if seat.generation == generation:
@@ -298,93 +295,41 @@ class Engine:
     def _in_pieces(self, seat: Seat, op: Call[Any], target: Target) -> None:
         length, pieces = len(self._x0), max(1, min(getattr(self.scheme, "chunks", 1), len(self._x0)))
         edges = [length * k // pieces for k in range(pieces + 1)]
-        seconds = self.cost.pass_over(seat.worker.rank)
+        number = mixed(self.seed, "access", seat.worker.rank, seat.awaits)
         results: list[Any] = []
-        for k in range(pieces):
+        for k, seconds in enumerate(self.cost.pass_over(seat.worker.rank, pieces, number)):
             part = (edges[k], edges[k + 1], length)
-            self._later(seat, k * seconds / pieces, self._on_part, (op, target, part, results))
+            self._later(seat, seconds, self._on_part, (op, target, part, results))
 
     def _on_part(self, seat: Seat, payload: tuple[Call[Any], Target, tuple[int, int, int], list[Any]]) -> None:
         op, target, part, results = payload
         assert self.desk is not None
         result, answers = self.desk.perform_part(seat.worker.rank, op, part)
         results.append(result)
-        self._answer(answers)
+        self.deliver_answers(answers)
         if part[1] == part[2]:
             self._deliver(seat, target, _joined(results))
 
     def _on_mean(self, seat: Seat, payload: tuple[Mean, Target]) -> None:
         op, target = payload
-        self._met(self.meetings.arrive(seat.worker.rank, op, target))
+        self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
 
-    def _met(self, met: Sequence[tuple[int, Target, Vector]]) -> None:
+    def deliver_means(self, met: Sequence[tuple[int, Target, Vector]]) -> None:
         for rank, target, mean in met:
             self._later(self.seats[rank], self._message(SERVER, rank, mean), self._on_answer, (target, mean))
 
     def _message(self, source: int, target: int, content: Any) -> float:
         return 0.0 if self._free_network else self.cost.message(source, target, _bytes(content))
 
-    def _struck(self, seat: Seat, unit: str, reached: int) -> bool:
-        """Let the faults happen that wait for this step or await; tells whether the worker is dead now."""
-        for fault in [one for one in seat.faults if one.unit == unit and reached >= one.when]:
-            seat.faults.remove(fault)
-            self._on_fault(fault)
-        return not seat.worker.alive
-
-    def _on_fault(self, fault: Fault) -> None:
-        seat = self.seats[fault.rank]
-        match fault.action:
-            case "kill":
-                self.kill(fault.rank)
-                if math.isfinite(fault.duration):
-                    entry = Fault("restart", fault.rank, self.now + fault.duration)
-                    sequence = next(self._sequence)
-                    heapq.heappush(self._heap, (entry.when, -1, sequence, 0, self._on_fault, entry))
-            case "restart":
-                self.restart(fault.rank)
-            case "delay":
-                seat.frozen_until = max(seat.frozen_until, self.now + fault.duration)
-            case "partition":
-                seat.cut_until = max(seat.cut_until, self.now + fault.duration)
-
     def kill(self, rank: int) -> None:
         """The worker is gone at once: its locals, its waiting calls and its messages under way."""
-        seat = self.seats[rank]
-        if not seat.worker.alive:
-            return
-        seat.worker.alive = seat.parked = False
-        seat.generation += 1
-        seat.waits_for = None
-        seat.driver.close()
-        self._centre = self.centre
-        self._met(self.meetings.left(rank))
-        if self.desk is not None:
-            self._answer(self.desk.left(rank, quorum=self.shrink))
+        self.life.kill(rank)
 
     def restart(self, rank: int) -> None:
         """The worker comes back with its cells and begins its step anew."""
-        seat = self.seats[rank]
-        if seat.worker.alive:
-            return
-        if self.desk is None:
-            arrival = self._last_mean_arrives()
-            if arrival is not None:  # until then the others stand at different versions: none of them to join
-                again = Fault("restart", rank, math.nextafter(arrival, math.inf))
-                heapq.heappush(self._heap, (again.when, -1, next(self._sequence), 0, self._on_fault, again))
-                return
-            peer = next((other.worker for other in self.seats if other.worker.alive), None)
-            if peer is not None and (self.shrink or peer.state.v > seat.worker.state.v):
-                # the others went on without it: their state is the run's now
-                seat.worker.state.restore(peer.state.saved())
-                seat.worker.t = peer.t
-        seat.worker.alive = True
-        self._centre = self.centre
-        self.meetings.joined(rank)
-        if self.desk is not None:
-            self._answer(self.desk.joined(rank, quorum=self.shrink))
-        self._later(seat, 0.0, self._on_begin, None)
+        self.life.restart(rank)
 
-    def _last_mean_arrives(self) -> float | None:
+    def last_mean_arrives(self) -> float | None:
         """When the last mean will have arrived that is ready but still under way to a living worker."""
         times = [
             time

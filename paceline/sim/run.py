@@ -41,7 +41,7 @@ def simulate(
     speeds: Sequence[float] = (),
     network: str | Link = "",
     links: Iterable[str] | Mapping[int, Link] = (),
-    access: float = 0.1,
+    access: str | float | Times = "exponential:0.1",
     faults: Iterable[str | Fault] = (),
     quorum: Literal["shrink", "hold"] = "shrink",
     feed: Feed | None = None,
@@ -82,7 +82,7 @@ def simulate(
         network=parse_link(network) if isinstance(network, str) else network,
         speeds=tuple(speeds),
         links=links if isinstance(links, Mapping) else parse_links(list(links)),
-        access=access,
+        access=parse_times(access) if isinstance(access, str) else access,
     )
     cost.check(crew)
     crew_hooks = [config.hook_of(hook) for hook in hooks]

@@ -1,4 +1,5 @@
-"""Every test here that asks for `name` runs once for each scheme that `find` finds."""
+"""Every test here that asks for `name` runs once for each scheme that `find` finds; one that asks for `team`, for each
+that takes several workers."""
 
 from __future__ import annotations
 
@@ -10,3 +11,5 @@ from paceline import find
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         metafunc.parametrize("name", list(find.schemes()))
+    if "team" in metafunc.fixturenames:
+        metafunc.parametrize("team", [name for name, found in find.schemes().items() if not found.value.alone])

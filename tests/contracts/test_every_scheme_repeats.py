@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import check_sound, crew, different, engine, run_counting, same_bits
+from runs import check_sound, different, engine, run_counting, same_bits
 
 from paceline.feed import portion
 from paceline.sim import snapshot
@@ -112,15 +112,13 @@ def test_saving_twice_or_on_the_way_changes_nothing(name: str, tmp_path: Path) -
         assert different(stayed, moving) == []
 
 
-def test_restored_with_a_dead_worker(name: str, tmp_path: Path) -> None:
+def test_restored_with_a_dead_worker(team: str, tmp_path: Path) -> None:
     """Who was dead stays dead, and has left once only."""
-    if crew(name) == 1:
-        pytest.skip("takes one worker: nobody is left")
-    stayed = engine(name, faults=[Fault("kill", 1, 2, "step")])
+    stayed = engine(team, faults=[Fault("kill", 1, 2, "step")])
     stayed.run(park_at=4)
     assert not stayed.seats[1].worker.alive
     saved = through_bytes(snapshot.save(stayed), tmp_path)
-    restored = engine(name)
+    restored = engine(team)
     snapshot.load(restored, saved)
     assert different(stayed, restored) == []
     goal = goal_after(stayed)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from runs import check_sound, crew, different, engine, run_counting
 
-from paceline import find
+from paceline import config, find, simulate
 from paceline.errors import Deadlock, RunError
 from paceline.sim.engine import Engine
 from paceline.sim.faults import Fault
@@ -18,6 +18,7 @@ GOAL = 8
 AWAITS = range(1, 13)
 SOME_AWAITS = (1, 2, 3, 4, 7, 12)
 SERVERLESS = [name for name, found in find.schemes().items() if not found.value.methods and not found.value.alone]
+TOKENED = [name for name, found in find.schemes().items() if "repeat" in config.keys_of(found.value)]
 PLACE = re.compile(r"worker:\d+ at \w+\.py:\d+ for ")
 
 
@@ -74,12 +75,10 @@ def test_killed_at_any_step(name: str) -> None:
                 killed_at(name, Fault("kill", rank, k, "step"))
 
 
-def test_all_but_one_die(name: str) -> None:
+def test_all_but_one_die(team: str) -> None:
     """One after the other, until one is left, and then they come back."""
-    if crew(name) == 1:
-        pytest.skip("takes one worker")
     deaths = [Fault("kill", rank, 1.0 + rank) for rank in (0, 1)]
-    run = engine(name, faults=deaths)
+    run = engine(team, faults=deaths)
     run.run(GOAL)
     check_sound(run, GOAL)
     assert [seat.worker.alive for seat in run.seats] == [False, False, True]
@@ -130,13 +129,11 @@ def test_the_same_faults_give_the_same_bits(name: str, number: int) -> None:
     check_sound(first, GOAL)
 
 
-def test_who_waits_for_the_dead_is_told_so(name: str) -> None:
+def test_who_waits_for_the_dead_is_told_so(team: str) -> None:
     """With quorum=hold a barrier stays as it was: a report of who waits where, instead of a hang."""
-    if crew(name) == 1:
-        pytest.skip("takes one worker")
-    for rank in everybody(name):
+    for rank in everybody(team):
         for k in (1, 3, 6):
-            run = engine(name, faults=[Fault("kill", rank, k, "await")], shrink=False)
+            run = engine(team, faults=[Fault("kill", rank, k, "await")], shrink=False)
             if run.scheme.asynchronous:
                 try:
                     run.run(GOAL)
@@ -173,3 +170,22 @@ def test_replicas_agree_after_a_return(serverless: str, shrink: bool) -> None:
         models = [run.scheme.model(seat.worker.state) for seat in run.seats]
         assert all(torch.equal(models[0], model) for model in models[1:]), f"death at {fault.when:.2f}"
         assert len({seat.worker.v for seat in run.seats}) == 1
+
+
+@pytest.mark.parametrize("quorum", ["shrink", "hold"])
+@pytest.mark.parametrize("tokened", TOKENED)
+def test_a_worker_that_dies_with_a_token_takes_none_away(tokened: str, quorum: Literal["shrink", "hold"]) -> None:
+    """Tokens of `repeat` are counted per worker: whoever comes back still has the one that it died with."""
+    for k in range(1, 14):
+        fault = Fault("kill", 1, k, "await", duration=2.5)
+        result = simulate(
+            *("toy", tokened),
+            workers=3,
+            steps=12,
+            lr=0.01,
+            compute="exponential:1",
+            faults=[fault],
+            quorum=quorum,
+            **{"repeat": True, "aggregate": 5},
+        )
+        assert (result.updates, result.staleness.histogram) == (12, {0: 60})

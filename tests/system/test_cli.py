@@ -90,6 +90,7 @@ def test_list_has_every_member_and_show_tells_one() -> None:
         (["simulate", "toy", "--fault", "kill:9@step=2"], 2, "workers are 0 to 3"),
         (["simulate", "toy", "--speeds", "1,2"], 2, "2 speeds were given for 4 workers"),
         (["simulate", "toy", "batch=3"], 2, "--batch"),
+        (["simulate", "toy", "quorum=hold"], 2, "--quorum"),
         (["simulate", "toy", "lr"], 2, "key=value"),
         (["simulate", "toy", "-s", "sgd", "--workers", "2"], 2, "it takes 1 worker, not 2"),
         (["simulate", "toy", "-s", "async", "lr=3", "--workers", "2"], 1, "the loss is inf"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline import TorchTask, simulate
 from paceline.errors import Deadlock, LossError, RunError, SchemeError, UsageError
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.sim.cost import Cost, parse_link, parse_times
+from paceline.sim.cost import Cost, Exponential, Times, parse_link, parse_times
 from paceline.sim.engine import Engine
 from paceline.sim.faults import Fault
 from paceline.task import Batch, Task
@@ -670,7 +670,7 @@ def test_a_task_that_runs_dry_says_so() -> None:
 # calls in pieces
 
 
-def hogwild(chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0)) -> list[list[float]]:
+def hogwild(chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0), access: Times | float = 1.0) -> list[list[float]]:
     """What a fast worker reads while slow ones add 1 to every coordinate."""
     reads: list[list[float]] = []
 
@@ -697,7 +697,7 @@ def hogwild(chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0)) -> list[li
 
     task = Spoilt()
     task.start = lambda seed: torch.zeros(4)  # type: ignore[method-assign]
-    run = engine(Torn(chunks), task=task, workers=3, access=1.0, speeds=speeds)
+    run = engine(Torn(chunks), task=task, workers=3, access=access, speeds=speeds)
     run.run(20)
     assert len(reads) > 5
     assert run.centre.x[-1] == 20.0  # additions are never lost: a chunk is atomic
@@ -717,8 +717,18 @@ def test_reads_are_whole_with_one_chunk() -> None:
 
 def test_a_pass_takes_as_long_as_the_worker_is_slow() -> None:
     cost = Cost(access=0.5, speeds=(1.0, 2.0))
-    assert [cost.pass_over(rank) for rank in (0, 1)] == [0.5, 0.25]
-    assert Cost(access=0.5).pass_over(3) == 0.5
+    assert [cost.pass_over(rank, 2, seed=0) for rank in (0, 1)] == [[0.0, 0.25], [0.0, 0.125]]
+    assert Cost(access=0.5).pass_over(3, 5, seed=0) == [0.0, 0.1, 0.2, pytest.approx(0.3), 0.4]
+
+
+def test_random_passes_tear_reads_of_equally_fast_workers_too() -> None:
+    """The default: pieces take exponential times, a pass `access` on average, the same for equal seeds."""
+    passes = [Cost().pass_over(0, 10, seed=k) for k in range(2000)]
+    assert passes[0] == Cost().pass_over(0, 10, seed=0)
+    assert passes[0] != passes[1]
+    assert all(one[0] == 0.0 and one == sorted(one) and len(one) == 10 for one in passes)
+    assert sum(one[-1] for one in passes) / 2000 == pytest.approx(0.1 * 9 / 10, rel=0.03)
+    assert any(len(set(x)) > 1 for x in hogwild(4, speeds=(), access=Exponential(1.0)))
 
 
 def test_pieces_stay_in_order_when_they_are_held_up() -> None:

@@ -43,9 +43,10 @@ MAY_IMPORT = {
     "sim.seat": "drive ops sim.faults state task worker",
     "sim.session": "errors hook worker",
     "sim.stuck": "errors ops sim.seat",
+    "sim.life": "sim.faults sim.seat",
     "sim": "",
     "sim.engine": "desk drive errors ops scheme seeds state task worker "
-    "sim.cost sim.faults sim.meeting sim.seat sim.stuck",
+    "sim.cost sim.faults sim.life sim.meeting sim.seat sim.stuck",
     "sim.snapshot": "errors sim.engine sim.seat",
     "sim.run": "config errors hook result scheme sim.cost sim.engine sim.faults sim.session task",
     "cli": "config data errors find paceline report report.* result sim.cost sim.engine sim.faults sim.run",
