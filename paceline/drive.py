@@ -48,7 +48,7 @@ class Driver:
         coroutine = self._coroutine
         assert coroutine is not None, "advance() outside a step"
         outside = torch.is_grad_enabled()
-        torch.set_grad_enabled(self._grad_mode)
+        _set_grad_mode(self._grad_mode)
         try:
             op = coroutine.send(answer)
         except StopIteration:
@@ -65,7 +65,7 @@ class Driver:
             raise
         finally:
             self._grad_mode = torch.is_grad_enabled()
-            torch.set_grad_enabled(outside)
+            _set_grad_mode(outside)
         if not isinstance(op, Op):
             chain = list(_chain(coroutine))
             names = [inner.__qualname__ for inner in chain[1:]]
@@ -92,6 +92,11 @@ class Driver:
 
     def _place(self) -> str:
         return f"worker:{self._worker.rank}, step {self._worker.t}"
+
+
+def _set_grad_mode(enabled: bool) -> None:
+    if torch.is_grad_enabled() != enabled:  # asking is ten times cheaper than setting
+        torch.set_grad_enabled(enabled)
 
 
 _CLOSED_SET = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -52,7 +53,7 @@ class Rule(ABC):
         """One update of the cell `at`, in place."""
         memory = {name: state.cell(f"{self.name}_{name}") for name in self._names()}
         rate = lr if self.lr is None else self.lr
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # the latter, nearly always, is cheaper
             self._update(getattr(state, at), g, rate, memory)
 
     def window(self, state: State, lr: float) -> Window:

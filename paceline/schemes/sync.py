@@ -75,9 +75,9 @@ class SyncSGD(Scheme):
 
     @on_server
     def push(self, s: State, g: Vector, v: int, rank: int) -> None:
-        s.holds[rank] = 0
-        again = not self.repeat and s.latest[rank] == v
-        if v < s.v or again:
+        if self.repeat:
+            s.holds[rank] = 0
+        if v < s.v or (not self.repeat and s.latest[rank] == v):
             s.refuse()
             return
         s.admit(v)

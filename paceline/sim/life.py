@@ -34,6 +34,8 @@ class Life:
 
     def struck(self, seat: Seat, unit: str, reached: int) -> bool:
         """Let the faults happen that wait for this step or await; tells whether the worker is dead now."""
+        if not seat.faults:
+            return not seat.worker.alive
         for fault in [one for one in seat.faults if one.unit == unit and reached >= one.when]:
             seat.faults.remove(fault)
             self.strike(fault)
