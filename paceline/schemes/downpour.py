@@ -26,9 +26,11 @@ class Downpour(Scheme):
 
     `window` sets n_push and n_fetch together. Differs from the paper: its listing pushes when t mod n_push = 0, so
     that the first push carries one gradient; `paper_schedule=true` does that. Push and fetch wait for their answers.
+    Adagrad's first step has length lr in every coordinate, hence the small default; TensorFlow's start of 0.1
+    (`server.initial_accumulator_value=0.1`) bears ten times as much.
     """
 
-    lr: Rate = 0.05
+    lr: Rate = 0.005
     rule: Rule = SGD()
     server_rule: Rule = Adagrad()
     window: Count = 1
