@@ -11,25 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_set import CONTENT, TINY
 
 from paceline import data
 from paceline.data import breast_cancer, cache, idx, shakespeare
 from paceline.data.fashion import FASHION
-from paceline.data.published import File, NoSourceError, Published, Remote, gather, md5
+from paceline.data.published import NoSourceError, Published, Remote, gather, md5
 from paceline.errors import DataError, UnknownName, UsageError
 
 REAL = os.environ.get("PACELINE_DATA")
-CONTENT = {
-    "train-images-idx3-ubyte": idx.write(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
-    "train-labels-idx1-ubyte": idx.write(np.arange(3, dtype=np.uint8)),
-}
-TINY = Published(
-    "tiny",
-    "Tiny",
-    tuple(File(name, md5(content), len(content)) for name, content in CONTENT.items()),
-    folders=("TINY/raw", "."),
-    advice="ask for it",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +208,17 @@ class TestSets:
             pytest.skip("PACELINE_DATA has no MNIST")
         with pytest.raises(NoSourceError, match="is MNIST's file of that name"):
             gather(replace(FASHION, installed=()), REAL)
+
+    @pytest.mark.skipif(
+        not any(folder.is_dir() for folder in FASHION.installed),
+        reason="Debian's dataset-fashion-mnist is not installed",
+    )
+    def test_real_fashion_as_debian_installs_it(self, monkeypatch):
+        monkeypatch.setenv("PACELINE_OFFLINE", "1")
+        got = data.load("fashion")
+        assert got.train[0].shape == (60_000, 28, 28)
+        assert got.test[1].bincount().tolist() == [1000] * 10
+        assert got.notice is None
 
     def test_cifar_in_parts(self, tmp_path, monkeypatch):
         packed = {name: Path(REAL or "") / f"cifar10_{name}.xz" for name in ("data_batch_1", "test_batch")}

@@ -20,23 +20,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_set import CONTENT, TINY
 
 from paceline.data import cifar, fetch, idx, mnist, packages
 from paceline.data.fetch import SourceError, download, gunzipped
 from paceline.data.mnist import MNIST
 from paceline.data.published import File, NoSourceError, Published, Remote, gather, md5
-
-CONTENT = {
-    "train-images-idx3-ubyte": idx.write(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
-    "train-labels-idx1-ubyte": idx.write(np.arange(3, dtype=np.uint8)),
-}
-TINY = Published(
-    "tiny",
-    "Tiny",
-    tuple(File(name, md5(content), len(content)) for name, content in CONTENT.items()),
-    folders=("TINY/raw", "."),
-    advice="ask for it",
-)
 
 
 @pytest.fixture(autouse=True)

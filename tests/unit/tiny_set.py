@@ -1,0 +1,20 @@
+"""A data set of two small files, published like the real ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.data import idx
+from paceline.data.published import File, Published, md5
+
+CONTENT = {
+    "train-images-idx3-ubyte": idx.write(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
+    "train-labels-idx1-ubyte": idx.write(np.arange(3, dtype=np.uint8)),
+}
+TINY = Published(
+    "tiny",
+    "Tiny",
+    tuple(File(name, md5(content), len(content)) for name, content in CONTENT.items()),
+    folders=("TINY/raw", "."),
+    advice="ask for it",
+)
