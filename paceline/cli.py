@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import sys
@@ -18,7 +19,7 @@ import paceline
 from paceline import data as datasets
 from paceline import find
 from paceline.config import pairs
-from paceline.errors import PacelineError, RunError, UnknownName
+from paceline.errors import DataError, PacelineError, RunError, UnknownName
 from paceline.report import tables
 from paceline.result import Result
 from paceline.sim.engine import Engine
@@ -100,34 +101,42 @@ def simulate(
     hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
     for key in hyper.keys() & inspect.signature(paceline.simulate).parameters.keys():
         raise paceline.UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{key} VALUE")
-    with _Bar(steps, scheme, task) as bar:
-        result = paceline.simulate(
-            task,
-            scheme,
-            workers=workers,
-            steps=steps,
-            batch=batch,
-            seed=seed,
-            compute=compute,
-            speeds=_numbers("speeds", speeds),
-            network=network,
-            links=link or [],
-            access=access,
-            faults=fault or [],
-            quorum=quorum,  # type: ignore[arg-type]
-            feed=feed,  # type: ignore[arg-type]
-            shuffle=shuffle,
-            task_options=task_options,
-            seconds=seconds,
-            every=every,
-            curvature=curvature,
-            threads=threads,
-            warn=bar.warn,
-            watch=bar.watch,
-            hooks=hook or [],
-            say=lambda text: messages.print(escape(text)),
-            **hyper,
-        )
+    try:
+        with _Bar(steps, scheme, task) as bar:
+            result = paceline.simulate(
+                task,
+                scheme,
+                workers=workers,
+                steps=steps,
+                batch=batch,
+                seed=seed,
+                compute=compute,
+                speeds=_numbers("speeds", speeds),
+                network=network,
+                links=link or [],
+                access=access,
+                faults=fault or [],
+                quorum=quorum,  # type: ignore[arg-type]
+                feed=feed,  # type: ignore[arg-type]
+                shuffle=shuffle,
+                task_options=task_options,
+                seconds=seconds,
+                every=every,
+                curvature=curvature,
+                threads=threads,
+                warn=bar.warn,
+                watch=bar.watch,
+                hooks=hook or [],
+                say=lambda text: messages.print(escape(text)),
+                **hyper,
+            )
+    except KeyboardInterrupt:
+        messages.print("interrupted")
+        raise typer.Exit(130) from None
+    except RunError as error:
+        if as_json and error.result is not None:  # what was reached is not lost
+            sys.stdout.write(json.dumps(error.result.as_dict() | {"error": str(error)}, allow_nan=False) + "\n")
+        raise
     _notice(result)
     if result.stopped:
         messages.print(f"stopped: {escape(result.stopped)}")
@@ -176,7 +185,7 @@ def data(
     """Get a data set, check it against the published sums, and tell where it lies."""
     found = datasets.load(name, directory, say=lambda text: messages.print(escape(text)))
     if found.notice:
-        messages.print(f"[bold yellow]notice:[/bold yellow] {escape(found.notice)}")
+        raise DataError(found.notice)  # a run may go on with what stands in, but this is not what was asked for
     screen.print(f"{found.name}: {len(found.train[0]):,} to train, {len(found.test[0]):,} to test")
     screen.print(f"source: {escape(found.source)}")
     screen.print(f"lies in: {escape(str(found.path or 'an installed package'))}", soft_wrap=True)
@@ -208,7 +217,7 @@ class _Bar:
         self._progress.stop()
 
     def warn(self, text: str) -> None:
-        messages.print(f"[bold yellow]warning:[/bold yellow] {escape(text)}")
+        messages.print(f"[bold yellow]warning:[/bold yellow] {escape(text)}", soft_wrap=True)
 
     def watch(self, engine: Engine) -> None:
         now = time.monotonic()
@@ -220,7 +229,7 @@ class _Bar:
 
 def _notice(result: Result) -> None:
     if result.notice:
-        messages.print(f"[bold yellow]notice:[/bold yellow] {escape(result.notice)}")
+        messages.print(f"[bold yellow]notice:[/bold yellow] {escape(result.notice)}", soft_wrap=True)
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
@@ -234,9 +243,6 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors of paceline's own become one clear line and an exit code."""
     try:
         app(argv)
-    except KeyboardInterrupt:
-        messages.print("interrupted")
-        raise SystemExit(130) from None
     except PacelineError as error:
         messages.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
         for note in getattr(error, "__notes__", ()):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from paceline import find
 from paceline.errors import UnknownName, UsageError
@@ -14,8 +13,7 @@ from paceline.hook import Hook
 from paceline.rules import Rule, made
 from paceline.scheme import Bound, Scheme, fields
 from paceline.task import Task
-
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+from paceline.values import converted
 
 
 def pairs(words: Iterable[str]) -> dict[str, str]:
@@ -55,6 +53,10 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
     for key in options:
         if key not in parameters:
             raise UnknownName(f"option of task {task}", key, parameters)
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and parameter.kind not in free and key not in options:
+            raise UsageError(f"task {task} needs {key}: give it as task.{key}=VALUE")
     values = {key: converted(f"task {task}", key, value, hints.get(key, Any)) for key, value in options.items()}
     built = named(**values)
     if not isinstance(built, Task):
@@ -110,69 +112,6 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
     return plain
 
 
-def described(hint: Any) -> str:
-    """A type in words, with its bound."""
-    bounds = [f", {bound}" for bound in get_args(hint)[1:] if isinstance(bound, Bound)]
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return described(args[0]) + "".join(bounds)
-    if origin in (Union, types.UnionType):
-        return " or ".join("none" if arg is type(None) else described(arg) for arg in args)
-    if origin is Literal:
-        return " | ".join(map(str, args))
-    if origin is tuple:
-        return f"{described(args[0])}, …"
-    return "rule" if hint is Rule else getattr(hint, "__name__", str(hint))
-
-
-def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
-    """A value, or the text of one, as the hinted type; UsageError names what is allowed."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return converted(owner, name, value, args[0])
-    if origin in (Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
-            return None
-        return converted(owner, name, value, next(arg for arg in args if arg is not type(None)))
-    if origin is Literal:
-        if value not in args:
-            raise UsageError(f"{owner}: {name} must be one of {', '.join(map(str, args))}, not {value!r}")
-        return value
-    if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else (value,)
-        return tuple(converted(owner, name, item, args[0]) for item in items if item != "")
-    if hint is Rule:
-        return value if isinstance(value, Rule) else made(str(value))
-    try:
-        return _simple(value, hint)
-    except (ValueError, TypeError):
-        raise UsageError(f"{owner}: {name} must be {_WORDS.get(hint, hint)}, not {value!r}") from None
-
-
-_WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-
-
-def _simple(value: Any, hint: Any) -> Any:
-    if hint is bool:
-        if isinstance(value, bool):
-            return value
-        text = str(value).lower()
-        if text not in _TRUE + _FALSE:
-            raise ValueError
-        return text in _TRUE
-    if hint is int:
-        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-            raise ValueError
-        return int(value)
-    if hint is float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError
-        return float(value)
-    if hint is str and not isinstance(value, str):
-        raise ValueError
-    return value
-
-
 def _shown(field: str, hint: Any) -> str:
     return "server.rule" if hint is Rule and field == "server_rule" else field
 
@@ -183,7 +122,10 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
     values: dict[str, Any] = dict(kept)
     options: dict[str, dict[str, Any]] = {}
     for key, value in hyper.items():
-        head, _, option = _own_key(key, known).partition(".")
+        own = _own_key(key, cls, known)
+        if own != key and own in hyper:
+            raise UsageError(f"{cls.name}: {key!r} and {own!r} mean the same here; give one of them")
+        head, _, option = own.partition(".")
         if option and known.get(head) is Rule:
             options.setdefault(head, {})[option] = value
         elif not option and head in known:
@@ -196,14 +138,14 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
     return cls(**values)
 
 
-def _own_key(key: str, known: Mapping[str, Any]) -> str:
-    """`server.rule` and `server.lr` speak of the server's rule; where a scheme has one rule only, of that one."""
+def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:
+    """`server.rule` and `server.lr` speak of the server's rule; where the only rule is the server's, of that one."""
     if not key.startswith("server."):
         return key
     option = key.removeprefix("server.")
     if "server_rule" in known:
         return "server_rule" if option == "rule" else f"server_rule.{option}"
-    if "rule" not in known:
+    if not cls.rule_at_server:
         return key
     return option if option in ("rule", "lr") else f"rule.{option}"
 

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from paceline.state import Vector
 
 SHORT = 16  # a vector of at most so many numbers is shown whole
@@ -111,7 +113,8 @@ class Result:
 
 def digest(vector: Vector) -> str:
     """SHA-256 of the vector's bytes."""
-    return hashlib.sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    plain = vector.detach().cpu().contiguous().view(torch.uint8)  # numpy does not know every kind of number
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
 def _finite(value: Any) -> Any:

@@ -42,8 +42,13 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
-            for bound in bounds(hints[field.name]):
-                bound.check(self.name, field.name, getattr(self, field.name))
+            value = getattr(self, field.name)
+            for bound in bounds(hints[field.name]) if value is not None else ():
+                bound.check(self.name, field.name, value)
+
+    def rate(self, lr: float) -> float:
+        """The rate in use: the rule's own, or the scheme's."""
+        return lr if self.lr is None else self.lr
 
     def cells(self, x: Vector) -> dict[str, Tensor]:
         """What the rule remembers of x, at first."""
@@ -52,7 +57,7 @@ class Rule(ABC):
     def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
         """One update of the cell `at`, in place."""
         memory = {name: state.cell(f"{self.name}_{name}") for name in self._names()}
-        rate = lr if self.lr is None else self.lr
+        rate = self.rate(lr)
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # the latter, nearly always, is cheaper
             self._update(getattr(state, at), g, rate, memory)
 
@@ -80,7 +85,7 @@ class Window:
 
     def __init__(self, rule: Rule, state: State, lr: float) -> None:
         self._rule, self._state, self._lr = rule, state, lr
-        self._rate = lr if rule.lr is None else rule.lr
+        self._rate = rule.rate(lr)
         self._raw: Vector | None = None
         self._start = None if rule == SGD(rule.lr) else state.x.clone()
 

@@ -56,12 +56,15 @@ class Bound:
 
     low: float
     high: float = math.inf
+    finite: bool = False
 
     def check(self, owner: str, name: str, value: object) -> None:
         values = value if isinstance(value, tuple) else (value,)
         for one in values:
             if isinstance(one, int | float) and not self.low <= one <= self.high:
                 raise UsageError(f"{owner}: {name} must be {self}, not {one:g}")
+            if self.finite and isinstance(one, float) and math.isinf(one):
+                raise UsageError(f"{owner}: {name} must be a finite number, not {one:g}")
 
     def __str__(self) -> str:
         return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
@@ -76,7 +79,7 @@ def bounds(hint: Any) -> Iterator[Bound]:
             yield from bounds(part)
 
 
-Rate = Annotated[float, Bound(0)]
+Rate = Annotated[float, Bound(0, finite=True)]
 Count = Annotated[int, Bound(1)]
 Fraction = Annotated[float, Bound(0, 1)]
 
@@ -164,6 +167,7 @@ class Scheme:
     name: ClassVar[str] = ""
     asynchronous: ClassVar[bool] = False  # the centre may change while a worker computes
     alone: ClassVar[bool] = False  # takes one worker only
+    rule_at_server: ClassVar[bool] = False  # `rule` is the server's: `server.rule` means the same
     methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
@@ -175,17 +179,16 @@ class Scheme:
                 _refuse_augmented_await(f"{cls.__name__}.{key}", function)
 
     def __post_init__(self) -> None:
-        from paceline.rules import Rule, made
+        from paceline.values import converted  # values knows rules, which know schemes
 
         for field, hint in fields(type(self)):
-            value = getattr(self, field.name)
-            if hint is Rule and isinstance(value, str):
-                object.__setattr__(self, field.name, made(value))
+            value = converted(self.name, field.name, getattr(self, field.name), hint)
+            object.__setattr__(self, field.name, value)
             if value is not None:
                 for bound in bounds(hint):
                     bound.check(self.name, field.name, value)
             if isinstance(value, float) and math.isnan(value):
-                raise UsageError(f"{self.name}: {field.name} is not a number")
+                raise UsageError(f"{self.name}: {field.name} must be a number, not {value:g}")
 
     def server(self, x0: Vector, workers: int) -> State:
         """What the server holds at first."""

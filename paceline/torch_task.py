@@ -6,10 +6,11 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError
@@ -47,6 +48,19 @@ def accuracy(output: Tensor, target: Tensor) -> float:
     return (output.argmax(-1) == target).double().mean().item()
 
 
+def _complete(module: Any) -> nn.Module:
+    """The module, if it is one and has all its weights."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module or a function that builds one, not {module!r}")
+    lazy = [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]
+    if lazy:
+        raise UsageError(
+            f"{type(module).__name__} has weights without a size yet ({', '.join(lazy)}): "
+            "run the model once on a batch first, or use layers with given sizes"
+        )
+    return module
+
+
 class FlatModule:
     """A module whose trainable parameters, and their gradients, are views of flat vectors: nothing is copied.
 
@@ -55,7 +69,7 @@ class FlatModule:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module = _complete(module)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if not kinds:
@@ -132,15 +146,17 @@ class Samples:
             data = data.tensors
         self.tensors: tuple[Tensor, ...] | None = None
         if isinstance(data, (tuple, list)) and all(isinstance(t, Tensor) for t in data):
+            if not all(t.dim() for t in data):
+                raise UsageError(f"the {what} tensors must have a first dimension, the samples; one is a single number")
             lengths = [len(t) for t in data]
             if len(set(lengths)) > 1:
                 raise UsageError(f"the {what} tensors must be equally long, not {lengths}")
             self.tensors = tuple(data)
             self.length = lengths[0] if lengths else 0
-        elif isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+        elif isinstance(data, IterableDataset) or not all(hasattr(data, one) for one in ("__getitem__", "__len__")):
             raise UsageError(
-                f"{what} must be a tuple of tensors or a data set with a length and samples by index, "
-                f"not {type(data).__name__}: batches are drawn by index"
+                f"{what} must be a tuple of tensors or a data set with a length (__len__) and samples by index "
+                f"(__getitem__), not {type(data).__name__}: batches are drawn by index"
             )
         else:
             self.length = len(data)
@@ -179,7 +195,7 @@ class TorchTask(Task):
     train, test: a tuple of equally long tensors, or a map-style data set; without test, evaluated on train;
     prepare: of a batch's tensors, gives those the model and the loss take, e.g. uint8 to float;
     metrics: by name, functions of (output, target): means over the samples;
-    dtype:   casts the model and every floating-point input.
+    dtype:   casts the model and every floating-point input; a model of 16-bit numbers has its inputs cast as well.
 
     Dropout, and torch's random numbers in `prepare` and in a data set, draw from the batch's seed. Under
     `slice` the loss, like its gradient, carries the batch's weight: both average to the common batch's.
@@ -202,22 +218,28 @@ class TorchTask(Task):
         dtype: torch.dtype | None = None,
         notice: str | None = None,
     ) -> None:
+        if buffer_policy not in get_args(BufferPolicy):
+            raise UsageError(f"buffer_policy must be one of {', '.join(get_args(BufferPolicy))}, not {buffer_policy!r}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise UsageError(f"dtype must be a floating-point type, such as torch.float64, not {dtype}")
         self.name, self.notice = name, notice
         self.batch, self.feed, self.shuffle, self.buffer_policy = batch, feed, shuffle, buffer_policy
         self.loss, self.metrics, self.prepare, self.dtype = loss, dict(metrics or {}), prepare, dtype
         self.train = Samples(train, "train")
         self.test = self.train if test is None else Samples(test, "test")
-        self._build = None if isinstance(model, nn.Module) else model
-        mine = self._cast(copy.deepcopy(model)) if isinstance(model, nn.Module) else self._built(0)
+        self._build = model if callable(model) and not isinstance(model, nn.Module) else None
+        mine = self._cast(copy.deepcopy(_complete(model))) if self._build is None else self._built(0)
         self.flat = FlatModule(mine)
         self._first = self.flat.vector()
+        if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):
+            self.dtype = self._first.dtype  # data hardly ever come in it
         self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
         self._out = torch.empty_like(self._first)
 
     def _built(self, seed: int) -> nn.Module:
         assert self._build is not None
         with seeded(seed):
-            return self._cast(self._build())
+            return self._cast(_complete(self._build()))
 
     def _cast(self, module: nn.Module) -> nn.Module:
         return module if self.dtype is None else module.to(self.dtype)
@@ -246,7 +268,9 @@ class TorchTask(Task):
         out = self._out if out is None else out
         with self._at(x, out, buffers, training=True), torch.enable_grad(), seeded(batch.seed):
             out.zero_()
-            loss = self.loss(self.flat.module(*batch.data[:-1]), batch.data[-1])
+            loss = self._loss(self.flat.module(*batch.data[:-1]), batch.data[-1])
+            if not loss.requires_grad:
+                raise UsageError("the loss does not depend on the model's weights: autograd cannot follow it")
             if batch.weight != 1.0:
                 loss = loss * batch.weight
             loss.backward()  # type: ignore[no-untyped-call]
@@ -258,11 +282,19 @@ class TorchTask(Task):
             for chunk in self.test.chunks(EVALUATION_CHUNK):
                 *inputs, target = self._prepared(chunk)
                 output = self.flat.module(*inputs)
-                parts = {"loss": self.loss(output, target).item()}
+                parts = {"loss": self._loss(output, target).item()}
                 parts |= {name: float(metric(output, target)) for name, metric in self.metrics.items()}
                 for name, value in parts.items():
                     sums[name] = sums.get(name, 0.0) + value * len(chunk[0])
         return {name: value / self.test.length for name, value in sums.items()}
+
+    def _loss(self, output: Any, target: Tensor) -> Tensor:
+        loss = self.loss(output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+            found = type(loss).__name__ + shape
+            raise UsageError(f"the loss must be a tensor of one number, the mean over the samples, not a {found}")
+        return loss
 
     def module(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A copy of the model with the weights x, to keep or to use elsewhere."""

@@ -72,7 +72,9 @@ class Found:
 
 
 class NoSourceError(DataError):
-    """No source has the data set."""
+    """No source has the data set; `damaged` if a file of it was there but not as published."""
+
+    damaged = False
 
 
 def aloud(message: str) -> None:
@@ -92,11 +94,13 @@ def gather(wanted: Published, directory: str | Path | None = None, say: Say | No
             search.ask(remote)
     if search.missing():
         names = ", ".join(file.name for file in search.missing())
-        raise NoSourceError(
+        error = NoSourceError(
             f"{wanted.title} is not complete ({names}). Tried:\n"
             + "".join(f"  - {line}\n" for line in search.tried)
             + f"To get it: {wanted.advice}"
         )
+        error.damaged = search.damaged
+        raise error
     return Found(search.content, search.path, "; ".join(dict.fromkeys(search.sources)))
 
 
@@ -120,6 +124,7 @@ class Search:
         self.sources: list[str] = []
         self.tried: list[str] = []
         self.path = cache.folder(wanted.name)
+        self.damaged = False
 
     def missing(self) -> list[File]:
         return [file for file in self.wanted.files if file.name not in self.content]
@@ -155,6 +160,7 @@ class Search:
                 self._found(file, content, f"cache {place.parent}")
                 continue
             kept = cache.set_aside(place)
+            self.damaged = True
             report = f"{wrong_sum(str(place), file, content)}. Damaged in the cache: kept as {kept.name}"
             self.say(f"warning: {report}; fetching it again")
             self.tried.append(report)

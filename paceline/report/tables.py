@@ -7,12 +7,14 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, get_type_hints
 
+from rich.markup import escape
 from rich.table import Table
 
-from paceline.config import described, keys_of
+from paceline.config import keys_of
 from paceline.find import Found
 from paceline.result import Result
 from paceline.scheme import fields
+from paceline.values import described
 
 
 def closing(result: Result) -> Table:
@@ -45,7 +47,7 @@ def listing(family: str, found: Iterable[Found]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for one in found:
-        table.add_row(one.name, one.summary)
+        table.add_row(escape(one.name), escape(one.summary))
     return table
 
 
@@ -70,7 +72,8 @@ def parameter_rows(family: str, value: Any) -> Iterator[tuple[str, str, str]]:
     elif family == "tasks" and inspect.isfunction(value):
         hints = get_type_hints(value, include_extras=True)
         for name, parameter in inspect.signature(value).parameters.items():
-            yield f"task.{name}", described(hints.get(name, str)), shown(parameter.default)
+            needed = parameter.default is parameter.empty
+            yield f"task.{name}", described(hints.get(name, str)), "needed" if needed else shown(parameter.default)
     elif dataclasses.is_dataclass(value):
         hints = get_type_hints(value, include_extras=True)
         for field in dataclasses.fields(value):

@@ -41,12 +41,13 @@ class Windowed(Scheme):
             steps.step(await w.grad(w.x))
         return steps.sum
 
-    def gain(self, c: float) -> float:
-        """The share of the distance that one push covers on a quadratic with lr * curvature = c."""
-        return limits.window_gain(c, self.window)
+    def gain(self, curvature: float) -> float:
+        """The share of the distance that one push covers on a quadratic."""
+        local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
+        return limits.window_gain(local * curvature, self.window) * (central / local if local else 0.0)
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
-            gain = self.gain(self.lr * curvature)
+            gain = self.gain(curvature)
             yield from limits.asynchronous(gain, workers, f"the gain of a window of {self.window}")
         yield from limits.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)

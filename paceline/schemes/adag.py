@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import torch
 
-from paceline import limits
 from paceline.scheme import Bound, State, Vector, on_server
 from paceline.schemes._windowed import Windowed
 from paceline.worker import Worker
@@ -52,5 +51,5 @@ class ADAG(Windowed):
         total = await self.local_steps(w)
         await self.push(total / self.window if self.normalise else total, w.v, w.rank)
 
-    def gain(self, c: float) -> float:
-        return limits.window_gain(c, self.window, normalised=self.normalise)
+    def gain(self, curvature: float) -> float:
+        return super().gain(curvature) / (self.window if self.normalise else 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline import limits
 from paceline.scheme import Count, State, Vector, on_server
 from paceline.schemes._windowed import Windowed
 from paceline.worker import Worker
@@ -36,5 +35,5 @@ class AGN(Windowed):
         total = await self.local_steps(w)
         await self.push(total / self.window, w.v)
 
-    def gain(self, c: float) -> float:
-        return limits.window_gain(c, self.window, normalised=True)
+    def gain(self, curvature: float) -> float:
+        return super().gain(curvature) / self.window

@@ -28,6 +28,7 @@ class AsyncSGD(Scheme):
     lr: Rate = 0.1
     rule: Rule = SGD()
     asynchronous = True
+    rule_at_server = True
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -49,5 +50,5 @@ class AsyncSGD(Scheme):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.asynchronous(self.lr * curvature, workers)
+            yield from limits.asynchronous(self.rule.rate(self.lr) * curvature, workers)
         yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

@@ -40,4 +40,4 @@ class ModelAveraging(Scheme):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.synchronous(self.lr * curvature)
+            yield from limits.synchronous(self.rule.rate(self.lr) * curvature)

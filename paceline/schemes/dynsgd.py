@@ -45,7 +45,7 @@ class DynSGD(Windowed):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
-            gain = self.gain(self.lr * curvature) / workers  # workers in turn settle at staleness workers - 1
+            gain = self.gain(curvature) / workers  # workers in turn settle at staleness workers - 1
             yield from limits.asynchronous(gain, workers, f"the settled gain of a window of {self.window}")
         yield from limits.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
         if self.weight == "staleness" and self.window > 1 and workers > 8:

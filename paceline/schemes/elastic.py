@@ -62,7 +62,7 @@ class EASGD(Scheme, name="easgd"):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         beta = moving_rate(self.alpha, self.beta, workers) * workers
         if curvature is not None and type(self.rule) is SGD:
-            c = self.lr * curvature
+            c = self.rule.rate(self.lr) * curvature
             yield from limits.synchronous(c)
             if c < 2 and beta >= limits.easgd_beta(c, workers):
                 limit = limits.easgd_beta(c, workers)
@@ -121,7 +121,7 @@ class AEASGD(Scheme, name="aeasgd"):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         alpha = moving_rate(self.alpha, self.beta, workers)
         if curvature is not None and type(self.rule) is SGD:
-            c = self.lr * curvature
+            c = self.rule.rate(self.lr) * curvature
             yield from limits.synchronous(c)
             if c < 2 and alpha > limits.aeasgd_alpha(c):
                 limit = limits.aeasgd_alpha(c)

@@ -32,6 +32,7 @@ class Groups(Scheme):
     rule: Rule = SGD()
     size: Count = 2
     asynchronous = True
+    rule_at_server = True
 
     def server(self, x0: Vector, workers: int) -> State:
         groups = -(-workers // self.size)
@@ -72,5 +73,5 @@ class Groups(Scheme):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         groups = -(-workers // self.size)
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.asynchronous(self.lr * curvature, groups)
+            yield from limits.asynchronous(self.rule.rate(self.lr) * curvature, groups)
         yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), groups)

@@ -29,6 +29,7 @@ class HogWild(Scheme):
     rule: Rule = SGD()
     chunks: Count = 8
     asynchronous = True
+    rule_at_server = True
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -50,5 +51,5 @@ class HogWild(Scheme):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.asynchronous(self.lr * curvature, workers)
+            yield from limits.asynchronous(self.rule.rate(self.lr) * curvature, workers)
         yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

@@ -42,6 +42,8 @@ class SAGN(SyncSGD):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
-            gain = limits.window_gain(self.lr * curvature, self.window, normalised=True)
+            local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
+            gain = limits.window_gain(local * curvature, self.window, normalised=True)
+            gain *= central / local if local else 0.0
             times = (self.aggregate or workers) if self.reduce == "sum" else 1
             yield from limits.synchronous(gain * times, f"the gain of a window of {self.window}")

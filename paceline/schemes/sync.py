@@ -38,6 +38,7 @@ class SyncSGD(Scheme):
     repeat: bool = False
     barrier: bool = True
     reduce: Literal["mean", "sum"] = "mean"
+    rule_at_server = True
 
     def server(self, x0: Vector, workers: int) -> State:
         need = self.aggregate or workers
@@ -136,6 +137,6 @@ class SyncSGD(Scheme):
             )
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self._centre_rule()) is SGD:
+        if curvature is not None and type(self.rule) is SGD:
             times = (self.aggregate or workers) if self.reduce == "sum" else 1
-            yield from limits.synchronous(self.lr * curvature * times)
+            yield from limits.synchronous(self.rule.rate(self.lr) * curvature * times)

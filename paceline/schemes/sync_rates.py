@@ -38,8 +38,8 @@ class SyncRates(SyncSGD):
         super().check(workers)
         if self.rates and len(self.rates) != workers:
             raise UsageError(f"sync-rates: {len(self.rates)} rates for {workers} workers; give one for each")
-        if self.rates and self.lr == 0:
-            raise UsageError("sync-rates: lr 0 would cancel the rates; leave lr away")
+        if self.rates and (self.lr == 0 or self.rule.lr is not None):
+            raise UsageError("sync-rates: rates stand in for lr and rule.lr; leave those away")
         if not self.rule.linear:
             raise UsageError(
                 f"sync-rates: the rule {self.rule.name!r} divides the scale of a gradient out, so rates per "

@@ -140,11 +140,12 @@ class Engine:
                         continue
                     handler(seat, payload)
                 self.events += 1
-                if self._centre.v != last:
+                if self._centre.v > last:  # a deputy of the chief may be behind at first
                     last, quiet = self._centre.v, 0
-                    self.life.updated(last)
                     if watch is not None:
                         watch(self)
+                    if last < goal:
+                        self.life.updated(last)
                 else:
                     quiet += 1
                     if quiet > patience:
@@ -154,8 +155,9 @@ class Engine:
         """The metrics of what the centre holds now."""
         task, buffers = self.task, None
         if self.seats[0].buffers:
-            chief = self.seats[0].buffers
-            rows = [seat.buffers for seat in self.seats]
+            chief = self._chief().buffers
+            trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
+            rows = trained or [chief]  # who is dead or has seen no data has nothing to say
             average = {name: _average([row[name] for row in rows]) for name in chief}
             buffers = chief if task.buffer_policy == "chief" else average
         return task.evaluate(self.scheme.model(self.centre), buffers)

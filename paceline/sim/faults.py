@@ -41,6 +41,8 @@ class Fault:
             raise UsageError(f"a fault happens at time=, step=, update= or await=, not {self.unit!r}")
         if not (self.when >= 0 and self.duration >= 0 and math.isfinite(self.when)):
             raise UsageError(f"a fault needs when >= 0 and a duration >= 0, not {self.when:g}, {self.duration:g}")
+        if self.unit != "time" and not float(self.when).is_integer():
+            raise UsageError(f"{self.action}:{self.rank}: {self.unit} must be a whole number, not {self.when:g}")
         if self.action in ("delay", "partition") and not math.isfinite(self.duration):
             raise UsageError(f"{self.action}:{self.rank} needs an end: add ',for=SECONDS'")
         if self.action == "restart" and self.unit == "await":

@@ -81,11 +81,13 @@ class Life:
                 when = math.nextafter(arrival, math.inf)
                 engine.schedule(when, self.strike, Fault("restart", rank, when))
                 return
-            peer = next((other.worker for other in engine.seats if other.worker.alive), None)
-            if peer is not None and (engine.shrink or peer.state.v > seat.worker.state.v):
+            peer = next((other for other in engine.seats if other.worker.alive), None)
+            if peer is not None and (engine.shrink or peer.worker.state.v > seat.worker.state.v):
                 # the others went on without it: their state is the run's now
-                seat.worker.state.restore(peer.state.saved())
-                seat.worker.t = peer.t
+                seat.worker.state.restore(peer.worker.state.saved())
+                seat.worker.t = peer.worker.t
+                for name, buffer in peer.buffers.items():
+                    seat.buffers[name].copy_(buffer)
         seat.worker.alive = True
         engine.choose_centre()
         engine.meetings.joined(rank)

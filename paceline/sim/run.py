@@ -21,6 +21,7 @@ from paceline.sim.engine import Engine
 from paceline.sim.faults import Fault, check_faults, parse_fault
 from paceline.sim.session import Hooked
 from paceline.task import Feed, Task
+from paceline.values import converted
 
 Watch = Callable[[Engine], None]
 
@@ -37,7 +38,7 @@ def simulate(
     steps: int = 1000,
     batch: int | None = None,
     seed: int = 0,
-    compute: str | Times = "constant:1.0",
+    compute: str | float | Times = "constant:1.0",
     speeds: Sequence[float] = (),
     network: str | Link = "",
     links: Iterable[str] | Mapping[int, Link] = (),
@@ -64,29 +65,27 @@ def simulate(
     Equal arguments give equal bits. `every` evaluates on the way; `watch` is called after every update; `hooks` run
     around the workers' steps (`"target:value=0.9"`) and tell people things through `say`.
     """
-    if steps < 1:
-        raise UsageError(f"steps must be at least 1, not {steps}")
-    if not seconds > 0:
-        raise UsageError(f"seconds must be above 0, not {seconds}")
-    if threads < 1:
-        raise UsageError(f"threads must be at least 1, not {threads}")
     if quorum not in ("shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {quorum!r}")
+    steps, threads, every = _whole("steps", steps, 1), _whole("threads", threads, 1), _whole("every", every, 0)
+    seconds = converted("simulate", "seconds", seconds, float)
+    if not seconds > 0:
+        raise UsageError(f"seconds must be above 0, not {seconds}")
+    if curvature is not None and not 0 <= converted("simulate", "curvature", curvature, float) < math.inf:
+        raise UsageError(f"curvature must be a finite number of at least 0, not {curvature}")
     chosen = config.scheme_of(scheme, hyper)
-    crew = (1 if chosen.alone else 4) if workers is None else workers
-    if crew < 1:
-        raise UsageError(f"workers must be at least 1, not {crew}")
+    crew = _whole("workers", (1 if chosen.alone else 4) if workers is None else workers, 1)
     chosen.check(crew)
     cost = Cost(
-        compute_law=parse_times(compute) if isinstance(compute, str) else compute,
+        compute_law=_law(compute),
         network=parse_link(network) if isinstance(network, str) else network,
-        speeds=tuple(speeds),
-        links=links if isinstance(links, Mapping) else parse_links(list(links)),
-        access=parse_times(access) if isinstance(access, str) else access,
+        speeds=converted("simulate", "speeds", speeds, tuple[float, ...]),
+        links=links if isinstance(links, Mapping) else parse_links(_listed(links)),
+        access=_law(access),
     )
     cost.check(crew)
-    crew_hooks = [config.hook_of(hook) for hook in hooks]
-    planned = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
+    crew_hooks = [config.hook_of(hook) for hook in _listed(hooks)]
+    planned = [parse_fault(fault) if isinstance(fault, str) else fault for fault in _listed(faults)]
     check_faults(planned, crew)
     job = config.task_of(task, task_options or {}).configured(batch=batch, feed=feed, shuffle=shuffle)
     said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
@@ -109,6 +108,22 @@ def simulate(
             error.result = _result(engine, {}, history, said)
             raise
         return _result(engine, engine.evaluate(), history, said)
+
+
+def _whole(name: str, value: Any, low: int) -> int:
+    number: int = converted("simulate", name, value, int)
+    if number < low:
+        raise UsageError(f"{name} must be at least {low}, not {number}")
+    return number
+
+
+def _law(given: str | float | Times) -> Times:
+    return given if isinstance(given, Times) else parse_times(str(given))
+
+
+def _listed(given: Iterable[Any]) -> list[Any]:
+    """A list, also of one text that came alone."""
+    return [given] if isinstance(given, str | Hook | Fault) else list(given)
 
 
 def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | None:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from paceline.data import load
 from paceline.errors import UsageError
 from paceline.task import Task
+from paceline.tasks._options import fraction, whole
 from paceline.torch_task import TorchTask, accuracy
 
 TEST_WINDOWS = 256
@@ -75,11 +76,10 @@ def char_lm(context: int = 64, width: int = 64, layers: int = 2, heads: int = 4,
     `context` characters in view. Batches are random windows of the text; evaluated on 256 fixed windows spread
     evenly over the test text. `bits` is the loss in bits per character.
     """
-    if min(context, width, layers, heads) < 1 or width % heads:
-        raise UsageError(
-            f"context, width, layers and heads must be at least 1, and width a multiple of heads; "
-            f"not {context=}, {width=}, {layers=}, {heads=}"
-        )
+    whole(1, context=context, width=width, layers=layers, heads=heads)
+    fraction(dropout=dropout)
+    if width % heads:
+        raise UsageError(f"width must be a multiple of heads, not {width} with {heads} heads")
     data = load("shakespeare")
     text = torch.cat((*data.train, *data.test)).long()
     begin, end = len(data.train[0]), len(text) - context - 1

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data import Dataset, load
-from paceline.errors import UsageError
 from paceline.task import Task
+from paceline.tasks._options import fraction, whole
 from paceline.torch_task import TorchTask, accuracy
 
 CIFAR_MEAN = torch.tensor((0.49140, 0.48216, 0.44653)).view(3, 1, 1)
@@ -51,8 +51,6 @@ def _task(
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     test_size: int,
 ) -> Task:
-    if test_size < 0:
-        raise UsageError(f"test_size must be 0 (all) or a number of samples, not {test_size}")
     return TorchTask(
         model,
         nn.functional.cross_entropy,
@@ -73,6 +71,8 @@ def mnist_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Task:
     MNIST guide of 2016: conv 5x5x32, pool, conv 5x5x64, pool, 1024 units, dropout, 10; ReLU; pixels from 0 to 1.
     Evaluated on the first `test_size` test images (0: all 10,000).
     """
+    fraction(dropout=dropout)
+    whole(0, test_size=test_size)
     return _task("mnist-cnn", load("mnist", data or None), lambda: grey_net(dropout), _grey, test_size)
 
 
@@ -81,6 +81,8 @@ def fashion_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Tas
 
     Data: Xiao, Rasul, Vollgraf 2017 (arXiv 1708.07747). Options as in mnist-cnn.
     """
+    fraction(dropout=dropout)
+    whole(0, test_size=test_size)
     return _task("fashion-cnn", load("fashion", data or None), lambda: grey_net(dropout), _grey, test_size)
 
 
@@ -91,4 +93,6 @@ def cifar_cnn(parts: int = 5, test_size: int = 0, data: str = "") -> Task:
     pool, conv 5x5x64, pool, 384 units, 192, 10; ReLU: TensorFlow's CIFAR-10 guide without its crops and its
     local normalisation. Evaluated on the first `test_size` test images (0: all 10,000).
     """
+    whole(1, parts=parts)
+    whole(0, test_size=test_size)
     return _task("cifar-cnn", load("cifar", data or None, parts=parts), colour_net, _colour, test_size)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from paceline.data import load
-from paceline.errors import UsageError
 from paceline.feed import Stream, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, Task
+from paceline.tasks._options import at_least
 from paceline.tasks.toy import dtype_named
 
 
@@ -80,10 +80,9 @@ def logistic(l2: float = 1e-3, dtype: str = "float32") -> Task:
     start at zero; `l2`/2 |x|^2 is part of the loss. The curvature is at most lambda_max(A^T A / n)/4 + l2.
     Evaluation: loss and accuracy on the test samples, `objective` the loss on all training samples.
     """
-    if l2 < 0:
-        raise UsageError(f"l2 must be at least 0, not {l2}")
-    data = load("breast-cancer")
     kind = dtype_named(dtype)
+    at_least(0, kind, l2=l2)
+    data = load("breast-cancer")
 
     def table(measures: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         constant = torch.ones(len(measures), 1, dtype=measures.dtype)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from paceline.data import Dataset, load
 from paceline.task import Task
+from paceline.tasks._options import whole
 from paceline.tasks.toy import dtype_named
 from paceline.torch_task import TorchTask, accuracy
 
 
-def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, dtype: str) -> Task:
+def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, kind: torch.dtype) -> Task:
     pixels = data.train[0][0].numel()
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
     def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return images.to(dtype_named(dtype)) / brightest, labels
+        return images.to(kind) / brightest, labels
 
     return TorchTask(
         model,
@@ -28,7 +30,7 @@ def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, dtyp
         name=name,
         metrics={"accuracy": accuracy},
         prepare=prepare,
-        dtype=dtype_named(dtype),
+        dtype=kind,
         notice=data.notice,
     )
 
@@ -38,7 +40,9 @@ def digits_mlp(hidden: int = 32, dtype: str = "float32") -> Task:
 
     Data: scikit-learn's 1,797 digits, 1,437 of them to train on. One hidden layer of `hidden` ReLU units.
     """
-    return _mlp("digits-mlp", load("digits"), hidden, 16, 32, dtype)
+    whole(1, hidden=hidden)
+    kind = dtype_named(dtype)
+    return _mlp("digits-mlp", load("digits"), hidden, 16, 32, kind)
 
 
 def mnist_mlp(hidden: int = 128, dtype: str = "float32", data: str = "") -> Task:
@@ -47,4 +51,6 @@ def mnist_mlp(hidden: int = 128, dtype: str = "float32", data: str = "") -> Task
     Data: LeCun, Cortes, Burges; 60,000 images to train on and 10,000 to test, from the folder `data` or
     wherever they are found. One hidden layer of `hidden` ReLU units; pixels from 0 to 1.
     """
-    return _mlp("mnist-mlp", load("mnist", data or None), hidden, 255, 100, dtype)
+    whole(1, hidden=hidden)
+    kind = dtype_named(dtype)
+    return _mlp("mnist-mlp", load("mnist", data or None), hidden, 255, 100, kind)

@@ -14,6 +14,7 @@ from paceline.feed import portion, sample_seed
 from paceline.seeds import mixed
 from paceline.state import Vector
 from paceline.task import Batch, Task
+from paceline.tasks._options import at_least, finite, positive, whole
 from paceline.tasks.toy import dtype_named
 
 
@@ -130,13 +131,13 @@ def quadratic(
 
     Evaluation: `loss` is the objective above its least value, `distance` that of x to the optimum.
     """
-    if dim < 1:
-        raise UsageError(f"dim must be at least 1, not {dim}")
-    if curvature <= 0 or condition < 1 or noise < 0 or heterogeneity < 0 or any(h <= 0 for h in curvatures):
-        raise UsageError(
-            "curvature and curvatures must be above 0, condition at least 1, noise and heterogeneity at "
-            f"least 0; not {curvature=}, {curvatures=}, {condition=}, {noise=}, {heterogeneity=}"
-        )
+    kind = dtype_named(dtype)
+    whole(1, dim=dim)
+    at_least(1, kind, condition=condition)
+    at_least(0, kind, noise=noise, heterogeneity=heterogeneity)
+    positive(kind, curvature=curvature, **{f"curvatures[{i}]": h for i, h in enumerate(curvatures)})
+    positive(kind, **{"curvature/condition": curvature / condition})  # the least eigenvalue
+    finite(kind, **{f"centres[{i}]": s for i, s in enumerate(centres)})
     if curvatures and centres and len(curvatures) != len(centres):
         raise UsageError(f"curvatures and centres must be equally many, not {len(curvatures)} and {len(centres)}")
     if (curvatures or centres) and heterogeneity:
@@ -145,4 +146,4 @@ def quadratic(
         raise UsageError("condition shapes one common H; it says nothing when each worker has its own curvature")
     steps = torch.linspace(0.0, 1.0, dim, dtype=torch.float64) if dim > 1 else torch.ones(1, dtype=torch.float64)
     spectrum = curvature * condition ** (steps - 1.0)
-    return Quadratic(spectrum.to(dtype_named(dtype)), noise, heterogeneity, curvatures, centres)
+    return Quadratic(spectrum.to(kind), noise, heterogeneity, curvatures, centres)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 from runs import crew, scheme_named
 
-from paceline import config, find, simulate
+from paceline import config, find, simulate, values
 from paceline.errors import UnknownName, UsageError
 from paceline.rules import Rule
 from paceline.rules import rules as update_rules
@@ -87,7 +87,7 @@ def test_every_field_has_a_type_and_a_default(name: str) -> None:
     for field, hint in fields(found(name)):
         assert hint is not Any
         assert field.default is not dataclasses.MISSING, f"{field.name} has no default"
-        assert config.described(hint)
+        assert values.described(hint)
 
 
 def test_unknown_words_are_refused_with_a_suggestion(name: str) -> None:

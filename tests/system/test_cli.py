@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,28 @@ def test_an_error_in_the_users_loss_names_worker_and_step(tmp_path: Path) -> Non
 def test_version_and_help() -> None:
     assert paceline("--version").stdout.startswith("paceline 0.")
     assert "Exit codes" in paceline("--help").stdout
+
+
+def test_a_run_that_fails_prints_what_it_had_reached() -> None:
+    ran = paceline("simulate", "toy", "-s", "async", "lr=3", "--workers", "2", "--json")
+    assert ran.returncode == 1
+    reached = json.loads(ran.stdout)
+    assert reached["updates"] > 0
+    assert "the loss is inf" in reached["error"]
+
+
+def test_an_interrupted_run_says_so() -> None:
+    command = [sys.executable, "-m", "paceline", "simulate", "toy", "-s", "sync", "lr=0.001", "--hook", "log:every=1"]
+    with subprocess.Popen([*command, "--steps", "100000000"], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        assert run.stderr.readline().startswith("worker:0 step 1")  # it is under way
+        run.send_signal(signal.SIGINT)
+        rest = run.stderr.read()
+    assert run.returncode == 130
+    assert "interrupted" in rest
+
+
+def test_what_stands_in_is_not_what_was_asked_for(tmp_path: Path) -> None:
+    ran = paceline("data", "mnist", PACELINE_DATA="", PACELINE_CACHE=str(tmp_path), PACELINE_OFFLINE="1")
+    assert ran.returncode == 3
+    assert "NOT MNIST" in ran.stderr

@@ -13,6 +13,7 @@ from paceline.rules import SGD, Adagrad, Adam, Momentum, Rule
 from paceline.scheme import Count, Fraction, Rate, Scheme
 from paceline.schemes.downpour import Downpour
 from paceline.schemes.sync import SyncSGD
+from paceline.values import described
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,13 @@ def test_server_words_speak_of_the_servers_rule() -> None:
     assert made(server__eps=1.0).server_rule == Adagrad(eps=1.0)
 
 
-def test_server_words_where_there_is_one_rule_only() -> None:
+def test_server_words_where_the_only_rule_is_the_workers() -> None:
+    with pytest.raises(UnknownName, match=r"no hyper-parameter of .* 'server.rule'"):
+        config.scheme_of(OneRule, {"server.rule": "adam"})
+
+
+def test_server_words_where_the_only_rule_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneRule, "rule_at_server", True)
     one = config.scheme_of(OneRule, {"server.rule": "adam", "server.lr": "0.5", "server.beta1": "0.25"})
     assert one == OneRule(lr=0.5, rule=Adam(beta1=0.25))
     with pytest.raises(UnknownName, match="no option of rule sgd 'bta'"):
@@ -178,7 +185,7 @@ def test_the_words_of_a_scheme() -> None:
 
 
 def test_types_in_words() -> None:
-    words = {field.name: config.described(hint) for field, hint in config.fields(Sample)}
+    words = {field.name: described(hint) for field, hint in config.fields(Sample)}
     assert words == {
         "lr": "float, at least 0",
         "rule": "rule",

@@ -11,20 +11,8 @@ import pytest
 
 from paceline import simulate
 from paceline.errors import UnknownName, UsageError
-from paceline.sim.cost import (
-    SERVER,
-    Constant,
-    Cost,
-    Exponential,
-    Link,
-    Pareto,
-    Times,
-    Uniform,
-    laws,
-    parse_link,
-    parse_links,
-    parse_times,
-)
+from paceline.sim.cost import SERVER, Cost, Link, parse_link, parse_links
+from paceline.sim.laws import Constant, Exponential, Pareto, Times, Uniform, laws, parse_times
 
 DRAWS = 20_000
 
@@ -88,7 +76,7 @@ def test_values_by_position_by_name_and_by_default() -> None:
         ("zzz", "no compute law 'zzz'; there are: constant, exponential, "),
         ("exponential:fast", "'exponential:fast': mean must be a number, not 'fast'"),
         ("exponential:1,2", "'exponential:1,2' has more values than mean"),
-        ("uniform:lo=1", "no value in 'uniform:lo=1' 'lo'; did you mean 'low'?"),
+        ("uniform:lo=1", "uniform: no value 'lo'; did you mean 'low'?"),
         ("uniform:3,1", "uniform: low (3) is above high (1)"),
         ("exponential:-1", "exponential: mean must be a finite number of at least 0, not -1"),
         ("constant:nan", "constant: seconds must be a finite number"),
@@ -157,13 +145,15 @@ def test_bad_traces_name_their_line_before_the_run(tmp_path: Path, text: str, me
 def test_a_missing_trace_is_an_error_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"trace file '.*nowhere.csv' cannot be read"):
         simulate("toy", "async", workers=2, steps=2, compute=f"trace:{tmp_path / 'nowhere.csv'}")
+    with pytest.raises(UsageError, match=r"nowhere.csv' cannot be read"):
+        Cost(access=parse_times(f"trace:{tmp_path / 'nowhere.csv'}")).check(2)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be read"):
         simulate("toy", "async", workers=2, steps=2, compute=f"trace:{tmp_path / 'binary.csv'}")
 
 
 def test_wires() -> None:
-    assert parse_link("") == Link(0.0, math.inf)
+    assert parse_link("") == parse_link("bandwidth=inf") == Link(0.0, math.inf)
     assert parse_link("0.001,1e9") == parse_link("latency=0.001,bandwidth=1e9") == Link(0.001, 1e9)
     assert Link(0.5, 100.0).seconds(50) == 1.0
     assert Link(0.5).seconds(10**12) == 0.5
@@ -176,10 +166,12 @@ def test_wires() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("latnecy=1", "did you mean 'latency'?"),
-        ("latency=-1", "a link needs latency >= 0 and bandwidth > 0"),
-        ("bandwidth=0", "a link needs latency >= 0 and bandwidth > 0"),
-        ("latency=nan", "a link needs latency >= 0"),
+        ("latnecy=1", "network: no value 'latnecy'; did you mean 'latency'?"),
+        ("latency=-1", "a link needs a finite latency >= 0 and a bandwidth > 0, not -1, inf"),
+        ("bandwidth=0", "a link needs a finite latency >= 0 and a bandwidth > 0, not 0, 0"),
+        ("latency=nan", "a link needs a finite latency >= 0"),
+        ("latency=inf", "a link needs a finite latency >= 0"),
+        ("bandwidth=nan", "a bandwidth > 0"),
         ("latency=slow", "latency must be a number, not 'slow'"),
         ("1,2,3", "has more values than latency, bandwidth"),
     ],
@@ -194,6 +186,8 @@ def test_wires_of_single_workers() -> None:
     for text in ("0.1", "x:0.1", ":0.1", "-1:0.1"):
         with pytest.raises(UsageError, match=f"a link is 'RANK:latency=S,bandwidth=BYTES_PER_SECOND', not '{text}'"):
             parse_links([text])
+    with pytest.raises(UsageError, match="link of worker 3: no value 'speed'; there are: bandwidth, latency"):
+        parse_links(["3:speed=1"])
     with pytest.raises(UsageError, match="a link was given for worker 2; workers are 0 to 1"):
         Cost(links={2: Link()}).check(2)
 

@@ -40,6 +40,10 @@ def test_the_grammar(text: str, fault: Fault) -> None:
         ("kill:1@step=2,", "is not a fault"),
         ("kill:1@step=two", "is not a fault"),
         ("kill:1@step=-2", "needs when >= 0"),
+        ("kill:1@step=2.5", "kill:1: step must be a whole number, not 2.5"),
+        ("kill:1@update=0.5", "update must be a whole number, not 0.5"),
+        ("kill:1@await=1e-3", "await must be a whole number, not 0.001"),
+        ("restart:1@step=2.5", "step must be a whole number, not 2.5"),
         ("kill:1@step=1e", "has something that is not a number"),
         ("kill:1@step=2,back=soon", "has something that is not a number"),
         ("kill:1@step=2,back=-1", "a duration >= 0"),
@@ -86,5 +90,5 @@ def test_a_fault_at_an_update_of_the_centre_strikes_there() -> None:
         faults=["kill:1@update=10", "restart:1@step=20"],
         watch=lambda engine: deaths.append((engine.updates, engine.seats[1].worker.alive)),
     )
-    # an update's faults strike before anybody looks
-    assert [update for update, alive in deaths if not alive] == list(range(10, 20))
+    # an update's faults strike after everybody has seen it
+    assert [update for update, alive in deaths if not alive] == list(range(11, 21))

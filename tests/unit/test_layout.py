@@ -30,14 +30,17 @@ MAY_IMPORT = {
     "desk": "errors ledger ops scheme state",
     "drive": "errors ops scheme worker",
     "hook": "worker",
-    "find": "data errors hook rules scheme sim.cost task",
-    "config": "errors find hook rules scheme task",
+    "reading": "errors",
+    "find": "data errors hook reading rules scheme sim.laws task",
+    "values": "errors rules scheme",
+    "config": "errors find hook rules scheme task values",
     "schemes.*": "errors limits rules scheme schemes.* state worker",
     "tasks.*": "data errors feed seeds state task tasks.* torch_task",
     "hooks.*": "errors hook hooks.* scheme state",
     "data.*": "data data.* errors feed seeds",
-    "report.*": "config errors find report.* result scheme",
-    "sim.cost": "errors",
+    "report.*": "config errors find report.* result scheme values",
+    "sim.laws": "errors",
+    "sim.cost": "errors sim.laws",
     "sim.faults": "errors",
     "sim.meeting": "errors ops state",
     "sim.seat": "drive ops sim.faults state task worker",
@@ -48,14 +51,14 @@ MAY_IMPORT = {
     "sim.engine": "desk drive errors ops scheme seeds state task worker "
     "sim.cost sim.faults sim.life sim.meeting sim.seat sim.stuck",
     "sim.snapshot": "errors sim.engine sim.seat",
-    "sim.run": "config errors hook result scheme sim.cost sim.engine sim.faults sim.session task",
+    "sim.run": "config errors hook result scheme sim.cost sim.engine sim.faults sim.session task values",
     "cli": "config data errors find paceline report report.* result sim.cost sim.engine sim.faults sim.run",
     "__init__": "errors hook result scheme sim.cost sim.faults sim.run state task torch_task worker",
     "__main__": "cli",
 }
 
 # inside a function, where the name is needed when it runs: a scheme's rule may be given by its name
-LATER = {("scheme", "rules")}
+LATER = {("scheme", "values")}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "misc", "core"}
 

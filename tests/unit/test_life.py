@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from machine import engine, got, log, means, push_once, scheme_with
 
+from paceline import simulate
 from paceline.errors import Deadlock, RunError
 from paceline.sim.faults import Fault
 from paceline.worker import Worker
@@ -122,3 +123,12 @@ def test_killing_the_dead_and_waking_the_living_is_nothing() -> None:
     run.run(6)
     assert log(run).count(1) == 1
     assert run.seats[1].generation == 1
+
+
+def test_the_count_of_updates_never_falls_when_the_chief_dies() -> None:
+    """Its deputy may not have the last mean yet."""
+    slow = {"workers": 3, "steps": 10, "network": "latency=0.3"}
+    result = simulate("toy", "allreduce", links=["0:latency=0"], faults=["kill:0@update=5"], every=1, **slow)
+    seen = [point.update for point in result.history]
+    assert seen == sorted(set(seen))
+    assert simulate("toy", "easgd", faults=["kill:0@update=10"], **slow).updates == 10

@@ -164,7 +164,7 @@ def test_a_number_without_a_bound_may_not_be_nan() -> None:
         shift: float = 0.0
 
     assert Loose(-3.0).shift == -3.0
-    with pytest.raises(UsageError, match="loose: shift is not a number"):
+    with pytest.raises(UsageError, match="loose: shift must be a number, not nan"):
         Loose(math.nan)
 
 

@@ -69,3 +69,19 @@ def test_the_two_buffer_policies_differ_in_evaluation_only() -> None:
     average, chief = (simulate(batch_norm(p), "sync", workers=3, steps=6, lr=0.01) for p in ("average", "chief"))
     assert average.digest == chief.digest
     assert average.loss != chief.loss
+
+
+@pytest.mark.parametrize("policy", ["average", "chief"])
+def test_the_dead_have_no_say_in_the_statistics(policy: str) -> None:
+    """Worker 0 dies before its first gradient: its statistics are those of no data at all."""
+    alone = simulate(batch_norm(policy), "async", workers=2, steps=150, lr=0.05, faults=["kill:0@time=0.5"])
+    both = simulate(batch_norm(policy), "async", workers=2, steps=150, lr=0.05)
+    assert alone.loss < 1.5 * both.loss + 0.05
+
+
+def test_half_precision_trains_and_has_a_digest() -> None:
+    x = torch.randn(32, 3, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    task = TorchTask(lambda: nn.Linear(3, 1).to(torch.bfloat16), nn.MSELoss(), (x, x[:, :1]), batch=8)
+    result = simulate(task, "sync", workers=2, steps=40)
+    assert len(result.digest) == 64
+    assert result.loss < 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from itertools import islice
 from typing import get_type_hints
 
@@ -105,6 +106,52 @@ class TestEveryTask:
         whole = task.grad(x, take(task)[0], torch.empty_like(x))[1]
         parts = [task.grad(x, take(task, rank=rank, workers=3)[0], torch.empty_like(x))[1] for rank in range(3)]
         assert torch.allclose(torch.stack(parts).mean(0), whole, atol=2e-6, rtol=1e-4)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("name", "options", "says"),
+        [
+            ("digits-mlp", {"hidden": 0}, "hidden must be a whole number of at least 1, not 0"),
+            ("digits-mlp", {"hidden": -1}, "hidden must be a whole number of at least 1, not -1"),
+            ("mnist-mlp", {"hidden": 2.5}, "hidden must be a whole number of at least 1, not 2.5"),
+            ("mnist-mlp", {"dtype": "half"}, "dtype must be one of float32, float64, not 'half'"),
+            ("mnist-cnn", {"dropout": 2.0}, "dropout must be from 0 to 1, not 2.0"),
+            ("mnist-cnn", {"dropout": math.nan}, "dropout must be from 0 to 1, not nan"),
+            ("mnist-cnn", {"test_size": -1}, "test_size must be a whole number of at least 0, not -1"),
+            ("fashion-cnn", {"dropout": -0.1}, "dropout must be from 0 to 1, not -0.1"),
+            ("fashion-cnn", {"test_size": -1}, "test_size must be a whole number of at least 0, not -1"),
+            ("cifar-cnn", {"parts": 0}, "parts must be a whole number of at least 1, not 0"),
+            ("cifar-cnn", {"test_size": -1}, "test_size must be a whole number of at least 0, not -1"),
+            ("char-lm", {"context": 0}, "context must be a whole number of at least 1, not 0"),
+            ("char-lm", {"layers": 0}, "layers must be a whole number of at least 1, not 0"),
+            ("char-lm", {"heads": -1}, "heads must be a whole number of at least 1, not -1"),
+            ("char-lm", {"width": 63}, "width must be a multiple of heads, not 63 with 4 heads"),
+            ("char-lm", {"dropout": math.inf}, "dropout must be from 0 to 1, not inf"),
+            ("logistic", {"l2": math.nan}, "l2 must be a finite float32 number of at least 0, not nan"),
+            ("logistic", {"l2": -1.0}, "l2 must be a finite float32 number of at least 0, not -1.0"),
+            ("logistic", {"l2": 1e39}, "l2 must be a finite float32 number of at least 0, not 1e+39"),
+            ("quadratic", {"dim": 0}, "dim must be a whole number of at least 1, not 0"),
+            ("quadratic", {"noise": math.nan}, "noise must be a finite float32 number of at least 0, not nan"),
+            ("quadratic", {"heterogeneity": math.inf}, "heterogeneity must be a finite float32 number of at least 0"),
+            ("quadratic", {"condition": math.nan}, "condition must be a finite float32 number of at least 1, not nan"),
+            ("quadratic", {"curvature": math.inf}, "curvature must be a finite float32 number above 0, not inf"),
+            ("quadratic", {"curvature": 1e-20, "condition": 1e30}, "curvature/condition must be a finite float32"),
+            ("quadratic", {"curvatures": (1.0, math.nan)}, "curvatures[1] must be a finite float32 number above 0"),
+            ("quadratic", {"centres": (math.inf,)}, "centres[0] must be a finite float32 number, not inf"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_before_data_are_read(self, name, options, says, monkeypatch):
+        for module in ("mlp", "cnn", "char_lm", "logistic"):
+            monkeypatch.setattr(f"paceline.tasks.{module}.load", None)
+        with pytest.raises(UsageError) as caught:
+            built_in()[name](**options)
+        assert says in str(caught.value)
+
+    def test_the_limits_themselves_are_allowed(self):
+        assert digits_mlp(hidden=1).start(0).numel() == 64 + 1 + 10 + 10
+        assert logistic(l2=0).curvature() > 0
+        assert quadratic(dim=1, curvature=1e39, dtype="float64").curvature() == 1e39
 
 
 class TestToy:

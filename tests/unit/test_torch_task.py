@@ -88,6 +88,24 @@ class TestFlatModule:
         with pytest.raises(UsageError, match=r"mixes parameters of torch.float32 on cpu, torch.float64 on cpu"):
             FlatModule(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
+    @pytest.mark.filterwarnings("ignore:Lazy modules")
+    @pytest.mark.parametrize(
+        ("lazy", "names"),
+        [
+            (lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)), "0.weight, 0.bias"),
+            (lambda: nn.Sequential(nn.Linear(5, 3), nn.LazyBatchNorm1d(affine=False)), "1.running_mean, 1.running_var"),
+        ],
+    )
+    def test_weights_without_a_size_are_refused(self, lazy, names):
+        with pytest.raises(UsageError) as caught:
+            task(lazy())
+        assert f"Sequential has weights without a size yet ({names}): run the model once" in str(caught.value)
+        with pytest.raises(UsageError, match="run the model once on a batch first"):
+            task(lazy)
+        known = lazy()
+        known(DATA[0])
+        assert task(known).start(0).numel() >= 18  # once run, it is like any other
+
     def test_buffers_that_are_not_saved_stay_in_the_module(self):
         module = normed()
         module.register_buffer("mask", torch.ones(3), persistent=False)
@@ -153,6 +171,24 @@ class TestGradient:
         with pytest.raises(ValueError, match="no such loss") as caught:
             t.grad(t.start(0), first_batch(t))
         assert caught.value.__notes__ == ["in task 'mine'"]
+
+    @pytest.mark.parametrize(
+        ("loss", "says"),
+        [
+            (lambda a, b: cross_entropy(a, b, reduction="none"), r"of one number, .* not a Tensor of shape \(8,\)"),
+            (lambda a, b: cross_entropy(a, b).item(), r"of one number, .* not a float\b"),
+            (lambda a, b: cross_entropy(a.detach(), b), "does not depend on the model's weights"),
+        ],
+    )
+    def test_a_loss_that_is_not_one_number_to_descend_is_refused(self, loss, says):
+        t = TorchTask(net, loss, DATA, batch=8)
+        with pytest.raises(UsageError, match=says):
+            t.grad(t.start(0), first_batch(t))
+
+    def test_a_loss_of_many_numbers_is_refused_when_evaluating_too(self):
+        t = TorchTask(net, nn.CrossEntropyLoss(reduction="none"), DATA)
+        with pytest.raises(UsageError, match=r"not a Tensor of shape \(60,\)"):
+            t.evaluate(t.start(0))
 
     def test_unused_parameters_have_no_gradient(self):
         class Partly(nn.Module):
@@ -297,6 +333,20 @@ class TestKindsOfModels:
         assert (x.dtype, batch.data[0].dtype, batch.data[1].dtype) == (*[torch.float64] * 2, torch.int64)
         assert t.grad(x, batch)[1].dtype == torch.float64
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("given", [True, False])
+    def test_sixteen_bits_train(self, dtype, given):
+        """Whether the model comes in them or is cast, data in 32 bits fit."""
+        t = task(normed, dtype=dtype) if given else task(lambda: normed().to(dtype))
+        x, batch, buffers = t.start(0), first_batch(t), t.buffers()
+        assert (x.dtype, batch.data[0].dtype) == (dtype, dtype)
+        before = t.grad(x, batch, buffers=buffers)[0]
+        for _ in range(20):
+            x -= 0.3 * t.grad(x, batch, buffers=buffers)[1]
+        assert t.grad(x, batch, buffers=buffers)[0] < before / 2
+        assert t.evaluate(x, buffers)["loss"] > 0
+        assert t.module(x, buffers)[0].weight.dtype == dtype
+
     def test_the_model_at_x_is_a_copy(self):
         t = task(normed)
         x, buffers = t.start(1), t.buffers()
@@ -315,6 +365,16 @@ class Squares(Dataset):
     def __len__(self) -> int:
         return self.n
 
+    def __getitem__(self, index: int):
+        return DATA[0][index], int(DATA[1][index])
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield DATA[0][0], 0
+
+
+class Unmeasured(Dataset):
     def __getitem__(self, index: int):
         return DATA[0][index], int(DATA[1][index])
 
@@ -355,19 +415,24 @@ class TestData:
             ((net, cross_entropy, DATA, Squares(0)), "the test data set is empty"),
             ((net, cross_entropy, (DATA[0], DATA[1][:9])), r"train tensors must be equally long, not \[60, 9\]"),
             ((nn.ReLU, cross_entropy, DATA), "ReLU has no trainable parameters"),
+            ((lambda: 3, cross_entropy, DATA), "model must be a torch.nn.Module or a function that builds one, not 3"),
+            ((None, cross_entropy, DATA), "model must be a torch.nn.Module or a function that builds one, not None"),
+            ((net, cross_entropy, Endless()), r"not Endless: batches are drawn by index"),
+            ((net, cross_entropy, Unmeasured()), r"a length \(__len__\) and .*, not Unmeasured: batches are drawn"),
+            ((net, cross_entropy, (torch.tensor(1.0), torch.tensor(1))), "train tensors must have a first dimension"),
         ],
     )
     def test_what_cannot_be_is_refused(self, arguments, says):
         with pytest.raises(UsageError, match=says):
             TorchTask(*arguments)
 
-    def test_streams_are_refused(self):
-        class Endless(IterableDataset):
-            def __iter__(self):
-                yield DATA[0][0], 0
-
-        with pytest.raises(UsageError, match="batches are drawn by index"):
-            TorchTask(net, cross_entropy, Endless())
+    def test_words_that_mean_nothing_are_refused(self):
+        with pytest.raises(UsageError, match="buffer_policy must be one of average, chief, not 'foo'"):
+            task(buffer_policy="foo")
+        with pytest.raises(
+            UsageError, match=r"dtype must be a floating-point type, such as torch.float64, not torch.int"
+        ):
+            task(dtype=torch.int32)
 
     def test_a_batch_needs_a_target(self):
         with pytest.raises(UsageError, match="must hold inputs and a target"):
