@@ -105,6 +105,6 @@ def test_a_task_that_needs_an_argument_says_which(tmp_path: Any) -> None:
         encoding="utf-8",
     )
     name = f"{tmp_path / 'needs.py'}:task"
-    with pytest.raises(UsageError, match="needs size: give it as task.size=VALUE"):
+    with pytest.raises(UsageError, match=r"needs size: give it as task\.size=VALUE"):
         simulate(name, "sync")
     assert simulate(name, "sync", steps=1, task_options={"size": "3"}).vector.numel() == 3
