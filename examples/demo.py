@@ -30,7 +30,7 @@ def main() -> None:
     console.print(f"MNIST: {len(mnist.train[0]):,} + {len(mnist.test[0]):,} images ({mnist.source})")
     if mnist.notice:
         console.print(f"[bold yellow]notice:[/] {mnist.notice}")
-    table = Table(title=f"mnist-mlp to {TARGET:.0%}: 4 workers, exponential times, worker 3 at 0.3 of the speed")
+    table = Table(title=f"mnist-mlp to {TARGET:.0%}: 4 workers, one of them at 0.3 of the speed")
     for column in ("scheme", "pace", "accuracy", "updates", "virtual time", "staleness"):
         table.add_column(column, justify="left" if column in ("scheme", "pace") else "right", no_wrap=True)
     bar = (TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())

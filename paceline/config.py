@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from paceline import find
 from paceline.errors import UnknownName, UsageError
 from paceline.hook import Hook
 from paceline.rules import Rule, made
-from paceline.scheme import Bound, Scheme, fields
+from paceline.scheme import Scheme, bounds, fields
 from paceline.task import Task
 from paceline.values import converted
 
@@ -65,13 +65,13 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
 
 
 def hook_of(hook: str | Hook) -> Hook:
-    """A hook, or `name`, `name:key=value,key=value`."""
+    """A hook, or `name`, `name:key=value,key=value`; the name may be `file.py:Class` or `package.module:Class`."""
     if isinstance(hook, Hook):
         return hook
     name, _, rest = hook.partition(":")
-    if name.endswith(".py"):  # a reference has a colon of its own
-        attribute, _, rest = rest.partition(":")
-        name = f"{name}:{attribute}"
+    attribute, _, options = rest.partition(":")
+    if attribute and "=" not in attribute:  # a reference has a colon of its own
+        name, rest = f"{name}:{attribute}", options
     cls = find.hook(name)
     if not (inspect.isclass(cls) and issubclass(cls, Hook) and dataclasses.is_dataclass(cls)):
         raise UsageError(f"{name!r} is not a hook: it must name a dataclass that is a paceline.Hook")
@@ -83,9 +83,8 @@ def hook_of(hook: str | Hook) -> Hook:
             raise UnknownName(f"option of hook {name}", key, known)
     values = {key: converted(f"hook {name}", key, text, hints[key]) for key, text in given.items()}
     for key, value in values.items():
-        for bound in get_args(hints[key])[1:]:
-            if isinstance(bound, Bound):
-                bound.check(f"hook {name}", key, value)
+        for bound in bounds(hints[key]):
+            bound.check(f"hook {name}", key, value)
     built: Hook = cls(**values)
     return built
 

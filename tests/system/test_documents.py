@@ -69,3 +69,11 @@ def test_generated_pages_are_true() -> None:
     script = ROOT / "docs" / "generate.py"
     ran = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_deadlock_of_the_docs_is_what_is_printed() -> None:
+    (shown,) = [block for block in blocks("docs/simulator.md", "") if block.startswith("$ paceline")]
+    command, _, printed = shown.partition("\n")
+    words = shlex.split(command)[2:]
+    ran = subprocess.run([sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False)
+    assert ran.stderr == printed

@@ -127,6 +127,7 @@ def test_options_are_checked() -> None:
     ]:
         with pytest.raises(UsageError, match=said):
             hook_of(text)
+    assert hook_of("paceline.hooks.target:Target:value=0.5,every=3") == Target(value=0.5, every=3)
     assert {"target", "log", "final-metrics"} <= find.hooks().keys()
 
 
