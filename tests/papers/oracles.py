@@ -7,6 +7,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -134,3 +135,13 @@ def pushes(crews: Sequence[Sequence[int]], updates: int, window: int = 1, seed: 
 
 def alone(workers: int) -> list[list[int]]:
     return [[rank] for rank in range(workers)]
+
+
+TASKS = {
+    "quadratic": bowl,
+    "network": network,
+    "quadratic in single": lambda: bowl(dtype="float32"),
+    "network in single": lambda: network(torch.float32),
+}
+each_task = pytest.mark.parametrize("task", [pytest.param(make, id=name) for name, make in TASKS.items()])
+in_double = pytest.mark.parametrize("task", [bowl, network])

@@ -11,21 +11,13 @@ from heapq import heapify, heappop, heappush
 
 import pytest
 import torch
-from oracles import EXACT, SEED, Gradients, alone, bowl, clocks, crew, network, path, pushes, run
+from oracles import EXACT, SEED, Gradients, alone, bowl, clocks, crew, each_task, in_double, network, path, pushes, run
 from torch import Tensor
 
 from paceline import Task
 from paceline.result import digest
 
 LR, RANDOM = 0.02, "exponential:1"
-TASKS = {
-    "quadratic": bowl,
-    "network": network,
-    "quadratic in single": lambda: bowl(dtype="float32"),
-    "network in single": lambda: network(torch.float32),
-}
-each_task = pytest.mark.parametrize("task", [pytest.param(make, id=name) for name, make in TASKS.items()])
-in_double = pytest.mark.parametrize("task", [bowl, network])
 
 Apply = Callable[[Tensor, Tensor, Tensor, int], Tensor]  # x, sum of the window's gradients, x_i, staleness
 

@@ -6,21 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracles import EXACT, SEED, bowl, by_torch, crew, network, run
+from oracles import EXACT, SEED, bowl, by_torch, crew, each_task, in_double, network, run
 from torch import Tensor
 
 from paceline import Task, find
 from paceline.result import digest
 
 LR = 0.07
-TASKS = {
-    "quadratic": bowl,
-    "network": network,
-    "quadratic in single": lambda: bowl(dtype="float32"),
-    "network in single": lambda: network(torch.float32),
-}
-each_task = pytest.mark.parametrize("task", [pytest.param(make, id=name) for name, make in TASKS.items()])
-in_double = pytest.mark.parametrize("task", [bowl, network])
 
 
 def averaged(task: Task, workers: int, steps: int, batches: int = 1) -> Tensor:
