@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline import find
+from paceline.hook import Hook
 from paceline.report.tables import parameter_rows
 
 HERE = Path(__file__).resolve().parent
@@ -14,7 +15,7 @@ NOTE = "<!-- written by docs/generate.py: do not edit -->"
 
 
 def main() -> int:
-    pages = {"schemes.md": schemes(), "tasks.md": tasks()}
+    pages = {"schemes.md": schemes(), "tasks.md": tasks(), "hooks.md": hooks()}
     stale = []
     for name, lines in pages.items():
         path, text = HERE / name, "\n".join(lines) + "\n"
@@ -46,16 +47,12 @@ def schemes() -> Iterator[str]:
 
 
 def tasks() -> Iterator[str]:
-    yield from ("# Tasks, hooks, compute laws, data sets", "", NOTE, "", "## Tasks", "")
+    yield from ("# Tasks, compute laws, data sets", "", NOTE, "", "## Tasks", "")
     yield "Options are given as `task.OPTION=value`."
     yield from ("", "| name | what it is | options and defaults | file |", "|---|---|---|---|")
     for found in find.tasks().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('tasks', found)} | `{found.file}` |"
-    hooks = "`--hook NAME:key=value,key=value`; how to add one: [add-a-hook.md](add-a-hook.md)."
-    yield from ("", "## Hooks", "", hooks, "")
-    yield from ("| name | what it does | options and defaults |", "|---|---|---|")
-    for found in find.hooks().values():
-        yield f"| `{found.name}` | {cell(found.summary)} | {words('hooks', found)} |"
+    yield from ("", "Hooks have a page of their own: [hooks.md](hooks.md).")
     yield from (
         "",
         "## Compute laws",
@@ -70,6 +67,17 @@ def tasks() -> Iterator[str]:
     yield from ("| name | what it is |", "|---|---|")
     for found in find.data().values():
         yield f"| `{found.name}` | {cell(found.summary)} |"
+
+
+def hooks() -> Iterator[str]:
+    yield from ("# Hooks", "", NOTE, "")
+    yield "`--hook NAME:key=value,key=value`, as often as needed; `paceline show NAME` says more of one. The chief is"
+    yield "worker 0. How to add one: [add-a-hook.md](add-a-hook.md)."
+    yield from ("", "| name | what it does | runs in | options and defaults |", "|---|---|---|---|")
+    for found in find.hooks().values():
+        roles = found.value.roles
+        who = "every worker" if roles == Hook.roles else ", ".join(f"the {role}" for role in sorted(roles))
+        yield f"| `{found.name}` | {cell(found.summary)} | {who} | {words('hooks', found)} |"
 
 
 def words(family: str, found: find.Found) -> str:

@@ -77,7 +77,13 @@ def hook_of(hook: str | Hook) -> Hook:
         raise UsageError(f"{name!r} is not a hook: it must name a dataclass that is a paceline.Hook")
     hints = get_type_hints(cls, include_extras=True)
     known = [field.name for field in dataclasses.fields(cls)]
-    given = pairs(filter(None, rest.split(",")))
+    words: list[str] = []
+    for word in filter(None, rest.split(",")):
+        if "=" in word or not words:
+            words.append(word)
+        else:
+            words[-1] += f",{word}"  # one more item of a list
+    given = pairs(words)
     for key in given:
         if key not in known:
             raise UnknownName(f"option of hook {name}", key, known)

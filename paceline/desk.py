@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -53,10 +53,10 @@ class Desk:
     arguments. So a call costs the same however many workers wait.
     """
 
-    def __init__(self, scheme: Scheme, state: State, workers: int) -> None:
+    def __init__(self, scheme: Scheme, state: State, workers: int, ledger: Ledger | None = None) -> None:
         self.scheme = scheme
         self.state = state
-        self.ledger = Ledger(workers, map(scheme.holder, range(workers)))
+        self.ledger = ledger or Ledger.fresh(workers, map(scheme.holder, range(workers)))
         self.calls = 0
         state.keep_ledger(self.ledger)
         self._lines: dict[Any, _Line] = {}
@@ -72,7 +72,7 @@ class Desk:
         """Take a call; gives every call that could be performed because of it, this one or others, in order."""
         _check_crossing(call, call.args)
         if call.method.when is None:
-            return [Answer(rank, ticket, self._perform(rank, call)), *self._settle()]
+            return [Answer(rank, ticket, self._perform(rank, call, ticket)), *self._settle()]
         waiting = _Waiting(self._number, rank, ticket, call)
         self._number += 1
         line = self._line(call)
@@ -82,20 +82,27 @@ class Desk:
         self._by_rank.setdefault(rank, []).append(waiting)
         return list(self._settle())
 
+    def perform(self, rank: int, call: Call[Any], ticket: Any = None) -> Answer:
+        """Perform a call at once, without asking its guard: another desk has, and this one follows."""
+        return Answer(rank, ticket, self._perform(rank, call, ticket))
+
     def left(self, rank: int, *, quorum: bool = True) -> list[Answer]:
         """A worker is gone: its waiting calls are void, and the scheme may lower its quorum."""
         for waiting in self._by_rank.pop(rank, ()):
             waiting.gone = True
-        self.ledger.gone(self.scheme.holder(rank))
-        if quorum:
-            self._changing("left", lambda: self.scheme.left(self.state, rank))
+        self._member("left", rank, quorum)
         return list(self._settle())
 
     def joined(self, rank: int, *, quorum: bool = True) -> list[Answer]:
         """A worker is back."""
-        if quorum:
-            self._changing("joined", lambda: self.scheme.joined(self.state, rank))
+        self._member("joined", rank, quorum)
         return list(self._settle())
+
+    def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
+        if event == "left":
+            self.ledger.gone(self.scheme.holder(rank))
+        if quorum:
+            self._changing(event, lambda: getattr(self.scheme, event)(self.state, rank))
 
     def waits(self, rank: int) -> Call[Any] | None:
         """The call with which a worker waits, if it does."""
@@ -104,18 +111,14 @@ class Desk:
 
     def explain(self, call: Call[Any]) -> str:
         """Why a call waits: its guard, and the cells that the guard reads."""
-        assert call.method.when is not None
-        reading = Reading(self.state)
-        call.method.when(self.scheme, reading, *call.args)
-        cells = ", ".join(f"{name} = {getattr(self.state, name)}" for name in reading.cells())
-        return f"{call}: guard '{call.method.guard_text()}' is false with {cells or 'no cell read'}"
+        return explain(self.scheme, self.state, call)
 
     def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> tuple[Any, list[Answer]]:
         """One of several pieces of a call that is not atomic: (low, high, length of x). Gives the piece's result, and
         every waiting call that could be performed because of it."""
         low, high, length = part
         self.ledger.caller = self.scheme.holder(rank)
-        state = self.state.part(low, high, last=high == length)
+        state = self.state.part(low, high, last=high == length, uncut=self.scheme.uncut)
         args = tuple(a[..., low:high] if _is_vector(a, length) else a for a in call.args)
         result = call.method.function(self.scheme, state, *args)
         self.calls += high == length
@@ -177,12 +180,14 @@ class Desk:
             waiting = line.calls.popleft()
             if not waiting.gone:
                 self._by_rank[waiting.rank].remove(waiting)
-                yield Answer(waiting.rank, waiting.ticket, self._perform(waiting.rank, waiting.call))
+                result = self._perform(waiting.rank, waiting.call, waiting.ticket)
+                yield Answer(waiting.rank, waiting.ticket, result)
             self._refresh()
             self._offer(line)
 
-    def _perform(self, rank: int, call: Call[Any]) -> Any:
+    def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
         self.ledger.caller = holder = self.scheme.holder(rank)
+        before = self._writes() if call.method.reads else None
         versions = [(a, a._version) for a in _tensors(call.args)]
         result = self._changing(call.method.name, lambda: call.method.function(self.scheme, self.state, *call.args))
         for arg, version in versions:
@@ -193,10 +198,19 @@ class Desk:
                     f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
                     f"write '{name} = {name} * …' instead"
                 )
+        if before is not None and before != self._writes():
+            raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; take reads=True away")
         self.calls += 1
         _check_crossing(call, result)
         if self._gives_x(result):
             self.ledger.pulled(holder, self.state.v)
+        return self._handed_over(result, call, ticket)
+
+    def _writes(self) -> list[int]:
+        return [self.state.changes(name) for name in self.state]
+
+    def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
+        """What the caller gets: its own copy, made before anything else can happen."""
         return self._by_value(result, call)
 
     def _changing(self, name: str, change: Any) -> Any:
@@ -226,6 +240,16 @@ class Desk:
         if isinstance(result, tuple):
             return tuple(self._by_value(item, call) for item in result)
         return result
+
+
+def explain(scheme: Scheme, state: State, call: Call[Any]) -> str:
+    """Why a call waits, as far as the state tells."""
+    if call.method.when is None:
+        return f"{call}"
+    reading = Reading(state)
+    call.method.when(scheme, reading, *call.args)
+    cells = ", ".join(f"{name} = {getattr(state, name)}" for name in reading.cells())
+    return f"{call}: guard '{call.method.guard_text()}' is false with {cells or 'no cell read'}"
 
 
 def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:

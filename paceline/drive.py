@@ -21,10 +21,10 @@ class Driver:
     put away here and given back when the step goes on, so it never leaks to the next worker.
     """
 
-    __slots__ = ("_coroutine", "_grad_mode", "_scheme", "_worker", "awaits")
+    __slots__ = ("_coroutine", "_grad_mode", "_worker", "awaits", "scheme")
 
     def __init__(self, scheme: Scheme, worker: Worker) -> None:
-        self._scheme = scheme
+        self.scheme = scheme
         self._worker = worker
         self._coroutine: Coroutine[Op[Any], Any, None] | None = None
         self._grad_mode = False
@@ -37,9 +37,9 @@ class Driver:
 
     def begin(self) -> None:
         """Make the next step ready; nothing of it runs yet."""
-        step = self._scheme.step(self._worker)
+        step = self.scheme.step(self._worker)
         if not isinstance(step, Coroutine):
-            raise SchemeError(f"{type(self._scheme).__name__}.step must be 'async def'")
+            raise SchemeError(f"{type(self.scheme).__name__}.step must be 'async def'")
         self._coroutine = step
         self._grad_mode = False
         self.awaits = 0

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
+from torch import Tensor
+
+from paceline.result import Staleness
+from paceline.state import Vector
+from paceline.task import Batch
 from paceline.worker import Worker
 
 Role = Literal["chief", "worker"]
@@ -24,14 +31,53 @@ class Session(Protocol):
     def seconds(self) -> float:
         """Time since the run began, virtual in the simulator."""
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of what the centre holds now."""
+    @property
+    def samples(self) -> int:
+        """Samples that all workers together have computed gradients of."""
+
+    @property
+    def staleness(self) -> Staleness:
+        """How old the gradients were that have entered the centre."""
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; the simulator has none."""
+
+    def model(self) -> Vector:
+        """A copy of what the centre holds now, as it would be evaluated and saved."""
+
+    def evaluate(self, x: Vector | None = None) -> dict[str, float]:
+        """Metrics of what the centre holds now, or of x."""
 
     def say(self, text: str) -> None:
         """Tell people something."""
 
+    def record(self, values: dict[str, float]) -> None:
+        """Put named values of this moment into the run's history."""
+
     def stop(self, reason: str) -> None:
         """Ask for the end of the whole run."""
+
+    def leave(self, reason: str) -> None:
+        """Let this worker alone say goodbye after its step; the run ends when all have gone."""
+
+    def save(self) -> None:
+        """Ask for a checkpoint of the whole run, written as soon as every worker stands between two steps once."""
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Put a tensor of the hook's own into every checkpoint from now on."""
+
+    def kept(self, name: str) -> Tensor | None:
+        """What `keep` put into the checkpoint that this run went on from."""
+
+    def set(self, **hyper: Any) -> None:
+        """Change hyper-parameters from now on, for this worker; by the chief also for the server."""
+
+    def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
+        """Wait until something is so; `away` lets barriers go on without this worker meanwhile."""
+
+    def begun(self) -> int:
+        """How many workers have begun."""
 
 
 class Hook:
@@ -39,14 +85,16 @@ class Hook:
 
     begin                    once, before the first step
         before_step          \\
-        (the scheme's step)   } again and again
-        after_step           /
+            feed              } for every gradient of the step: may replace the mini-batch
+            after_gradient    } and see its loss
+        after_step           /  again and again
     failed                   if the run broke off with an error
     end                      always, in reverse order of the hooks
     """
 
     name: ClassVar[str] = ""
     roles: ClassVar[frozenset[Role]] = frozenset({"chief", "worker"})  # who runs it; the chief is worker 0
+    guards_loss: ClassVar[bool] = False  # decides itself what a loss that is not finite means
 
     def __init_subclass__(cls, name: str = "") -> None:
         super().__init_subclass__()
@@ -55,6 +103,11 @@ class Hook:
     def begin(self, session: Session) -> None: ...
 
     def before_step(self, session: Session) -> None: ...
+
+    def feed(self, session: Session, batch: Batch) -> Batch:
+        return batch
+
+    def after_gradient(self, session: Session, loss: float) -> None: ...
 
     def after_step(self, session: Session) -> None: ...
 

@@ -17,10 +17,18 @@ class Ledger:
     checked in any run: with zero communication time, sum of staleness + outstanding = updates * (workers - 1).
     """
 
-    def __init__(self, workers: int, holders: Iterable[int]) -> None:
+    def __init__(self, cells: State) -> None:
+        self.cells = cells
+        self.caller = 0
+        self._histogram = cells.histogram.numpy()
+        self._held = cells.held.numpy()
+
+    @classmethod
+    def fresh(cls, workers: int, holders: Iterable[int]) -> Ledger:
+        """Nothing counted yet; all holders begin with the first version."""
         # exponential workers make staleness geometric with mean workers - 1: one in e^32 falls past the last bin,
         # which counts "this or more"
-        self.cells = State(
+        cells = State(
             histogram=torch.zeros(max(256, 32 * workers), dtype=torch.int64),
             held=torch.full((workers,), -1),
             admitted=0,
@@ -28,15 +36,14 @@ class Ledger:
             total=0,
             largest=0,
         )
-        self.caller = 0
-        self._histogram = self.cells.histogram.numpy()
-        self._held = self.cells.held.numpy()
-        for holder in holders:  # all begin with the first version
-            self._held[holder] = 0
+        ledger = cls(cells)
+        for holder in holders:
+            ledger._held[holder] = 0
+        return ledger
 
     def admit(self, staleness: int) -> None:
         """A gradient of this staleness enters x; its sender holds no version until it pulls again."""
-        self._histogram[min(staleness, len(self._histogram) - 1)] += 1
+        self._histogram[min(max(staleness, 0), len(self._histogram) - 1)] += 1
         self._held[self.caller] = -1
         cells = self.cells
         cells.admitted += 1

@@ -12,6 +12,16 @@ import torch
 
 from paceline.state import Vector
 
+REAL = (
+    "servers",
+    "wall_seconds",
+    "samples_per_second",
+    "time_to_first_step",
+    "restarts",
+    "rolled_back_updates",
+    "peak_rss_mb",
+    "directory",
+)
 SHORT = 16  # a vector of at most so many numbers is shown whole
 
 
@@ -47,7 +57,7 @@ class Result:
     updates: int
     gradients: int
     samples: int
-    virtual_seconds: float
+    virtual_seconds: float | None  # None where time was real
     staleness: Staleness
     metrics: dict[str, float]
     vector: Vector = field(repr=False)
@@ -59,6 +69,15 @@ class Result:
     warnings: list[str] = field(default_factory=list, repr=False)
     notice: str | None = field(default=None, repr=False)
     stopped: str | None = None  # what a hook ended the run for, before its last step
+    servers: int = 0
+    # of real runs only
+    wall_seconds: float | None = None  # of training, from the first step to the stop
+    samples_per_second: float | None = None
+    time_to_first_step: float | None = None  # from the launch
+    restarts: int | None = None
+    rolled_back_updates: int | None = None
+    peak_rss_mb: float | None = None  # of the largest process
+    directory: str | None = None
 
     @property
     def loss(self) -> float:
@@ -103,6 +122,8 @@ class Result:
             "notice": self.notice,
             "stopped": self.stopped,
         }
+        if self.wall_seconds is not None:
+            plain |= {name: getattr(self, name) for name in REAL}
         clean: dict[str, Any] = _finite(plain)
         return clean
 

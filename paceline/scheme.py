@@ -87,7 +87,7 @@ Fraction = Annotated[float, Bound(0, 1)]
 class ServerMethod(Generic[P, R]):
     """An `@on_server` method. Calling it builds a `Call`; the server runs `function` when the guard allows."""
 
-    def __init__(self, function: Callable[..., R], when: Guard | None, atomic: bool) -> None:
+    def __init__(self, function: Callable[..., R], when: Guard | None, atomic: bool, reads: bool = False) -> None:
         if not isinstance(function, FunctionType):
             raise SchemeError(f"@on_server takes a plain method, not {function!r}")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -97,9 +97,12 @@ class ServerMethod(Generic[P, R]):
             )
         if when is not None and not atomic:
             raise SchemeError(f"{function.__qualname__}: a guarded method is atomic; drop when= or atomic=False")
+        if reads and (when is not None or not atomic):
+            raise SchemeError(f"{function.__qualname__}: reads=True stands alone, without when= or atomic=False")
         self.function = function
         self.when = when
         self.atomic = atomic
+        self.reads = reads
         self.name = function.__name__
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters)[2:]  # without self and s
@@ -144,17 +147,18 @@ class ServerMethod(Generic[P, R]):
 def on_server(method: Callable[Concatenate[Any, State, P], R], /) -> ServerMethod[P, R]: ...
 @overload
 def on_server(
-    *, when: Guard | None = None, atomic: bool = True
+    *, when: Guard | None = None, atomic: bool = True, reads: bool = False
 ) -> Callable[[Callable[Concatenate[Any, State, P], R]], ServerMethod[P, R]]: ...
-def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool = True) -> Any:
+def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool = True, reads: bool = False) -> Any:
     """Mark a plain method as the server's. It receives the server's state after self; one call runs at a time.
 
     `when(self, s, *args)` is a pure guard: the call waits until it is true. `atomic=False` lets the call run
-    without a lock, in pieces that interleave with other workers' calls (HogWild).
+    without a lock, in pieces that interleave with other workers' calls (HogWild). `reads=True` promises that the
+    method changes nothing: where memory is shared, a worker then looks for itself and no server has to be woken.
     """
     if method is not None:
         return ServerMethod(method, when, atomic)
-    return lambda function: ServerMethod(function, when, atomic)
+    return lambda function: ServerMethod(function, when, atomic, reads)
 
 
 class Scheme:
@@ -168,6 +172,9 @@ class Scheme:
     asynchronous: ClassVar[bool] = False  # the centre may change while a worker computes
     alone: ClassVar[bool] = False  # takes one worker only
     rule_at_server: ClassVar[bool] = False  # `rule` is the server's: `server.rule` means the same
+    uncut: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # the server's cells that are no vectors, though they could be as long
     methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
@@ -216,6 +223,10 @@ class Scheme:
     def holder(self, rank: int) -> int:
         """Whose copy of the centre the worker's calls concern (a group's, where a group shares one)."""
         return rank
+
+    def whole(self) -> str | None:
+        """Why the vector cannot be cut among several servers, if it cannot: a method needs all of it at once."""
+        return None
 
     def check(self, workers: int) -> None:
         """Raise UsageError if the hyper-parameters cannot work with so many workers."""

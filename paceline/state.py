@@ -49,6 +49,13 @@ class State:
         store(self, "_writes", dict.fromkeys(self._numbers, 0))
         store(self, "_ledger", None)
 
+    @classmethod
+    def over(cls, cells: dict[str, Tensor]) -> State:
+        """A state of these very tensors, wherever they lie: nothing is copied."""
+        state = cls.__new__(cls)
+        state._adopt(cells)
+        return state
+
     def __getattr__(self, name: str) -> Any:
         number = self._numbers.get(name)
         if number is not None:
@@ -111,18 +118,23 @@ class State:
         for name, value in saved.items():
             setattr(self, name, value)
 
-    def part(self, low: int, high: int, *, last: bool) -> State:
-        """Coordinates low..high of every vector cell, as views; numbers are written through by the last part only.
-
-        A cell is a vector if it is floating and its last dimension is as long as x.
-        """
+    def vectors(self, uncut: frozenset[str] = frozenset()) -> set[str]:
+        """The cells that are cut where x is cut: floating, with a last dimension as long as x, and not in `uncut`."""
         length = self._cells["x"].shape[-1]
-        cells = {}
-        for name, cell in self._cells.items():
-            vector = cell.dim() > 0 and cell.is_floating_point() and cell.shape[-1] == length
-            cells[name] = cell[..., low:high] if vector else cell if last else cell.clone()
-        view = State.__new__(State)
-        view._adopt(cells)
+        return {
+            name
+            for name, cell in self._cells.items()
+            if cell.dim() and cell.is_floating_point() and cell.shape[-1] == length and name not in uncut
+        }
+
+    def part(self, low: int, high: int, *, last: bool, uncut: frozenset[str] = frozenset()) -> State:
+        """Coordinates low..high of every vector cell, as views; numbers are written through by the last part only."""
+        vectors = self.vectors(uncut)
+        cells = {
+            name: cell[..., low:high] if name in vectors else cell if last else cell.clone()
+            for name, cell in self._cells.items()
+        }
+        view = State.over(cells)
         if last:
             object.__setattr__(view, "_ledger", self._ledger)
             object.__setattr__(view, "_writes", self._writes)  # what it writes is seen by the guards that wait for it

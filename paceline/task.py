@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
+import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
@@ -75,6 +76,10 @@ class Task(ABC):
     def curvature(self) -> float | None:
         """The largest curvature of the loss, where it is known; stability warnings need it."""
         return None
+
+    def on(self, device: torch.device) -> Self:
+        """This task computing on another device."""
+        raise UsageError(f"task {self.name!r} computes on the cpu only, not on {device}")
 
     def configured(self, *, batch: int | None = None, feed: Feed | None = None, shuffle: bool | None = None) -> Self:
         """This task with another batch size, feed or order (a shallow copy; None keeps what is there)."""

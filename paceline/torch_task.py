@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Protocol, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,11 @@ class FlatModule:
             for name, _ in module.named_buffers()
             if name in saved
         }
+
+    def named(self) -> list[tuple[str, list[int]]]:
+        """Names and shapes of what lies in the vector, in its order."""
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        return [(names[id(parameter)], list(parameter.shape)) for parameter in self.parameters]
 
     def vector(self) -> Vector:
         """The present weights as a fresh vector."""
@@ -235,6 +240,7 @@ class TorchTask(Task):
             self.dtype = self._first.dtype  # data hardly ever come in it
         self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
         self._out = torch.empty_like(self._first)
+        self._device = self._first.device
 
     def _built(self, seed: int) -> nn.Module:
         assert self._build is not None
@@ -246,6 +252,18 @@ class TorchTask(Task):
 
     def start(self, seed: int) -> Vector:
         return self._first.clone() if self._build is None else FlatModule(self._built(seed)).vector()
+
+    def parameters(self) -> list[tuple[str, list[int]]]:
+        """Names and shapes of the weights, in the order of the vector."""
+        return self.flat.named()
+
+    def on(self, device: torch.device) -> Self:
+        other = copy.copy(self)
+        other.flat = FlatModule(copy.deepcopy(self.flat.module).to(device))
+        other._first, other._out = self._first.to(device), self._out.to(device)
+        other._state = {name: buffer.to(device) for name, buffer in self._state.items()}
+        other._device = device
+        return other
 
     def buffers(self) -> dict[str, Tensor]:
         return {key: value.clone() for key, value in self._state.items()}
@@ -325,6 +343,8 @@ class TorchTask(Task):
             data = tuple(self.prepare(*data))
         if len(data) < 2:
             raise UsageError(f"task {self.name!r}: a batch must hold inputs and a target, not {len(data)} tensor")
+        if self._device.type != "cpu":
+            data = tuple(part.to(self._device, non_blocking=True) for part in data)
         if self.dtype is None:
             return data
         return tuple(part.to(self.dtype) if part.is_floating_point() else part for part in data)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hook import Hook, Role, Session
+from paceline.hooks._metric import shown
 
 
 @dataclass
@@ -15,5 +16,5 @@ class FinalMetrics(Hook):
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def end(self, session: Session) -> None:
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in session.evaluate().items())
-        session.say(f"at the end: update {session.updates}  {session.seconds:.4g} s  {shown}")
+        metrics = shown(session.evaluate())
+        session.say(f"at the end: update {session.updates}  {session.seconds:.4g} s  {metrics}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.errors import UsageError
-from paceline.hook import Hook, Role, Session
+from paceline.hook import Role, Session
+from paceline.hooks._checked import Checked
+from paceline.hooks._metric import gain, metric_of
+from paceline.hooks._pace import Pace
 from paceline.scheme import Count
 
 
 @dataclass
-class Target(Hook):
+class Target(Checked):
     """Ends the run once a metric has reached a value: how long a scheme takes to get there is its real price.
 
     The chief evaluates every `every` updates. `accuracy` counts as reached from below, all others from above.
@@ -23,15 +25,11 @@ class Target(Hook):
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def begin(self, session: Session) -> None:
-        self._due = self.every
+        self._pace = Pace(self.every, None, session.updates, session.seconds)
 
     def after_step(self, session: Session) -> None:
-        if session.updates < self._due:
+        if not self._pace.due(session.updates, session.seconds):
             return
-        self._due = session.updates - session.updates % self.every + self.every
-        metrics = session.evaluate()
-        if self.metric not in metrics:
-            raise UsageError(f"target: the task has no metric {self.metric!r}; it has {', '.join(metrics)}")
-        reached = metrics[self.metric]
-        if reached >= self.value if self.metric == "accuracy" else reached <= self.value:
+        reached = metric_of(self.name, session.evaluate(), self.metric)
+        if gain(self.metric, reached, self.value) >= 0:
             session.stop(f"{self.metric} {reached:.4g} reached the target {self.value:g}")

@@ -19,26 +19,48 @@ from paceline.values import described
 
 def closing(result: Result) -> Table:
     """How a run ended."""
-    table = Table(title=f"{result.scheme} on {result.task}", show_header=False, title_justify="left")
+    title = escape(f"{result.scheme} on {result.task}")
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
-    table.add_column(justify="right")
+    table.add_column(justify="right", overflow="fold")  # a path must stay whole
     for name, text in _closing_rows(result):
-        table.add_row(name, text)
+        table.add_row(escape(name), escape(text))
     return table
 
 
 def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
     yield "workers", str(result.workers)
+    if result.servers:
+        yield "servers", str(result.servers)
     for name, value in result.metrics.items():
         yield name, f"{value:.2%}" if name == "accuracy" else f"{value:.6g}"
     yield "updates of the centre", f"{result.updates:,}"
     yield "gradients", f"{result.gradients:,}" + (f" ({result.dropped:,} came too late)" if result.dropped else "")
     yield "samples", f"{result.samples:,}"
-    yield "virtual time", f"{result.virtual_seconds:,.6g} s"
+    if result.virtual_seconds is not None:
+        yield "virtual time", f"{result.virtual_seconds:,.6g} s"
+    yield from _real_rows(result)
     yield "staleness mean / max", f"{result.staleness.mean:.2f} / {result.staleness.max}"
     if result.final is not None:
         yield "final vector", " ".join(f"{value:.6g}" for value in result.final)
     yield "digest", result.digest[:16] + "…"
+    if result.directory is not None:
+        yield "directory", result.directory
+
+
+def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
+    """What only a run of real processes can tell; a simulated one has none of it."""
+    rows = (
+        ("wall time", "{:,.2f} s", result.wall_seconds),
+        ("samples per second", "{:,.0f}", result.samples_per_second),
+        ("time to first step", "{:,.2f} s", result.time_to_first_step),
+        ("restarts", "{:,}", result.restarts),
+        ("updates rolled back", "{:,}", result.rolled_back_updates),
+        ("memory of the largest process", "{:,.0f} MB", result.peak_rss_mb),
+    )
+    for name, form, value in rows:
+        if value is not None:
+            yield name, form.format(value)
 
 
 def listing(family: str, found: Iterable[Found]) -> Table:

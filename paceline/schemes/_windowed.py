@@ -30,7 +30,7 @@ class Windowed(Scheme):
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
 
-    @on_server
+    @on_server(reads=True)
     def pull(self, s: State) -> tuple[Vector, int]:
         return s.x, s.v
 

@@ -46,6 +46,9 @@ class ADAG(Windowed):
         self.server_rule.apply(s, total / (square / self.gamma + 1), self.lr)
         s.v += 1
 
+    def whole(self) -> str | None:
+        return "distance=norm needs the length of the whole vector" if self.distance == "norm" else None
+
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull_as(w.rank)
         total = await self.local_steps(w)

@@ -33,7 +33,7 @@ class AsyncSGD(Scheme):
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
 
-    @on_server
+    @on_server(reads=True)
     def pull(self, s: State) -> tuple[Vector, int]:
         return s.x, s.v
 

@@ -45,7 +45,7 @@ class Downpour(Scheme):
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, a=torch.zeros_like(x0), **self.rule.cells(x0))
 
-    @on_server
+    @on_server(reads=True)
     def fetch(self, s: State) -> tuple[Vector, int]:
         return s.x, s.v
 

@@ -19,6 +19,7 @@ from paceline.desk import Answer, Desk
 from paceline.drive import Driver
 from paceline.errors import LossError, RunError, SchemeError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.result import Staleness
 from paceline.scheme import Scheme
 from paceline.seeds import mixed
 from paceline.sim.cost import SERVER, Cost
@@ -54,6 +55,7 @@ class Engine:
         self.events = self.gradients = self.samples = 0
         self.loss = math.nan  # of the last gradient
         self.stopped: str | None = None  # why a hook asked for the end
+        self.recorded: list[dict[str, float]] = []  # what hooks put into the history, with update and seconds
         self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
         self._sequence = count()
         self._x0 = task.start(seed)
@@ -93,6 +95,14 @@ class Engine:
         """How often the centre has changed."""
         version: int = self.centre.v
         return version
+
+    @property
+    def staleness(self) -> Staleness:
+        """How old the gradients were that have entered the centre."""
+        if self.desk is None:  # nobody can be behind
+            return Staleness(histogram={0: self.gradients} if self.gradients else {})
+        ledger = self.desk.ledger
+        return Staleness(ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(self.updates))
 
     def run(
         self,
@@ -151,8 +161,8 @@ class Engine:
                     if quiet > patience:
                         raise RunError(f"{quiet} events without a change of the centre: nothing is ever pushed")
 
-    def evaluate(self) -> dict[str, float]:
-        """The metrics of what the centre holds now."""
+    def evaluate(self, x: Vector | None = None) -> dict[str, float]:
+        """The metrics of what the centre holds now, or of x."""
         task, buffers = self.task, None
         if self.seats[0].buffers:
             chief = self._chief().buffers
@@ -160,7 +170,7 @@ class Engine:
             rows = trained or [chief]  # who is dead or has seen no data has nothing to say
             average = {name: _average([row[name] for row in rows]) for name in chief}
             buffers = chief if task.buffer_policy == "chief" else average
-        return task.evaluate(self.scheme.model(self.centre), buffers)
+        return task.evaluate(self.scheme.model(self.centre) if x is None else x, buffers)
 
     def clear(self) -> None:
         """Forget everything that is under way."""
@@ -203,6 +213,9 @@ class Engine:
                 worker.t += 1
                 for hook in seat.after_step:
                     hook()
+                if seat.leaves is not None:
+                    self._leave(seat)
+                    return
                 if worker.state is self._centre:
                     self.begin(seat)  # the run may end between two steps
                     return
@@ -263,13 +276,15 @@ class Engine:
             batch = next(seat.batches)
         except StopIteration:
             raise RunError(f"worker:{worker.rank}, step {worker.t}: the task has no more mini-batches") from None
+        for feed in seat.feed:
+            batch = feed(batch)
         out = torch.empty_like(op.x)  # one task serves all workers here, and each keeps its own gradient
         try:
             loss, g = self.task.grad(op.x, batch, out, seat.buffers or None)
         except Exception as error:
             error.add_note(f"in the gradient of worker:{worker.rank}, step {worker.t}")
             raise
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not seat.guards_loss:
             raise LossError(
                 f"worker:{worker.rank}, step {worker.t}, update {self.updates}: the loss is {loss}; "
                 "a smaller lr (or fewer workers at this lr) is the usual cure"
@@ -278,6 +293,10 @@ class Engine:
         self.gradients += 1
         self.samples += batch.size
         worker.loss = self.loss = loss
+        for hook in seat.after_gradient:
+            hook(loss)
+            if self.stopped is not None:  # this gradient may be the reason: it must not enter anything
+                return
         self._deliver(seat, target, g)
 
     def _on_call(self, seat: Seat, payload: tuple[Call[Any], Target]) -> None:
@@ -326,6 +345,13 @@ class Engine:
     def kill(self, rank: int) -> None:
         """The worker is gone at once: its locals, its waiting calls and its messages under way."""
         self.life.kill(rank)
+
+    def _leave(self, seat: Seat) -> None:
+        """A goodbye between two steps is a death that takes nothing along; that of the last one ends the run."""
+        if any(other.worker.alive for other in self.seats if other is not seat):
+            self.kill(seat.worker.rank)
+        else:
+            self.stopped = seat.leaves
 
     def restart(self, rank: int) -> None:
         """The worker comes back with its cells and begins its step anew."""

@@ -14,7 +14,7 @@ import torch
 from paceline import config
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
-from paceline.result import Point, Result, Staleness
+from paceline.result import Point, Result
 from paceline.scheme import Scheme
 from paceline.sim.cost import Cost, Link, Times, parse_link, parse_links, parse_times
 from paceline.sim.engine import Engine
@@ -141,15 +141,6 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
 
 def _result(engine: Engine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
     task, desk = engine.task, engine.desk
-    if desk is not None:
-        ledger = desk.ledger
-        staleness = Staleness(
-            ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(engine.updates)
-        )
-        dropped = ledger.cells.refused
-    else:  # nobody can be behind
-        staleness = Staleness(histogram={0: engine.gradients} if engine.gradients else {})
-        dropped = 0
     return Result(
         scheme=engine.scheme.name,
         task=task.name,
@@ -158,10 +149,10 @@ def _result(engine: Engine, metrics: dict[str, float], history: list[Point], sai
         gradients=engine.gradients,
         samples=engine.samples,
         virtual_seconds=engine.now,
-        staleness=staleness,
+        staleness=engine.staleness,
         metrics=metrics,
         vector=engine.scheme.model(engine.centre).clone(),
-        dropped=dropped,
+        dropped=0 if desk is None else desk.ledger.cells.refused,
         seed=engine.seed,
         batch=task.batch,
         hyper=config.hyper_of(engine.scheme),

@@ -20,6 +20,7 @@ class Seat:
     """What belongs to one worker: its coroutine, its data, its random times, its faults, its hooks."""
 
     __slots__ = (
+        "after_gradient",
         "after_step",
         "awaits",
         "batches",
@@ -28,10 +29,13 @@ class Seat:
         "cut_until",
         "driver",
         "faults",
+        "feed",
         "frozen_until",
         "generation",
         "gradients",
+        "guards_loss",
         "issued",
+        "leaves",
         "parked",
         "rng",
         "waits_for",
@@ -54,3 +58,7 @@ class Seat:
         self.waits_for: Op[Any] | None = None
         self.before_step: list[Callable[[], None]] = []
         self.after_step: list[Callable[[], None]] = []
+        self.feed: list[Callable[[Batch], Batch]] = []  # these two only of hooks that have them
+        self.after_gradient: list[Callable[[float], None]] = []
+        self.guards_loss = False  # a hook decides what a loss that is not finite means
+        self.leaves: str | None = None  # why it says goodbye after its step

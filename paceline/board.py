@@ -1,0 +1,228 @@
+"""The board: words in shared memory that every process of a run can read, and the bells that wake them.
+
+Each word has one writer at a time: the worker or server whose row it is, the chief, or the launcher. So no lock is
+needed. The launcher holds the memory: what stands here survives any other process.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import select
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from paceline.memory import WORD, Segment, anonymous
+
+LANES = 4  # calls that one worker may have under way
+RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
+
+# what the word `stop` says
+RUNNING, STOPPING, FAILED = range(3)
+# what a role is doing
+STARTING, TRAINING, WAITING, ENDING, DONE = range(5)
+
+_lock = _thread.allocate_lock()
+
+
+def fence() -> None:
+    """All that was written before is seen by others before anything is read after: a lock has that by its nature."""
+    _lock.acquire()
+    _lock.release()
+
+
+class Board:
+    """Every word by name: one of the whole run, or one per worker, server, or role."""
+
+    RUN: ClassVar = (
+        "stop",  # RUNNING, STOPPING or FAILED
+        "over",  # the last checkpoint is written: servers and evaluator may go
+        "ready",  # the chief has laid out and filled the state's memory
+        "size",  # of that memory
+        "generation",  # rises each time that the run goes back to a checkpoint
+        "restore",  # the checkpoint it goes back to
+        "rolled_back",  # updates lost that way
+        "goal",  # the last update, -1 without one
+        "base",  # updates when this launch began
+        "snapshot",  # number of the checkpoint that is wanted
+        "snapshot_version",  # where there is no server: taken when the common version is this
+        "checkpoint",  # step of the newest checkpoint, -1 before the first
+        "began",  # when the launcher began, ns
+        "first_step",  # when the first gradient was there, ns
+        "stopped",  # when the stop came, ns
+        "ordered",  # calls that the lead server has put in order
+        "alarm",  # rises at each death, so that whoever waits looks again
+    )
+    WORKER: ClassVar = (
+        "alive",  # takes part: barriers wait for it
+        "pid",
+        "state",
+        "t",
+        "gradients",
+        "samples",
+        "seconds",  # ns spent in gradients
+        "saved",  # number of the last snapshot that it has taken
+        "known",  # the lead server counts it among those present
+        "begun",  # has begun its first step once
+        "gone",  # has said goodbye
+        "direct",  # updates it has made in the shared vector itself
+        "busy",  # odd while its step runs: dying there may leave a cell half written
+        "joining",  # is back and waits to be taken in
+        "grant",  # 1 + the worker whose cells it may copy now
+        "first_await",  # stands at the first mean of its step
+        "at_key",
+        "at_shape",
+        "at_seq",
+        "slot",
+        "reduced",
+        "finished",
+        "row_valid",
+        "heard",  # the last sign of life in a step, ns
+    )
+    SERVER: ClassVar = (
+        "server_pid",
+        "server_state",
+        "mark",  # odd inside a call
+        "performed",
+        "server_generation",
+        "server_saved",
+    )
+    REALS: ClassVar = ("loss", "weight")  # per worker, floating
+
+    def __init__(self, descriptor: int, workers: int, servers: int) -> None:
+        self.descriptor, self.workers, self.servers = descriptor, workers, servers
+        self.roles = workers + servers + 2  # the evaluator and the launcher have bells too
+        self.evaluator, self.launcher = workers + servers, workers + servers + 1
+        self._segment = Segment(descriptor, self.size(workers, servers))
+        self._at = 0
+        self.run = self._words(len(self.RUN))
+        for name in self.WORKER:
+            setattr(self, name, self._words(workers))
+        for name in self.SERVER:
+            setattr(self, name, self._words(max(servers, 1)))
+        for name in self.REALS:
+            setattr(self, name, self._reals(workers))
+        self.sleeping = self._words(self.roles)
+        self.posted = self._words(workers * LANES)
+        self.answered = [self._words(workers * LANES) for _ in range(max(servers, 1))]
+        self.joint = [self._words(workers) for _ in range(workers)]
+        self.ring = self._words(RING)
+        self.evaluator_words = self._words(4)
+
+    alive: memoryview
+    pid: memoryview
+    state: memoryview
+    t: memoryview
+    gradients: memoryview
+    samples: memoryview
+    seconds: memoryview
+    saved: memoryview
+    known: memoryview
+    begun: memoryview
+    gone: memoryview
+    direct: memoryview
+    busy: memoryview
+    joining: memoryview
+    grant: memoryview
+    first_await: memoryview
+    at_key: memoryview
+    at_shape: memoryview
+    at_seq: memoryview
+    slot: memoryview
+    reduced: memoryview
+    finished: memoryview
+    row_valid: memoryview
+    heard: memoryview
+    server_pid: memoryview
+    server_state: memoryview
+    mark: memoryview
+    performed: memoryview
+    server_generation: memoryview
+    server_saved: memoryview
+    loss: memoryview
+    weight: memoryview
+
+    @classmethod
+    def size(cls, workers: int, servers: int) -> int:
+        crew = max(servers, 1)
+        words = len(cls.RUN) + workers * (len(cls.WORKER) + len(cls.REALS)) + crew * len(cls.SERVER)
+        words += workers + servers + 2 + workers * LANES * (1 + crew) + workers * workers + RING + 4
+        return words * WORD
+
+    @classmethod
+    def create(cls, workers: int, servers: int) -> Board:
+        return cls(anonymous("paceline-board", cls.size(workers, servers)), workers, servers)
+
+    def _words(self, count: int) -> memoryview:
+        self._at += count
+        return self._segment.words[self._at - count : self._at]
+
+    def _reals(self, count: int) -> memoryview:
+        self._at += count
+        return self._segment.floats[self._at - count : self._at]
+
+    def get(self, name: str) -> int:
+        """A word of the whole run."""
+        value: int = self.run[_RUN[name]]
+        return value
+
+    def put(self, name: str, value: int) -> None:
+        self.run[_RUN[name]] = value
+
+    def lane(self, rank: int, number: int) -> int:
+        return rank * LANES + number
+
+    def server_place(self, shard: int) -> int:
+        return self.workers + shard
+
+
+_RUN = {name: index for index, name in enumerate(Board.RUN)}
+STOP, GENERATION, ALARM = _RUN["stop"], _RUN["generation"], _RUN["alarm"]
+
+
+class Bells:
+    """One bell per role. Whoever has to wait looks a few times, then sleeps until somebody rings."""
+
+    def __init__(self, board: Board, descriptors: Sequence[int], me: int, looks: int = 20) -> None:
+        self.board, self.descriptors, self.me, self.looks = board, descriptors, me, looks
+        self._poll = select.poll()
+        self._poll.register(descriptors[me], select.POLLIN)
+
+    @staticmethod
+    def create(roles: int) -> list[int]:
+        return [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(roles)]
+
+    def ring(self, place: int) -> None:
+        """Wake a role, if it sleeps."""
+        fence()
+        if self.board.sleeping[place]:
+            os.eventfd_write(self.descriptors[place], 1)
+
+    def ring_all(self) -> None:
+        for place in range(self.board.roles):
+            self.ring(place)
+
+    def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Wait until `ready()`; gives what it said last, False after so many seconds."""
+        for _ in range(self.looks):
+            if ready():
+                return True
+        sleeping, me = self.board.sleeping, self.me
+        timeout = None if seconds is None else max(1, int(seconds * 1000))
+        try:
+            while True:
+                sleeping[me] = 1
+                fence()
+                if ready():
+                    return True
+                if not self._poll.poll(timeout):
+                    return ready()
+                self.quiet()
+        finally:
+            sleeping[me] = 0
+
+    def quiet(self) -> None:
+        try:
+            os.eventfd_read(self.descriptors[self.me])
+        except BlockingIOError:
+            pass

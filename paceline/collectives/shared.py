@@ -1,0 +1,182 @@
+"""Means over the workers of one machine: everybody's vector lies in shared memory, each reduces a slice of all.
+
+The lowest living member of a group decides who takes part and writes it down in its row of the board; a row counts
+only once it is marked valid, so a decision is there wholly or not at all. The slices are added in the order of the
+ranks, whoever adds them: the bits are the simulator's. If a member dies before its slice is done, the lowest living
+one does it for it: all vectors are still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.board import fence
+from paceline.errors import SchemeError
+from paceline.ops import Mean
+from paceline.seeds import mixed
+from paceline.stage import Stage
+from paceline.state import Vector, mean_of
+from paceline.wire import DTYPES
+
+EVERYBODY = 1
+
+
+class Meeting:
+    """A mean that this worker has arrived at."""
+
+    def __init__(self, op: Mean, members: tuple[int, ...], number: int) -> None:
+        self.op, self.members, self.number = op, members, number
+
+
+class SharedMeans:
+    """One worker's side of all means."""
+
+    def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+        self.stage, self.rank, self._wait_for = stage, rank, wait_for
+        self._board = stage.board
+        self._hold = stage.plan.quorum == "hold"
+        self._everybody = tuple(range(stage.plan.workers))
+        self._slots = [stage.layout.places[f"slot.{r}"] for r in self._everybody]
+        self._sums = [stage.layout.places[f"sum.{r}"] for r in self._everybody]
+        self._open: Meeting | None = None
+
+    def mean(self, op: Mean, *, first: bool) -> Vector:
+        """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
+        return self.leave(self.arrive(op, first=first))
+
+    def arrive(self, op: Mean, *, first: bool) -> Meeting:
+        board, rank, segment = self._board, self.rank, self.stage.segment
+        members = self._everybody if op.among is None else tuple(sorted(op.among))
+        if rank not in members:
+            raise SchemeError(f"worker:{rank} asks for a mean among {op.among}, where it is not a member")
+        if self._open is not None:
+            raise SchemeError(f"worker:{rank} started a mean while its last one is open")
+        v = op.v if op.v.is_contiguous() else op.v.contiguous()
+        place = segment.offset(v)
+        if place is None:
+            place, size = self._slots[rank].offset, self._slots[rank].shape[0]
+            if v.numel() * v.element_size() > size:
+                raise SchemeError(f"a mean of {v.numel()} numbers is too large for the shared memory laid out for it")
+            segment.tensor(place, v.dtype, v.shape).copy_(v)
+        board.slot[rank] = place
+        board.weight[rank] = op.weight
+        # the shape is part of the key, so that vectors of different lengths never meet unseen
+        kind = (DTYPES.index(v.dtype), *v.shape)
+        board.at_key[rank] = EVERYBODY if op.among is None else mixed("mean", *members) >> 1 | 2
+        board.first_await[rank] = first
+        number = board.at_seq[rank] + 1
+        board.reduced[rank] = board.finished[rank] = number - 1
+        board.at_shape[rank] = mixed("shape", *kind) >> 1
+        board.at_seq[rank] = number
+        self._open = meeting = Meeting(op, members, number)
+        self._wake(members)
+        return meeting
+
+    def leave(self, meeting: Meeting) -> Vector:
+        """Wait until the mean is there, and take it."""
+        board, rank, members = self._board, self.rank, meeting.members
+        self._wait_for(lambda: self._decided(meeting) or self._decide(meeting), "the others at a mean")
+        lead = next(d for d in members if board.row_valid[d] and board.joint[d][rank] == meeting.number)
+        row = board.joint[lead].tolist()
+        present = [r for r in members if row[r]]
+        op = meeting.op
+        segment, v = self.stage.segment, op.v
+        count = v.numel()
+        vectors = [segment.tensor(board.slot[r], v.dtype, (count,)) for r in present]
+        weights = [board.weight[r] for r in present]
+        total = segment.tensor(self._sums[lead].offset, v.dtype, (count,))
+        edges = [count * k // len(present) for k in range(len(present) + 1)]
+
+        def reduce(k: int) -> None:
+            low, high = edges[k], edges[k + 1]
+            if high > low:
+                total[low:high] = mean_of([vector[low:high] for vector in vectors], weights)
+
+        reduce(present.index(rank))
+        board.reduced[rank] = meeting.number
+        self._wake(present)
+        helper: dict[int, bool] = {}
+
+        def all_reduced() -> bool:
+            missing = [(k, r) for k, r in enumerate(present) if board.reduced[r] < row[r]]
+            if not missing:
+                return True
+            if rank == next(r for r in present if board.alive[r] or r == rank):
+                for k, r in missing:
+                    if not board.alive[r] and r not in helper:
+                        helper[r] = True
+                        reduce(k)
+                        board.reduced[r] = row[r]
+                        self._wake(present)
+            return False
+
+        self._wait_for(all_reduced, "the others' part of a mean")
+        result = total.to(v.device, copy=True).view(v.shape)
+        board.finished[rank] = meeting.number
+        self._wake(present)
+        self._open = None
+        return result
+
+    def forget(self) -> None:
+        """The step was abandoned: this worker stands at no mean."""
+        self._board.at_key[self.rank] = 0
+        self._board.finished[self.rank] = self._board.at_seq[self.rank]
+        self._open = None
+
+    def _decided(self, meeting: Meeting) -> bool:
+        board, rank, number = self._board, self.rank, meeting.number
+        return any(board.row_valid[d] and board.joint[d][rank] == number for d in meeting.members)
+
+    def _decide(self, meeting: Meeting) -> bool:
+        """If it is for this worker to say, and all are here: write down who takes part."""
+        board, rank, members = self._board, self.rank, meeting.members
+        alive = board.alive
+        for other in members:
+            if other == rank:
+                break
+            if alive[other]:
+                return False  # a lower one decides
+        if self._take_in(members):
+            return False
+        key = board.at_key[rank]
+        present = []
+        for other in members:
+            here = board.at_key[other] == key and board.at_seq[other] > board.finished[other]
+            taken = any(board.row_valid[d] and board.joint[d][other] == board.at_seq[other] for d in members)
+            if here and not taken and (alive[other] or self._hold):
+                present.append(other)
+            elif (alive[other] or self._hold) and not board.gone[other]:
+                return False
+        shapes = {board.at_shape[other] for other in present}
+        if len(shapes) > 1:
+            raise SchemeError("a mean of vectors of different lengths")
+        row = board.joint[rank]
+        for other in self._everybody:  # who took part in this worker's last decision may still be reading its sum
+            if row[other] and alive[other] and other != rank and board.finished[other] < row[other]:
+                return False
+        board.row_valid[rank] = 0
+        fence()
+        for other in self._everybody:
+            row[other] = board.at_seq[other] if other in present else 0
+        fence()
+        board.row_valid[rank] = 1
+        self._wake(present)
+        return True
+
+    def _take_in(self, members: tuple[int, ...]) -> bool:
+        """Where there is no server, let those who are back copy this worker's cells while it stands still."""
+        board = self._board
+        if self.stage.scheme.methods or not board.first_await[self.rank]:
+            return False
+        waiting = [other for other in members if board.joining[other]]
+        for other in waiting:
+            if board.grant[other] != 1 + self.rank:
+                board.grant[other] = 1 + self.rank
+                self.stage.bells.ring(other)
+        return bool(waiting)
+
+    def _wake(self, members: Any) -> None:
+        for other in members:
+            if other != self.rank:
+                self.stage.bells.ring(other)

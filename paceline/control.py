@@ -1,0 +1,46 @@
+"""What a role tells its launcher, and hears of it: JSON lines on a socket that both inherited."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+LONGEST = 1 << 22  # bytes of one line
+
+
+class Control:
+    """A role's end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the launcher is gone, and the kernel is about to end this process too
+
+
+class Listener:
+    """The launcher's end: whole messages out of whatever has arrived."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        connection.setblocking(False)
+        self._rest = b""
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All that is there by now."""
+        while True:
+            try:
+                data = self.connection.recv(1 << 16)
+            except (BlockingIOError, ConnectionResetError):
+                break
+            if not data:
+                break
+            self._rest += data
+            if len(self._rest) > LONGEST:
+                self._rest = b""
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines if line]

@@ -1,0 +1,236 @@
+"""A run directory: where one run keeps all that it leaves behind. Nothing in it is ever deleted by creating another.
+
+runs/mnist-mlp-sync-001/
+  plan.json           what was asked for               history.jsonl      evaluations on the way, a line each
+  checkpoints/ best/  see `checkpoint`                  result.json        how it ended
+  logs/ summaries/    of the processes, of TensorBoard  lock               held while the run lives
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline import durable
+from paceline.errors import DataError, UsageError
+
+RUNS = Path("runs")
+State = Literal["running", "done", "failed", "broken off"]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The places of one run, and what is written there."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def summaries(self) -> Path:
+        return self.path / "summaries"
+
+    @property
+    def started(self) -> datetime:
+        """When it was last started: its plan is written then."""
+        return datetime.fromtimestamp(_age(self.path)[0], UTC)
+
+    @classmethod
+    def create(cls, path: str | Path | None, name: str, root: Path = RUNS) -> RunDirectory:
+        """The given directory, which must be new or empty, or else the next free `root/NAME-NUMBER`."""
+        try:
+            run = cls(_numbered(root, name) if path is None else _unused(Path(path)))
+            for folder in (run.checkpoints, run.logs, run.summaries):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            where = root if path is None else path
+            raise UsageError(
+                f"cannot make a run directory in {where}: {durable.cause(error)}; name another one with --dir"
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, root: Path = RUNS) -> RunDirectory:
+        """One that exists, by its path or by its bare name under `root`."""
+        bare = len(Path(path).parts) == 1
+        places = [Path(path), root / path] if bare else [Path(path)]
+        for place in places:
+            if is_run(place):
+                return cls(place)
+        for place in places:
+            if place.is_dir():
+                raise UsageError(f"{place} is not a run directory: it has no plan.json")
+        looked = root if bare else Path(path).parent
+        known = [run.name for run in runs_in(looked)]
+        near = difflib.get_close_matches(Path(path).name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are: {', '.join(known[-5:]) or 'none'}"
+        raise UsageError(f"no run {str(path)!r} in {looked.resolve()}; {hint}")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory while inside. The system lets go of it when the process ends, however it ends."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {durable.cause(error)}") from error
+        try:
+            if not _acquired(handle):
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
+                raise UsageError(
+                    f"{self.path}: another run is using it (pid {holder}); wait for its end, or name another --dir"
+                )
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def is_locked(self) -> bool:
+        """Whether a living run holds it."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks cannot tell
+            return False
+        finally:
+            os.close(handle)
+        return False
+
+    @property
+    def state(self) -> State:
+        """How it stands, for people: a run that neither holds its lock nor left a result was broken off."""
+        if self.is_locked():
+            return "running"
+        try:
+            result = self.result()
+        except DataError:
+            result = None
+        if result is None:
+            return "broken off"
+        return "failed" if result.get("error") else "done"
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """What was asked for."""
+        durable.write_json(self.path / "plan.json", dict(plan))
+
+    def plan(self) -> dict[str, Any]:
+        return self._read("plan.json")
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """How it ended: a result as plain data, with `error` if it failed."""
+        durable.write_json(self.path / "result.json", dict(result))
+
+    def result(self) -> dict[str, Any] | None:
+        """How it ended; None if it has not."""
+        return self._read("result.json") if (self.path / "result.json").exists() else None
+
+    def append_history(self, values: Mapping[str, Any]) -> None:
+        """Add a line to the history. Numbers that JSON cannot write (NaN, infinity) become null."""
+        path = self.path / "history.jsonl"
+        line = json.dumps(durable.finite(values), allow_nan=False) + "\n"
+        with durable.failing_as(f"{path} could not be written"), path.open("ab+") as stream:
+            if stream.tell():
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) != b"\n":  # a crash cut the last line off: it must not swallow this one
+                    line = "\n" + line
+            stream.write(line.encode())
+
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of the history; one that a crash cut off is left out."""
+        path, lines = self.path / "history.jsonl", []
+        try:
+            text = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {durable.cause(error)}") from error
+        for line in text.splitlines():
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict):
+                lines.append(values)
+        return lines
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return durable.read_json(self.path / name)
+        except DataError as error:
+            raise DataError(f"run {self.path}: {error}") from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is, or was going to be, a run directory."""
+    return (path / "plan.json").is_file() or all((path / part).is_dir() for part in ("checkpoints", "logs"))
+
+
+def runs_in(root: Path = RUNS) -> list[RunDirectory]:
+    """The runs in a folder, oldest first."""
+    found = [path for path in root.iterdir() if is_run(path)] if root.is_dir() else []
+    return [RunDirectory(path) for path in sorted(found, key=_age)]
+
+
+def _age(path: Path) -> tuple[float, str]:
+    plan = path / "plan.json"
+    return (plan if plan.exists() else path).stat().st_mtime, path.name
+
+
+def _numbered(root: Path, name: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "run"
+    taken = [re.fullmatch(rf"{re.escape(plain)}-(\d+)", path.name) for path in root.iterdir()]
+    for number in count(1 + max((int(match[1]) for match in taken if match), default=0)):
+        path = root / f"{plain}-{number:03d}"
+        try:
+            path.mkdir()
+        except FileExistsError:  # another run was faster
+            continue
+        return path
+    raise AssertionError("numbers do not end")
+
+
+def _unused(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    # what a start that failed early leaves: empty folders and the lock
+    if any(one.name != "lock" and not one.is_dir() for one in path.rglob("*")):
+        raise UsageError(f"{path} exists and is not empty; use --resume to go on with it, or another --dir")
+    return path
+
+
+def _acquired(handle: int) -> bool:
+    """Whether the lock was free. Somebody may be asking `is_locked` this very moment: try for half a second."""
+    for _ in range(50):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # a file system without locks: nobody can be kept out
+            return True
+        else:
+            return True
+    return False

@@ -1,0 +1,57 @@
+"""The evaluator's role: outside the training, it follows the checkpoints and keeps the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline import checkpoint, snapshots
+from paceline.board import DONE, FAILED, STOP, TRAINING, WAITING
+from paceline.control import Control
+from paceline.errors import DataError
+from paceline.stage import Stage
+from paceline.task import Task
+
+STATE, STEP, PID = range(3)
+
+
+def follow(stage: Stage, task: Task, control: Control) -> None:
+    """Evaluate each new checkpoint (the newest, if several came meanwhile) until the last one."""
+    board, plan, words = stage.board, stage.plan, stage.board.evaluator_words
+    done = words[STEP] - 1 if words[STEP] else -1  # a predecessor has done so far
+    ready_at = stage.seconds() + plan.delay
+
+    def due() -> bool:
+        return bool(board.get("over") or board.run[STOP] == FAILED)
+
+    while True:
+        words[STATE] = WAITING
+        while stage.seconds() < ready_at and not due():
+            stage.bells.wait(due, ready_at - stage.seconds())
+        stage.bells.wait(lambda: board.get("checkpoint") > done or due())
+        step = board.get("checkpoint")
+        if step > done:
+            words[STATE] = TRAINING
+            try:
+                saved = snapshots.find(stage, step)
+            except DataError:
+                continue  # a newer one has taken its place
+            buffers = {
+                name.removeprefix("model_buffer."): tensor
+                for name, tensor in saved.tensors.items()
+                if name.startswith("model_buffer.")
+            }
+            metrics = task.evaluate(saved.tensors["model"], buffers or None)
+            done = step
+            words[STEP] = step + 1
+            seconds = float(saved.numbers["seconds"])
+            control.send({"record": {"update": step, "seconds": seconds, **metrics}, "by": "evaluator"})
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            control.send({"say": f"evaluator: update {step:,}  {shown}"})
+            metric = plan.best or ("accuracy" if "accuracy" in metrics else "loss")
+            checkpoint.keep_best(
+                Path(plan.directory), saved.path, metrics, metric, smaller_is_better=metric != "accuracy"
+            )
+            ready_at = stage.seconds() + plan.throttle
+        elif due():
+            break
+    words[STATE] = DONE

@@ -1,0 +1,90 @@
+"""Feed the workers by a function of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline import reading
+from paceline.errors import UnknownName, UsageError
+from paceline.hook import Session
+from paceline.hooks._checked import Checked
+from paceline.task import Batch
+
+
+@dataclass
+class FeedFunction(Checked):
+    """Calls `function(batch, session)` for every mini-batch; what it gives is the mini-batch, or is added to it.
+
+    The function is named as file.py:NAME or package.module:NAME, or given as such from Python. It returns a tuple of
+    tensors like batch.data, a Batch, or None to leave the mini-batch as it is. With `mode=add` its tensors are
+    appended to those of the batch, sample by sample.
+    """
+
+    function: str | Callable[[Batch, Session], Any] = ""
+    mode: Literal["replace", "add"] = "replace"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._resolved()  # a misspelt name is told before anything starts
+
+    def begin(self, session: Session) -> None:
+        self._call = self._resolved()
+
+    def feed(self, session: Session, batch: Batch) -> Batch:
+        given = self._call(batch, session)
+        if given is None:
+            return batch
+        if isinstance(given, Batch):
+            if self.mode == "replace":
+                return given
+            given = given.data
+        tensors = self._checked(given)
+        if self.mode == "replace":
+            return replace(batch, data=tensors, size=_rows(tensors, batch.size))
+        pairs = list(zip(batch.data, tensors, strict=False))
+        if len(tensors) != len(batch.data) or any(old.shape[1:] != new.shape[1:] for old, new in pairs):
+            raise UsageError(
+                f"{self.name}: tensors of shape {_shapes(tensors)} cannot be added to a mini-batch of "
+                f"{_shapes(batch.data)}; give as many, equal in all dimensions but the first"
+            )
+        data = tuple(torch.cat((old, new)) for old, new in pairs)
+        return replace(batch, data=data, size=batch.size + _rows(tensors, 0))
+
+    def _checked(self, given: Any) -> tuple[Tensor, ...]:
+        tensors = (given,) if isinstance(given, Tensor) else given
+        if not isinstance(tensors, tuple | list) or not all(isinstance(one, Tensor) for one in tensors):
+            raise UsageError(
+                f"{self.name}: the function gave a {type(given).__name__}; "
+                "it must give a tuple of tensors, a paceline Batch, or None"
+            )
+        if len({len(one) for one in tensors if one.dim()}) > 1:
+            raise UsageError(f"{self.name}: the function gave tensors of unequal length: {_shapes(tensors)}")
+        return tuple(tensors)
+
+    def _resolved(self) -> Callable[[Batch, Session], Any]:
+        named = self.function
+        if not isinstance(named, str):
+            return named
+        where, colon, attribute = named.rpartition(":")
+        if not colon:
+            raise UsageError(f"{self.name}: give function=file.py:NAME or function=package.module:NAME, not {named!r}")
+        module = reading.file("function", Path(where)) if where.endswith(".py") else reading.module("function", where)
+        found = getattr(module, attribute, None)
+        if not callable(found):
+            known = (name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+            raise UnknownName(f"function in {where}", attribute, known)
+        return found  # type: ignore[no-any-return]
+
+
+def _rows(tensors: tuple[Tensor, ...], otherwise: int) -> int:
+    return next((len(one) for one in tensors if one.dim()), otherwise)
+
+
+def _shapes(tensors: tuple[Tensor, ...] | list[Tensor]) -> str:
+    return ", ".join(str(tuple(one.shape)) for one in tensors) or "no tensors"

@@ -1,0 +1,40 @@
+"""Write down how old the gradients are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from paceline.hook import Role, Session
+from paceline.hooks._checked import Checked
+from paceline.hooks._pace import Pace
+from paceline.scheme import Count
+
+
+@dataclass
+class StalenessRecord(Checked):
+    """Records mean and largest staleness so far every `every` updates; at the end the histogram.
+
+    The histogram goes to `staleness.json` in the run directory; where there is none it is printed.
+    """
+
+    every: Count = 100
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
+
+    def begin(self, session: Session) -> None:
+        self._pace = Pace(self.every, None, session.updates, session.seconds)
+
+    def after_step(self, session: Session) -> None:
+        if self._pace.due(session.updates, session.seconds):
+            staleness = session.staleness
+            session.record({"staleness_mean": staleness.mean, "staleness_max": staleness.max})
+
+    def end(self, session: Session) -> None:
+        staleness = session.staleness
+        if session.directory is not None:
+            text = json.dumps(asdict(staleness), indent=2) + "\n"
+            (session.directory / "staleness.json").write_text(text, encoding="utf-8")
+            return
+        counts = ", ".join(f"{age}: {count}" for age, count in sorted(staleness.histogram.items()))
+        session.say(f"staleness mean {staleness.mean:.4g}, max {staleness.max}; gradients by staleness: {counts}")

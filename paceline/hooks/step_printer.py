@@ -1,0 +1,27 @@
+"""Say every step of everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.hook import Session
+from paceline.hooks._checked import Checked
+from paceline.hooks._pace import Pace
+from paceline.scheme import Count
+
+
+@dataclass
+class StepPrinter(Checked):
+    """Every worker prints its step, the global step and its loss, every `every` steps of its own."""
+
+    every: Count = 1
+
+    def begin(self, session: Session) -> None:
+        self._pace = Pace(self.every, None, session.worker.t, session.seconds)
+
+    def after_step(self, session: Session) -> None:
+        worker = session.worker
+        if self._pace.due(worker.t, session.seconds):
+            session.say(
+                f"worker:{worker.rank} local step {worker.t}  global step {session.updates}  loss {worker.loss:.4g}"
+            )

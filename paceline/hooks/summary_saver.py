@@ -1,0 +1,48 @@
+"""Draw the run in TensorBoard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.errors import UsageError
+from paceline.hook import Role, Session
+from paceline.hooks._checked import Checked
+from paceline.hooks._pace import Pace
+from paceline.hooks._speed import Speed
+from paceline.hooks._summaries import add_counts, writer
+from paceline.scheme import Count
+
+
+@dataclass
+class SummarySaver(Checked):
+    """Writes loss, speed and staleness for TensorBoard every `every` updates, into `summaries` of the run directory.
+
+    The loss is that of the chief's last mini-batch; metrics on test data come from the hook `validation`.
+    """
+
+    every: Count = 100
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
+
+    def begin(self, session: Session) -> None:
+        if session.directory is None:
+            raise UsageError(
+                f"{self.name}: this run has no directory for summaries; the simulator writes no files, "
+                "so use paceline train, or the hook log here"
+            )
+        self._pace = Pace(self.every, None, session.updates, session.seconds)
+        self._speed = Speed(session)
+        self._writer = writer(session.directory / "summaries")
+
+    def after_step(self, session: Session) -> None:
+        step = session.updates
+        if not self._pace.due(step, session.seconds):
+            return
+        staleness = session.staleness
+        values = {"loss": session.worker.loss, "staleness_mean": staleness.mean, **self._speed.measure(session)}
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        add_counts(self._writer, "staleness", staleness.histogram, step)
+
+    def end(self, session: Session) -> None:
+        self._writer.close()

@@ -1,0 +1,50 @@
+"""Evaluate on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.hook import Role, Session
+from paceline.hooks._checked import Checked
+from paceline.hooks._metric import shown
+from paceline.hooks._pace import Pace
+from paceline.hooks._summaries import writer
+from paceline.scheme import Count, Rate
+
+
+@dataclass
+class Validation(Checked):
+    """The chief evaluates every `every` updates (100 if nothing is said) or `seconds`, prints and records the metrics.
+
+    In a run with a directory they are drawn in TensorBoard too: `summaries/validation`, a folder of its own, as
+    TensorBoard follows only the newest file of a folder.
+    """
+
+    every: Count | None = None
+    seconds: Rate | None = None
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._only_one("every", "seconds")
+
+    def begin(self, session: Session) -> None:
+        self._pace = Pace(self.every or 100, self.seconds, session.updates, session.seconds)
+        folder = session.directory
+        self._writer = None if folder is None else writer(folder / "summaries" / "validation")
+
+    def after_step(self, session: Session) -> None:
+        if not self._pace.due(session.updates, session.seconds):
+            return
+        step, metrics = session.updates, session.evaluate()
+        session.say(f"validation: update {step}  {session.seconds:.4g} s  {shown(metrics)}")
+        session.record(metrics)
+        if self._writer is not None:
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, global_step=step)
+            self._writer.flush()
+
+    def end(self, session: Session) -> None:
+        if self._writer is not None:
+            self._writer.close()

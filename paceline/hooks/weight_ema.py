@@ -1,0 +1,43 @@
+"""Average the model over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.hook import Role, Session
+from paceline.hooks._checked import Checked
+from paceline.hooks._metric import shown
+from paceline.hooks._pace import Pace
+from paceline.scheme import Count, Fraction
+
+_KEPT = "ema"
+
+
+@dataclass
+class WeightEma(Checked):
+    """Keeps an exponential moving average of the centre and evaluates it at the end.
+
+    After every `every` steps of the chief: average = decay * average + (1 - decay) * centre, from the first centre on.
+    The average is saved in checkpoints; its metrics are recorded as `ema_loss`, ….
+    """
+
+    decay: Fraction = 0.999
+    every: Count = 1
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
+
+    def begin(self, session: Session) -> None:
+        self._pace = Pace(self.every, None, session.worker.t, session.seconds)
+        centre, kept = session.model(), session.kept(_KEPT)
+        self._average = centre if kept is None else kept.to(centre, copy=True)
+        session.keep(_KEPT, self._average)
+
+    def after_step(self, session: Session) -> None:
+        if self._pace.due(session.worker.t, session.seconds):
+            self._average.lerp_(session.model(), 1 - self.decay)
+            session.keep(_KEPT, self._average)
+
+    def end(self, session: Session) -> None:
+        metrics = session.evaluate(self._average)
+        session.say(f"averaged model (decay {self.decay:g}): {shown(metrics)}")
+        session.record({f"ema_{name}": value for name, value in metrics.items()})

@@ -1,0 +1,391 @@
+"""The launcher of one machine: starts every role, brings back those that die, and ends with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import checkpoint
+from paceline.board import DONE, FAILED, RUNNING, STARTING, STOP, STOPPING, Bells, Board
+from paceline.control import Listener
+from paceline.directory import RunDirectory
+from paceline.errors import DataError, PacelineError, RunError
+from paceline.launchers.process import forked
+from paceline.memory import anonymous
+from paceline.plan import Plan
+from paceline.role import Part, Props, crew, error_of, main
+from paceline.scheme import Scheme
+from paceline.stage import Stage
+
+LOOK = 0.125  # seconds between two looks at the board
+
+
+@dataclass
+class Child:
+    """One role and the process that plays it now."""
+
+    part: Part
+    pid: int = 0
+    listener: Listener | None = None
+    restarts: int = 0
+    in_a_row: int = 0  # restarts without progress between them
+    progress: int = -1
+    done: bool = False
+    frozen: float = 0.0  # since when it has been stopped by a signal
+
+
+@dataclass
+class Outcome:
+    """How it ended."""
+
+    result: dict[str, Any] | None = None
+    error: PacelineError | None = None
+    stopped: str | None = None
+    interrupted: bool = False
+    notice: str | None = None
+    batch: int = 0
+    task: str = ""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    restarts: int = 0
+    peak_rss: int = 0  # KiB
+    words: dict[str, int] = field(default_factory=dict)
+
+
+class Launcher:
+    """Runs a plan. `watch` is called a few times a second; `tell` with each message that is for people."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheme: Scheme,
+        objects: dict[str, Any],
+        *,
+        tell: Callable[[str, str], None],
+        watch: Callable[[Launcher], None],
+    ) -> None:
+        self.plan, self.scheme, self.tell, self.watch = plan, scheme, tell, watch
+        servers = plan.servers if scheme.methods else 0
+        self.board = Board.create(plan.workers, servers)
+        self.board.put("began", time.monotonic_ns())
+        self.board.put("goal", -1)
+        self.board.put("checkpoint", -1)
+        for rank in range(plan.workers):
+            self.board.alive[rank] = self.board.known[rank] = 1
+        self._bells = Bells.create(self.board.roles)
+        self.bells = Bells(self.board, self._bells, self.board.launcher)
+        self._state = anonymous("paceline-state")
+        self._props = Props(plan, self.board, self._bells, self._state, objects)
+        self.children = [Child(part) for part in crew(plan, scheme)]
+        self.outcome = Outcome()
+        self.directory = RunDirectory.open(plan.directory)
+        self._selector = selectors.DefaultSelector()
+        self._interrupts = 0
+        self._deadline = float("inf")  # when those that do not end are ended
+        self._over = False
+        self._stage: Stage | None = None
+        self.metrics: dict[str, float] = {}  # of the last evaluation
+
+    def run(self) -> Outcome:
+        woken, wake = socket.socketpair()
+        woken.setblocking(False)
+        wake.setblocking(False)
+        self._selector.register(woken, selectors.EVENT_READ)
+        handlers = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        try:
+            for child in self.children:
+                self._start(child)
+            while not all(child.done for child in self.children):
+                self._selector.select(LOOK)
+                _drain(woken)
+                self._listen()
+                self._reap()
+                self._limits()
+                self.watch(self)
+        finally:
+            self._end_all()
+            self._note()
+            signal.set_wakeup_fd(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            woken.close()
+            wake.close()
+            for descriptor in (*self._bells, self._state, self.board.descriptor):
+                os.close(descriptor)
+        self.outcome.restarts = sum(child.restarts for child in self.children)
+        return self.outcome
+
+    def _note(self) -> None:
+        """What the board says at the end, before its memory goes."""
+        board, words = self.board, self.outcome.words
+        for name in ("began", "first_step", "stopped", "rolled_back", "base"):
+            words[name] = board.get(name)
+        words["samples"], words["gradients"] = sum(board.samples), sum(board.gradients)
+        if not words["stopped"]:
+            words["stopped"] = time.monotonic_ns()
+
+    def stop(self, reason: str, how: int = STOPPING) -> None:
+        """Let everybody end in order."""
+        if self.board.run[STOP] == RUNNING:
+            self.outcome.stopped = reason
+            self.board.put("stopped", time.monotonic_ns())
+        if self.board.run[STOP] < how:
+            self.board.put("stop", how)
+        self._ring()
+
+    def _ring(self) -> None:
+        self.bells.ring_all()
+
+    def _signalled(self, number: int, _: object) -> None:
+        self._interrupts += 1
+        self.outcome.interrupted = True
+        if self._interrupts == 1:
+            self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
+            self.stop("interrupted")
+        else:
+            self._deadline = 0.0
+
+    def _start(self, child: Child) -> None:
+        part = child.part
+        log = self.directory.logs / f"{part.file}.log"
+        keep = {*self._bells, self._state, self.board.descriptor}
+
+        def play(control: Any) -> int:
+            for other in self.children:
+                if other.listener is not None and other.listener.connection.fileno() not in keep:
+                    other.listener.connection.close()
+            self._selector.close()
+            return main(part, self._props, control)
+
+        child.pid, connection = forked(str(part), log, play)
+        child.listener = Listener(connection)
+        self._selector.register(connection, selectors.EVENT_READ, child)
+        board = self.board
+        if part.kind == "server":
+            board.server_pid[part.index] = child.pid
+        elif part.kind == "evaluator":
+            board.evaluator_words[2] = child.pid
+        else:
+            board.pid[part.index] = child.pid
+
+    def _listen(self) -> None:
+        for child in self.children:
+            if child.listener is not None:
+                for message in child.listener.messages():
+                    self._heard(child, message)
+
+    def _heard(self, child: Child, message: dict[str, Any]) -> None:
+        outcome = self.outcome
+        for kind, content in message.items():
+            match kind:
+                case "say" | "warn":
+                    self.tell(kind, content)
+                case "notice":
+                    outcome.notice = content
+                    self.tell("notice", content)
+                case "record":
+                    if "loss" in content:
+                        self.metrics = {k: v for k, v in content.items() if k not in ("update", "seconds")}
+                    outcome.history.append(content)
+                    self.directory.append_history(content)
+                case "result":
+                    outcome.result = content
+                case "stopped":
+                    outcome.stopped = outcome.stopped or content
+                case "batch":
+                    outcome.batch = content
+                case "task":
+                    outcome.task = content
+                case "error" if outcome.error is None:
+                    outcome.error = error_of(content)
+                    self.stop("", FAILED)
+
+    def _reap(self) -> None:
+        for child in self.children:
+            if child.done:
+                continue
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if not pid:
+                continue
+            self.outcome.peak_rss = max(self.outcome.peak_rss, usage.ru_maxrss)
+            assert child.listener is not None
+            for message in child.listener.messages():
+                self._heard(child, message)
+            self._selector.unregister(child.listener.connection)
+            child.listener.connection.close()
+            child.listener = None
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0 or self._over:
+                self._finished(child)
+            else:
+                self._died(child, code)
+
+    def _finished(self, child: Child) -> None:
+        child.done = True
+        if child.part.kind in ("chief", "worker"):
+            rank = child.part.index
+            self.board.alive[rank] = 0
+            self.board.gone[rank] = 1
+            self.board.state[rank] = DONE
+            self._ring()
+
+    def _died(self, child: Child, code: int) -> None:
+        """Somebody went without a goodbye: the others hear of it at once, and it is brought back."""
+        board, part = self.board, child.part
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._unmask(child)
+        board.put("alarm", board.get("alarm") + 1)
+        hopeless = code > 0 or board.run[STOP] == FAILED or self._deadline == 0.0
+        if code > 0 and self.outcome.error is None:
+            self.outcome.error = RunError(f"{part} ended with {cause}; see logs/{part.file}.log")
+        if not hopeless:
+            progress = self._progress(part)
+            child.in_a_row = 0 if progress > child.progress else child.in_a_row + 1
+            child.progress = progress
+            if child.in_a_row > self.plan.restarts:
+                hopeless = True
+                self.outcome.error = RunError(
+                    f"{part} died by {cause} {child.in_a_row + 1} times in a row without any progress between; "
+                    f"--restarts allows {self.plan.restarts}; see logs/{part.file}.log"
+                )
+        if hopeless:
+            self._finished(child)
+            self.stop("", FAILED)
+            return
+        child.restarts += 1
+        if part.kind == "server" and not self._sound(part.index):
+            return
+        self.tell("warn", f"{part} died ({cause}); restarting it")
+        self._ring()
+        self._start(child)
+
+    def _unmask(self, child: Child) -> None:
+        """What the dead can no longer take back itself."""
+        board, part = self.board, child.part
+        if part.kind in ("chief", "worker"):
+            rank = part.index
+            board.alive[rank] = board.at_key[rank] = board.joining[rank] = board.grant[rank] = 0
+            board.state[rank] = STARTING
+            board.sleeping[rank] = 0
+        elif part.kind == "server":
+            board.server_state[part.index] = STARTING
+            board.sleeping[board.server_place(part.index)] = 0
+
+    def _sound(self, shard: int) -> bool:
+        """A server that died inside a call may have left the state torn: then everybody goes back to a checkpoint."""
+        board = self.board
+        if not board.mark[shard] % 2:
+            return True
+        try:
+            saved = checkpoint.newest(self.directory.checkpoints, lambda text: self.tell("warn", text))
+        except DataError as error:
+            saved, cause = None, str(error)
+        else:
+            cause = "there is no checkpoint to go back to"
+        if saved is None:
+            self.outcome.error = RunError(f"server:{shard} died inside a call, and {cause}")
+            self.stop("", FAILED)
+            return False
+        lost = max(self.updates() - saved.step, 0)
+        board.put("rolled_back", board.get("rolled_back") + lost)
+        board.put("restore", saved.step)
+        board.put("checkpoint", saved.step)
+        board.put("generation", board.get("generation") + 1)
+        self.tell(
+            "warn",
+            f"server:{shard} died inside a call: going back to the checkpoint of update {saved.step:,} "
+            f"({lost:,} updates are lost)",
+        )
+        self._ring()
+        return True
+
+    def opened(self) -> bool:
+        """Whether the state can be looked at; the chief lays it out."""
+        if self._stage is None and self.board.get("ready"):
+            self._stage = Stage(self.plan, self.scheme, self.board, self.bells, self._state)
+            self._stage.open()
+        return self._stage is not None
+
+    @property
+    def stage(self) -> Stage:
+        assert self._stage is not None
+        return self._stage
+
+    def updates(self) -> int:
+        """Changes of the centre so far."""
+        return self.stage.updates if self.opened() else 0
+
+    def _progress(self, part: Part) -> int:
+        board = self.board
+        if part.kind == "server":
+            return int(board.performed[part.index])
+        if part.kind == "evaluator":
+            return int(board.evaluator_words[1])
+        return int(board.gradients[part.index])
+
+    def _limits(self) -> None:
+        """The end by the clock, and the end of patience with those that do not end."""
+        board, now = self.board, time.monotonic()
+        if self.plan.seconds is not None and board.get("first_step"):
+            trained = now - board.get("first_step") / 1e9
+            if trained >= self.plan.seconds:
+                self.stop(f"{self.plan.seconds:g} seconds have passed")
+        if board.run[STOP] != RUNNING:
+            if self._deadline == float("inf"):
+                self._deadline = now + max(self.plan.patience, 1.0)
+            busy = any(not child.done and child.part.kind != "evaluator" for child in self.children)
+            if now >= self._deadline and (busy or self._deadline == 0.0):
+                self._end_all()
+        for child in self.children:
+            if not child.done and _is_stopped(child.pid):
+                child.frozen = child.frozen or now
+                if now - child.frozen > self.plan.patience:
+                    self.tell("warn", f"{child.part} has stood still for {self.plan.patience:g} s; killing it")
+                    os.kill(child.pid, signal.SIGKILL)
+                    child.frozen = 0.0
+            else:
+                child.frozen = 0.0
+
+    def _end_all(self) -> None:
+        """Whoever is still there is ended now."""
+        self._over = True
+        for child in self.children:
+            if not child.done and child.pid:
+                if self.board.run[STOP] != RUNNING and not self._interrupts and self.outcome.error is None:
+                    self.outcome.error = RunError(
+                        f"{child.part} did not end within {self.plan.patience:g} s of the stop and was killed"
+                    )
+                os.kill(child.pid, signal.SIGKILL)
+                _, _, usage = os.wait4(child.pid, 0)
+                self.outcome.peak_rss = max(self.outcome.peak_rss, usage.ru_maxrss)
+                if child.listener is not None:
+                    for message in child.listener.messages():
+                        self._heard(child, message)
+                    child.listener.connection.close()
+                    child.listener = None
+                child.done = True
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
+
+
+def _drain(connection: socket.socket) -> None:
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        pass

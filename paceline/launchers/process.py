@@ -1,0 +1,84 @@
+"""One child process: begun by fork from a launcher that has loaded everything and done nothing yet.
+
+A fork starts in milliseconds where a fresh interpreter needs seconds to load torch, so a killed worker is back at once.
+It is safe here because the launcher has one thread and has never computed anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.control import Control
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, socket.socket]:
+    """Start `play` in a child process that dies with this one; gives its pid and the launcher's end of its socket."""
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # libraries' idle threads take care of a fork themselves
+        pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    code = 1
+    try:
+        ours.close()
+        _die_with(parent)
+        _quietly(log)
+        _entitle(name)
+        code = play(Control(theirs))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """However rudely the launcher ends, the kernel ends this process too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to hear
+
+
+def _quietly(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    os.close(null)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _entitle(name: str) -> None:
+    """Be `paceline role worker:1` in the lists of processes: overwrite the command line where the kernel reads it."""
+    title = f"paceline role {name}".encode()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"paceline {name}".encode()[:15])
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+    except (OSError, ValueError, IndexError):
+        return
+    if start and end - start > 1:
+        ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -1,0 +1,59 @@
+"""What a run is asked to be: plain data that JSON can hold, so that any process can be given it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from paceline.errors import UsageError
+from paceline.task import Feed
+
+Quorum = Literal["shrink", "hold"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the roles of a run must agree on."""
+
+    task: str | None = None  # a name or reference; None: handed over as an object, or the script's own
+    task_options: dict[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    feed: Feed | None = None
+    shuffle: bool | None = None
+    scheme: str | None = None
+    hyper: dict[str, Any] = field(default_factory=dict)
+    workers: int = 1
+    servers: int = 1
+    steps: int | None = None  # updates of the centre
+    seconds: float | None = None
+    seed: int = 0
+    hooks: list[str] = field(default_factory=list)
+    quorum: Quorum = "shrink"
+    patience: float = 30.0
+    restarts: int = 3  # of one role in a row, without progress between them
+    device: str = "cpu"
+    threads: int = 1
+    checkpoint_steps: int | None = None
+    checkpoint_seconds: float | None = 60.0
+    keep: int = 5
+    evaluator: bool = False
+    throttle: float = 0.0  # seconds between two evaluations of the evaluator
+    delay: float = 0.0  # before its first
+    best: str = ""  # the metric whose best checkpoint is kept
+    every: int = 0  # updates between two evaluations by the chief
+    curvature: float | None = None
+    script: list[str] = field(default_factory=list)  # the user's own program and its arguments
+    directory: str = ""
+    title: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        known = {one.name for one in fields(cls)}
+        foreign = data.keys() - known
+        if foreign:
+            raise UsageError(f"the plan holds unknown keys: {', '.join(sorted(foreign))}; another version wrote it")
+        return cls(**data)

@@ -1,0 +1,320 @@
+"""What people see while processes train: a table that lives on a terminal, lines anywhere else.
+
+The process that shows this also forks others, and a fork copies threads only in part: nothing here starts one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+NOTHING = "–"  # where a number means nothing
+TROUBLE = ("restarting", "gone")
+STYLES = {
+    "starting": "cyan",
+    "training": "green",
+    "waiting": "yellow",
+    "ending": "blue",
+    "restarting": "bold magenta",
+    "done": "dim green",
+    "gone": "bold red",
+    "following": "cyan",
+}
+# escape sequences, and control characters other than tab and newline: they would tear the display
+CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class RoleStatus:
+    """One process. NaN (for step: a negative number, for pid: 0) where a number means nothing for the role."""
+
+    name: str  # chief, worker:1, server:0, evaluator
+    state: str  # a key of STYLES
+    pid: int
+    step: int
+    samples_per_second: float
+    loss: float
+    staleness: float
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """All of a run at one moment; `metrics` are those of the last evaluation."""
+
+    title: str
+    roles: tuple[RoleStatus, ...]
+    updates: int
+    goal: int | None
+    seconds: float
+    samples_per_second: float
+    metrics: dict[str, float]
+
+
+class Pace:
+    """Updates per second of late: what happened minutes ago, or before the first update, does not count."""
+
+    WINDOW = 10.0  # seconds that count,
+    FEWEST = 4  # and more where so few updates were seen in them
+
+    def __init__(self) -> None:
+        self._updates: int | None = None
+        self._rises: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, updates: int) -> None:
+        if self._updates is not None and updates < self._updates:  # rolled back
+            self._rises.clear()
+        elif self._updates is not None and updates > self._updates:
+            self._rises.append((now, updates))
+        self._updates = updates
+        while len(self._rises) > self.FEWEST and self._rises[0][0] < now - self.WINDOW:
+            self._rises.popleft()
+
+    def seconds_to(self, goal: int, now: float) -> float:
+        """NaN while nobody can tell: too little was seen, or nothing happens any more."""
+        if self._updates is not None and self._updates >= goal:
+            return 0.0
+        if len(self._rises) < 2:
+            return math.nan
+        (begin, first), (end, last) = self._rises[0], self._rises[-1]
+        quiet, usual_gap = now - end, (end - begin) / (len(self._rises) - 1)
+        if end - begin < 1.0 or quiet > max(self.WINDOW, 3 * usual_gap):
+            return math.nan
+        return max(0.0, (goal - last) * (end - begin) / (last - first) - quiet)
+
+
+class Display:
+    """Shows a run while it is entered. Whoever runs the loop calls `update`; nothing moves by itself."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        plain: bool | None = None,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._plain = (not console.is_terminal or console.is_dumb_terminal) if plain is None else plain
+        self._every, self._clock = every, clock
+        self._pace = Pace()
+        self._status: Status | None = None
+        self._told: Status | None = None  # the last one that became a plain line
+        self._told_at = clock()
+        self._owner = os.getpid()
+        self._live = Live(
+            get_renderable=self._frame,
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,  # a forked process would inherit what stands in for stdout, and draw the table too
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Display:
+        self._told_at, self._owner = self._clock(), os.getpid()
+        if not self._plain:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked process that unwinds: the terminal is not its own
+        if not self._plain:
+            self._live.stop()
+        elif self._status is not None and self._status is not self._told:
+            self._tell(self._status)
+
+    def update(self, status: Status) -> None:
+        """Take note of how things stand; draw it, or write a line if it is time for one."""
+        before, self._status = self._status, status
+        self._pace.note(self._clock(), status.updates)
+        if not self._plain:
+            if self._live.is_started:
+                self._live.refresh()
+            return
+        for text in _troubles(before, status):
+            self._print(f"{status.seconds:.1f} s  {text}")
+        if self._clock() - self._told_at >= self._every:
+            self._tell(status)
+
+    def say(self, text: str) -> None:
+        """A line above the display."""
+        self._print(text)
+
+    def warn(self, text: str) -> None:
+        """A warning above the display."""
+        self._print(text, label="warning: ")
+
+    def _print(self, text: str, label: str = "") -> None:
+        line = Text.assemble((label, "" if self._plain else "bold yellow"), CONTROL.sub("", text))
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+    def _tell(self, status: Status) -> None:
+        self._print(_line(status, self._left(status)))
+        self._told, self._told_at = status, self._clock()
+
+    def _left(self, status: Status) -> float:
+        return math.nan if status.goal is None else self._pace.seconds_to(status.goal, self._clock())
+
+    def _frame(self) -> RenderableType:
+        if self._status is None:
+            return Text()
+        width, height = self._console.size
+        parts = _head(self._status, self._left(self._status))
+        room = height - len(parts) - 3  # an empty line, the headings, and one that stays free
+        return Group(*parts, Text(), *_table(self._status.roles, width, max(room, 2)))
+
+
+def _head(status: Status, left: float) -> list[RenderableType]:
+    """What stands above the table: each a line that never wraps, so that the height is known."""
+    times = ", ".join([duration(status.seconds, ".1f"), *_time_left(status, left)])
+    lines: list[RenderableType] = [_apart(_cut(status.title, "bold"), times)]
+    if status.goal is None:
+        lines.append(_cut(f"update {status.updates:,}"))
+    else:
+        bar = ProgressBar(total=max(status.goal, 1), completed=min(status.updates, status.goal))
+        lines.append(_apart(bar, f"{status.updates:,}/{status.goal:,}  {_percent(status):>4}"))
+    lines.append(_cut("  ·  ".join(_rates(status))))
+    if status.metrics:
+        lines.append(_cut("evaluated: " + "  ".join(_metrics(status))))
+    return lines
+
+
+def _apart(left: RenderableType, right: str) -> Table:
+    """Two things at the two ends of a line; the left one gives way."""
+    line = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    line.add_column(ratio=1, no_wrap=True)
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(left, right)
+    return line
+
+
+class Column(NamedTuple):
+    heading: str
+    width: int  # what its numbers usually take: columns must not jump while they grow
+    cell: Callable[[RoleStatus], str | Text]
+
+
+# in order of importance: a narrow terminal shows the first ones
+COLUMNS = (
+    Column("role", 9, lambda role: Text(role.name, "bold")),
+    Column("state", 10, lambda role: Text(role.state, STYLES.get(role.state, ""))),
+    Column("step", 10, lambda role: number(role.step if role.step >= 0 else math.nan, ",.0f")),
+    Column("samples/s", 9, lambda role: number(role.samples_per_second, ",.0f")),
+    Column("loss", 9, lambda role: number(role.loss, ".4g")),
+    Column("staleness", 9, lambda role: number(role.staleness, ".1f")),
+    Column("restarts", 8, lambda role: Text(f"{role.restarts:,}", "yellow" if role.restarts else "dim")),
+    Column("pid", 7, lambda role: number(role.pid or math.nan, ".0f")),
+)
+
+
+def _table(roles: Sequence[RoleStatus], width: int, room: int) -> list[RenderableType]:
+    """A row per role in at most `room` lines, the line about those left out included."""
+    shown = list(roles) if len(roles) <= room else _foremost(roles, room - 1)
+    names = max((len(role.name) for role in roles), default=0)
+    widths = [max(column.width, min(names, 16) if column.heading == "role" else 0) for column in COLUMNS]
+    gap = 2 if sum(widths) + 2 * len(widths) <= width else 1
+    fitting = [n for n in range(len(widths)) if sum(widths[: n + 1]) + gap * n <= width] or [0]
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    for n in fitting:
+        side: JustifyMethod = "left" if COLUMNS[n].heading in ("role", "state") else "right"
+        table.add_column(COLUMNS[n].heading, justify=side, no_wrap=True, width=widths[n])
+    for role in shown:
+        table.add_row(*(COLUMNS[n].cell(role) for n in fitting))
+    if len(shown) == len(roles):
+        return [table]
+    names_shown = {role.name for role in shown}
+    others = Counter(role.state for role in roles if role.name not in names_shown)
+    states = ", ".join(f"{count} {state}" for state, count in others.most_common())
+    return [table, _cut(f"… and {len(roles) - len(shown)} more: {states}", "dim")]
+
+
+def _foremost(roles: Sequence[RoleStatus], room: int) -> list[RoleStatus]:
+    """Those in trouble and as many of the first ones as fit, in their order; the very first one always."""
+    by_need = sorted(range(len(roles)), key=lambda n: (n > 0, roles[n].state not in TROUBLE, n))
+    return [roles[n] for n in sorted(by_need[:room])]
+
+
+def _line(status: Status, left: float) -> str:
+    """A run in one line, for logs."""
+    count = f"update {status.updates:,}" + (f"/{status.goal:,}  {_percent(status)}" if status.goal is not None else "")
+    parts = [f"{status.seconds:.1f} s", count, *_rates(status), *_time_left(status, left)]
+    if status.metrics:
+        parts.append("evaluated: " + "  ".join(_metrics(status)))
+    return "  ".join(parts)
+
+
+def _troubles(before: Status | None, now: Status) -> list[str]:
+    """What befell roles since the last look, a restart that came and went between two looks included."""
+    known = {role.name: role for role in before.roles} if before else {}
+    lines = []
+    for role in now.roles:
+        old = known.get(role.name)
+        times = f"{role.restarts} restart{'' if role.restarts == 1 else 's'}"
+        if role.state in TROUBLE and (old is None or old.state != role.state):
+            lines.append(f"{role.name} is {role.state} ({times})")
+        elif old and role.restarts > old.restarts and not {old.state, role.state} & set(TROUBLE):
+            lines.append(f"{role.name} was restarted ({times})")
+    return lines
+
+
+def _rates(status: Status) -> list[str]:
+    """Speed, and the means over those who train; what is not known is left out."""
+    trainers = [role for role in status.roles if role.name != "evaluator" and role.state != "gone"]
+    values = (
+        ("{:,.0f} samples/s", status.samples_per_second),
+        ("loss {:.3g}", _mean([role.loss for role in trainers])),
+        ("staleness {:.1f}", _mean([role.staleness for role in trainers])),
+    )
+    return [form.format(value) for form, value in values if not math.isnan(value)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _metrics(status: Status) -> list[str]:
+    return [f"{name} {value:{'.2%' if name == 'accuracy' else '.4g'}}" for name, value in status.metrics.items()]
+
+
+def _percent(status: Status) -> str:
+    """Rounded down: 100% means done."""
+    return f"{min(100, 100 * status.updates // status.goal) if status.goal else 100}%"
+
+
+def _time_left(status: Status, left: float) -> list[str]:
+    if math.isnan(left) or status.goal is None or status.updates >= status.goal:
+        return []
+    return [f"about {duration(math.ceil(left), 'd')} left"]
+
+
+def _cut(text: str, style: str = "") -> Text:
+    return Text(CONTROL.sub("", text), style, no_wrap=True, overflow="ellipsis")
+
+
+def number(value: float, form: str) -> str:
+    """A number for people."""
+    return NOTHING if math.isnan(value) else format(value, form)
+
+
+def duration(seconds: float, form: str) -> str:
+    """12.3 s, 2 min 05 s, 1 h 05 min; `form` is for what is less than a minute."""
+    if seconds < 60:
+        return f"{format(seconds, form)} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {int(seconds % 60):02} s"
+    return f"{seconds // 3600:,.0f} h {int(seconds % 3600 // 60):02} min"

@@ -1,0 +1,272 @@
+"""The one program of every role: chief, worker, server, evaluator. A launcher starts it with all that it needs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline import attach, checkpoint, config, evaluator, snapshots
+from paceline.board import FAILED, LANES, STOP, Bells, Board
+from paceline.control import Control
+from paceline.directory import RunDirectory
+from paceline.errors import PacelineError, RunError, UsageError
+from paceline.hook import Hook
+from paceline.hooks.checkpoint_saver import CheckpointSaver
+from paceline.hooks.validation import Validation
+from paceline.plan import Plan
+from paceline.scheme import Scheme
+from paceline.server import Server
+from paceline.session import RealSession
+from paceline.stage import Stage
+from paceline.task import Batch, Task
+from paceline.torch_task import TorchTask
+
+KINDS = ("chief", "worker", "server", "evaluator")
+assert LANES
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which role a process has."""
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind in ("chief", "evaluator") else f"{self.kind}:{self.index}"
+
+    @property
+    def file(self) -> str:
+        """The name of its log."""
+        return str(self).replace(":", "-")
+
+
+@dataclass
+class Props:
+    """What a launcher hands to a role: the plan, shared memory, bells, and a way to talk back."""
+
+    plan: Plan
+    board: Board
+    bells: list[int]
+    state: int  # the descriptor of the memory for the state
+    objects: dict[str, Any] = field(default_factory=dict)  # task, scheme, hooks that have no name
+
+
+def crew(plan: Plan, scheme: Scheme) -> list[Part]:
+    """Every role of a run."""
+    parts = [Part("worker" if rank else "chief", rank) for rank in range(plan.workers)]
+    if scheme.methods:
+        parts += [Part("server", shard) for shard in range(plan.servers)]
+    return [*parts, Part("evaluator")] if plan.evaluator else parts
+
+
+def place(part: Part, plan: Plan) -> int:
+    """The number of a role's bell."""
+    if part.kind == "evaluator":
+        return plan.workers + plan.servers
+    return part.index + (plan.workers if part.kind == "server" else 0)
+
+
+def scheme_of(plan: Plan, objects: dict[str, Any]) -> Scheme:
+    given = objects.get("scheme") or plan.scheme
+    if given is None:
+        raise UsageError("no scheme was given")
+    return config.scheme_of(given, plan.hyper)
+
+
+def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
+    given = objects.get("task") or plan.task
+    if given is None:
+        raise UsageError("no task was given")
+    task = config.task_of(given, plan.task_options)
+    return task.configured(batch=plan.batch, feed=plan.feed, shuffle=plan.shuffle)
+
+
+def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
+    """The hooks that this role runs, those that every run has among them."""
+    hooks = [config.hook_of(hook) for hook in plan.hooks] + list(objects.get("hooks", ()))
+    if not any(isinstance(hook, CheckpointSaver) for hook in hooks):
+        if plan.checkpoint_steps:
+            hooks.append(CheckpointSaver(every=plan.checkpoint_steps))
+        elif plan.checkpoint_seconds:
+            hooks.append(CheckpointSaver(seconds=plan.checkpoint_seconds))
+    if plan.every:
+        hooks.insert(0, Validation(every=plan.every))
+    return [hook for hook in hooks if kind in hook.roles]
+
+
+def main(part: Part, props: Props, control: Control) -> int:
+    """Play a role to its end; gives the exit code."""
+    plan, board = props.plan, props.board
+    torch.set_num_threads(plan.threads)
+    where: list[str] = []
+    try:
+        bells = Bells(board, props.bells, place(part, plan))
+        stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
+        if part.kind == "server":
+            _wait_until_ready(stage)
+            Server(stage, part.index).run()
+        elif part.kind == "evaluator":
+            _wait_until_ready(stage)
+            evaluator.follow(stage, task_of(plan, props.objects), control)
+        elif plan.script:
+            attach.play(stage, part.index, hooks_of(plan, props.objects, part.kind), control)
+        else:
+            _work(stage, part, props, control)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return 0
+        _report(part, props, control, error, where)
+        return 1
+    return 0
+
+
+def _report(part: Part, props: Props, control: Control, error: BaseException, where: list[str]) -> None:
+    """Tell the launcher, and let everybody else end."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    board = props.board
+    place = str(part)
+    if part.kind in ("chief", "worker"):
+        place += f", step {board.t[part.index]}"
+    own = isinstance(error, PacelineError)
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    kind = type(error).__name__ if own else "RunError"
+    notes = list(getattr(error, "__notes__", ()))
+    if not own:
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        notes += [f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in last]
+    notes.append(f"the whole story is in logs/{part.file}.log")
+    control.send({"error": {"kind": kind, "where": place, "text": text, "notes": notes}})
+    board.put("stop", FAILED)
+    for descriptor in range(board.roles):
+        Bells(board, props.bells, descriptor).ring(descriptor)
+
+
+def _wait_until_ready(stage: Stage) -> None:
+    """The chief lays everything out; the others wait for it, however long its data take."""
+    board = stage.board
+    stage.bells.wait(lambda: bool(board.get("ready") or board.run[STOP]))
+    if not board.get("ready"):
+        raise SystemExit(0)
+    stage.open()
+
+
+def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
+    """The chief's first duty: lay out the state and fill it, from the start or from the newest checkpoint."""
+    plan, board = stage.plan, stage.board
+    stage.lay_out(x0, task.buffers(), notes)
+    directory = RunDirectory.open(plan.directory).checkpoints
+    saved = checkpoint.newest(directory, lambda text: control.send({"warn": text}))
+    if saved is not None:
+        snapshots.check(plan, stage.scheme, saved)
+        for shard in range(plan.servers if stage.scheme.methods else 0):
+            snapshots.restore_shard(stage, shard, saved)
+        for rank in range(plan.workers):
+            snapshots.restore_worker(stage, rank, saved)
+        for rank, present in enumerate(saved.numbers["present"]):
+            board.known[rank] = present
+        stage.save_overrides(saved.numbers["overrides"])
+        board.put("checkpoint", saved.step)
+        control.send({"say": f"going on from the checkpoint of update {saved.step:,}"})
+    else:
+        snapshots.keep_all(stage)
+        snapshots.write(stage, task.buffer_policy, {})
+    base = stage.updates
+    board.put("base", base)
+    board.put("goal", -1 if plan.steps is None else plan.steps)
+    if plan.steps is not None and base >= plan.steps:
+        board.put("stop", 1)
+    board.put("ready", 1)
+    stage.bells.ring_all()
+
+
+def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
+    """A worker's whole life."""
+    plan, board = stage.plan, stage.board
+    task = task_of(plan, props.objects)
+    if plan.device != "cpu":
+        task = task.on(torch.device(plan.device))
+    if part.kind == "chief" and not board.get("ready"):
+        if task.notice:
+            control.send({"notice": task.notice})
+        notes = {"parameters": task.parameters()} if isinstance(task, TorchTask) else {}
+        control.send({"batch": task.batch, "task": task.name})
+        prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
+        stage.open()
+    else:
+        _wait_until_ready(stage)
+    session = RealSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control)
+    try:
+        train(session, task)
+    except BaseException as error:
+        session.failed(error)
+        raise
+    session.finish()
+
+
+def train(session: RealSession, task: Task) -> None:
+    """Compute the gradients that the session asks for, until it asks for no more."""
+    plan, rank, board = session.stage.plan, session.rank, session.board
+    buffers = session.buffers or None
+    room = Room(session)
+    request = session.begin()
+    batches: Iterator[Batch] | None = None
+    returns = 0
+    with torch.no_grad():
+        while request is not None:
+            if batches is None or returns != session.returns:
+                returns = session.returns
+                batches = task.batches(rank, plan.workers, plan.seed, first=board.gradients[rank])
+            batch = next(batches, None)
+            if batch is None:
+                session.say(f"worker:{rank} leaves: its data have run out")
+                session.leave("its data have run out")
+                return
+            batch = session.fed(batch)
+            out = room.free()
+            try:
+                loss, g = task.grad(request.x, batch, out, buffers)
+            except Exception as error:
+                error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
+                raise
+            del out
+            request = session.give(loss, g, batch.size)
+            del g
+
+
+class Room:
+    """Where gradients are written: in shared memory, so that a push is a signal and no copy."""
+
+    def __init__(self, session: RealSession) -> None:
+        self._like = session.worker.state.x
+        shared = session.device.type == "cpu"
+        self._places = [session.stage.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
+        self._next = 0
+
+    def free(self) -> torch.Tensor:
+        """One that no step holds any more; a step may keep a gradient as long as it likes."""
+        for _ in self._places:
+            self._next = (self._next + 1) % len(self._places)
+            if sys.getrefcount(self._places[self._next]) <= 2:  # the list's and the argument's own
+                return self._places[self._next]
+        return torch.empty_like(self._like)
+
+
+def error_of(told: dict[str, Any]) -> PacelineError:
+    """What a role reported, as an error again."""
+    from paceline import errors
+
+    kind = getattr(errors, told["kind"], RunError)
+    text = f"{told['where']}: {told['text']}" if not told["text"].startswith(told["where"]) else told["text"]
+    error: PacelineError = RunError(text)
+    if kind is not errors.UnknownName and issubclass(kind, PacelineError):
+        error = kind(text)
+    for note in told["notes"]:
+        error.add_note(note)
+    return error

@@ -1,0 +1,175 @@
+"""The server's role: perform the workers' calls, one at a time, until every worker has gone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline import config, snapshots
+from paceline.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.ops import Call
+from paceline.stage import Stage
+from paceline.transports.shared import GENERATIONS, JOINED, LEFT, SAVE, SET, Lane, SharedDesk, received
+from paceline.wire import encode
+
+
+class Server:
+    """One shard of the state. The first server leads: it alone evaluates guards and fixes the order of the calls."""
+
+    def __init__(self, stage: Stage, shard: int) -> None:
+        self.stage, self.shard, self.board = stage, shard, stage.board
+        self._lead = shard == 0
+        self._several = stage.plan.servers > 1
+        self._shrink = stage.plan.quorum == "shrink"
+        self._lanes = [Lane(stage, rank, number) for rank in range(stage.plan.workers) for number in range(LANES)]
+        self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
+        self._posted = np.frombuffer(stage.board.posted, dtype=np.int64)
+        self._answered = np.frombuffer(stage.board.answered[shard], dtype=np.int64)
+        self._alive = np.frombuffer(stage.board.alive, dtype=np.int64)
+        self._known = np.frombuffer(stage.board.known, dtype=np.int64)
+        self._goal = stage.board.get("goal")
+        self._enter()
+
+    def _enter(self) -> None:
+        self._generation = self.board.get("generation")
+        self.desk = SharedDesk(self.stage, self.shard)
+        self._taken = np.zeros_like(self._posted)  # calls that wait at the desk
+
+    def run(self) -> None:
+        board, bells = self.board, self.stage.bells
+        if board.server_generation[self.shard] != self._generation:
+            self._return()
+        while True:
+            board.server_state[self.shard] = TRAINING
+            if board.run[GENERATION] != self._generation:
+                self._return()
+            moved = self._lead_on() if self._lead else self._follow()
+            if moved:
+                continue
+            if all(board.gone) or board.get("over"):
+                break
+            board.server_state[self.shard] = WAITING
+            bells.wait(self._wanted)
+        board.server_state[self.shard] = DONE
+
+    def _wanted(self) -> bool:
+        """Something is to be done."""
+        board = self.board
+        if board.run[GENERATION] != self._generation or all(board.gone):
+            return True
+        if not self._lead:
+            return bool(board.performed[self.shard] < board.get("ordered"))
+        if (self._alive != self._known).any():
+            return True
+        new = (self._posted != self._answered) & (self._posted != self._taken)
+        return bool(new.any()) and any(self._due(index) for index in np.flatnonzero(new))
+
+    def _due(self, index: int) -> bool:
+        """A call of this generation that may still be performed: after the stop only what the end itself needs."""
+        lane = self._lanes[index]
+        if self._posted[index] // GENERATIONS != self._generation or not self._alive[lane.rank]:
+            return False
+        return self.board.run[STOP] == RUNNING or lane.request[-1] < 0
+
+    def _lead_on(self) -> bool:
+        moved = False
+        if (self._alive != self._known).any():
+            moved = True
+            for rank in np.flatnonzero(self._alive != self._known).tolist():
+                present = bool(self._alive[rank])
+                if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
+                    self._known[rank] = int(present)
+                    continue
+                if self._several:
+                    self.desk.order((JOINED if present else LEFT) - 10 * rank)
+                self._member(rank, present)
+        new = (self._posted != self._answered) & (self._posted != self._taken)
+        for index in np.flatnonzero(new).tolist():
+            if self._due(index):
+                moved = True
+                self._take(index)
+        return moved
+
+    def _take(self, index: int) -> None:
+        lane = self._lanes[index]
+        self._taken[index] = self._posted[index]
+        request = received(self.stage, lane, self._methods, self.stage.bounds(self.shard))
+        if isinstance(request, Call):
+            self.desk.submit(lane.rank, request, lane)
+            if 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
+                self.board.put("stop", STOPPING)
+                self.board.put("stopped", self.stage.now())
+                self.stage.bells.ring_all()
+        else:
+            if self._several:
+                self.desk.order(index)
+            self._special(lane, *request)
+
+    def _special(self, lane: Lane, kind: int, args: tuple[object, ...]) -> None:
+        board = self.board
+        board.mark[self.shard] += 1
+        if kind == SAVE:
+            snapshots.keep_shard(self.stage, self.shard)
+        elif kind == SET:
+            hyper = dict(zip(args[::2], args[1::2], strict=True))
+            if self._lead:
+                self.stage.save_overrides(self.stage.load_overrides() | hyper)  # type: ignore[arg-type]
+            self.stage.scheme = self.desk.scheme = config.scheme_of(self.stage.scheme, hyper)  # type: ignore[arg-type]
+        if self._lead:
+            words = encode((None,), lambda _: 0)
+            lane.reply[0] = len(words)
+            lane.reply[1 : 1 + len(words)] = words
+        self.desk.done(lane)
+
+    def _member(self, rank: int, present: bool) -> None:
+        """A worker came or went."""
+        for number in range(LANES):
+            index = self.board.lane(rank, number)
+            if not present:  # what a dead worker had posted is void
+                self._answered[index] = self._posted[index]
+        if self._lead:
+            self._known[rank] = int(present)
+        if present:
+            self.desk.joined(rank, quorum=self._shrink)
+        else:
+            self.desk.left(rank, quorum=self._shrink)
+
+    def _follow(self) -> bool:
+        """Perform what the lead has put in order."""
+        board, moved = self.board, False
+        while board.performed[self.shard] < board.get("ordered"):
+            moved = True
+            entry = board.ring[board.performed[self.shard] % len(board.ring)]
+            if entry < 0:
+                rank, kind = divmod(-entry, 10)
+                self._member(rank, -kind == JOINED)
+                continue
+            lane = self._lanes[entry]
+            request = received(self.stage, lane, self._methods, self.stage.bounds(self.shard))
+            if isinstance(request, Call):
+                self.desk.perform(lane.rank, request, lane)
+            else:
+                self._special(lane, *request)
+            if board.run[GENERATION] != self._generation:
+                break
+        return moved
+
+    def _return(self) -> None:
+        """Go back to the checkpoint that the launcher names: another server died inside a call."""
+        board = self.board
+        generation = board.get("generation")
+        saved = snapshots.find(self.stage, board.get("restore"))
+        if not self._lead:  # the lead empties the order first
+            self.stage.bells.wait(lambda: board.server_generation[0] == generation or board.run[STOP] == FAILED)
+        snapshots.restore_shard(self.stage, self.shard, saved)
+        self._answered[:] = self._posted
+        board.performed[self.shard] = 0
+        board.mark[self.shard] += board.mark[self.shard] % 2
+        if self._lead:
+            board.put("ordered", 0)
+            for rank, present in enumerate(saved.numbers["present"]):
+                board.known[rank] = present
+            self.stage.save_overrides(saved.numbers["overrides"])
+            self.stage.scheme = config.scheme_of(self.stage.first_scheme, saved.numbers["overrides"])
+        self._enter()
+        board.server_generation[self.shard] = generation
+        self.stage.bells.ring_all()

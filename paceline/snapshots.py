@@ -1,0 +1,166 @@
+"""The run's state out of shared memory into a checkpoint, and back.
+
+Every role copies its own part aside (`keep.…`) at a moment at which it is whole: a worker between two steps, a server
+between two calls. The chief writes what lies there to disk. A worker's part is never newer than the servers', which
+are asked last: so nobody ever waits for a version that a restored server has not reached.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline import checkpoint
+from paceline.board import FAILED, STOP, fence
+from paceline.checkpoint import Checkpoint
+from paceline.config import hyper_of
+from paceline.errors import DataError, UsageError
+from paceline.stage import Stage
+from paceline.state import Vector
+
+KEEP = "keep."
+
+
+def keep_worker(stage: Stage, rank: int, generator: torch.Generator | None) -> None:
+    """Copy a worker's part aside; it stands between two steps."""
+    board = stage.board
+    if generator is not None:
+        stage.tensor(f"rng.{rank}").copy_(generator.get_state())
+    counted = [board.t[rank], board.gradients[rank], board.samples[rank]]
+    stage.tensor(f"person.{rank}").copy_(torch.tensor(counted))
+    for prefix in (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.", f"rng.{rank}", f"person.{rank}"):
+        _copy(stage, prefix)
+
+
+def keep_shard(stage: Stage, shard: int) -> None:
+    """Copy a server's part aside; it stands between two calls."""
+    low, high = stage.bounds(shard)
+    for name in stage.layout.notes["vectors"]:
+        stage.tensor(f"{KEEP}server.{name}")[..., low:high] = stage.tensor(f"server.{name}")[..., low:high]
+    if shard == 0:
+        _copy(stage, "server.0.")
+        _copy(stage, "ledger.0.")
+        stage.tensor(f"{KEEP}server.0.v").add_(sum(stage.board.direct))
+
+
+def _copy(stage: Stage, prefix: str) -> None:
+    for name in stage.layout.places:
+        if name.startswith(prefix):
+            stage.tensor(KEEP + name).copy_(stage.tensor(name))
+
+
+def keep_all(stage: Stage) -> None:
+    """Everything as it is now; only while nobody works on it."""
+    for rank in range(stage.plan.workers):
+        keep_worker(stage, rank, None)
+    if stage.scheme.methods:
+        for shard in range(stage.plan.servers):
+            keep_shard(stage, shard)
+
+
+def model_of(stage: Stage, *, prefix: str = "") -> Vector:
+    """What is evaluated and saved; not copied."""
+    if stage.scheme.methods:
+        return stage.scheme.model(stage.server_state(prefix=prefix))
+    return stage.scheme.model(stage.worker_state(stage.centre_of(), prefix=prefix))
+
+
+def steady(stage: Stage) -> Vector:
+    """A copy of the model, taken while no server is inside a call."""
+    mark, direct = stage.board.mark, stage.direct()
+    while True:
+        before = mark.tolist()
+        copy = model_of(stage).clone()
+        fence()
+        if direct or not stage.scheme.methods or stage.board.run[STOP] == FAILED:
+            return copy
+        if mark.tolist() == before and not any(one % 2 for one in before):
+            return copy
+        time.sleep(0)  # the server may share this core
+
+
+def buffers_of(stage: Stage, policy: str, *, prefix: str = "") -> dict[str, Tensor]:
+    """The buffers that go with the model: the mean over those who have trained, or the chief's."""
+    chief = stage.centre_of()
+    rows = {rank: stage.buffers(rank, prefix=prefix) for rank in range(stage.plan.workers)}
+    if policy == "chief" or not rows[chief]:
+        return {name: buffer.clone() for name, buffer in rows[chief].items()}
+    trained = [rows[rank] for rank in rows if stage.board.gradients[rank]] or [rows[chief]]
+    averaged = {}
+    for name in rows[chief]:
+        stacked = torch.stack([row[name] for row in trained])
+        averaged[name] = stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)
+    return averaged
+
+
+def write(stage: Stage, policy: str, own: dict[str, Tensor]) -> Path:
+    """What was copied aside, as the newest checkpoint. `own`: tensors of the chief's hooks."""
+    names = [name for name in stage.layout.places if name.startswith(KEEP)]
+    tensors = {name.removeprefix(KEEP): stage.tensor(name) for name in names}
+    tensors["model"] = model_of(stage, prefix=KEEP).clone()
+    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(stage, policy, prefix=KEEP).items()}
+    tensors |= {f"hook.{name}": tensor for name, tensor in own.items()}
+    plan, scheme = stage.plan, stage.scheme
+    centre = "server.0.v" if scheme.methods else f"worker.{stage.centre_of()}.v"
+    step = int(tensors[centre])
+    numbers = {
+        "task": plan.task,
+        "scheme": scheme.name,
+        "hyper": hyper_of(scheme),
+        "workers": plan.workers,
+        "servers": plan.servers,
+        "seed": plan.seed,
+        "present": stage.board.known.tolist(),
+        "overrides": stage.load_overrides(),
+        "parameters": stage.layout.notes.get("parameters"),
+        "seconds": stage.seconds(),
+    }
+    path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=plan.keep)
+    stage.board.put("checkpoint", step)
+    stage.bells.ring(stage.board.evaluator)
+    return path
+
+
+def check(stage_plan: Any, scheme: Any, saved: Checkpoint) -> None:
+    """Refuse a checkpoint that is of another run than the one that is to go on with it."""
+    found = saved.numbers
+    for name, wanted in (("scheme", scheme.name), ("workers", stage_plan.workers)):
+        if found.get(name) != wanted:
+            raise UsageError(
+                f"{saved.path} was written with {name} {found.get(name)!r}; it cannot go on with {wanted!r}"
+            )
+
+
+def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:
+    """A server's part as it was in the checkpoint."""
+    low, high = stage.bounds(shard)
+    for name in stage.layout.notes["vectors"]:
+        stage.tensor(f"server.{name}")[..., low:high] = saved.tensors[f"server.{name}"][..., low:high]
+    for part in ("server", "ledger"):
+        for name in stage.layout.places:
+            if name.startswith(f"{part}.{shard}."):
+                stage.tensor(name).copy_(saved.tensors[f"{part}.0." + name.split(".", 2)[2]])
+
+
+def restore_worker(stage: Stage, rank: int, saved: Checkpoint) -> None:
+    """A worker's part as it was in the checkpoint."""
+    board = stage.board
+    for prefix in (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.", f"rng.{rank}", f"person.{rank}"):
+        for name in stage.layout.places:
+            if name.startswith(prefix):
+                stage.tensor(name).copy_(saved.tensors[name])
+    board.t[rank], board.gradients[rank], board.samples[rank] = stage.tensor(f"person.{rank}").tolist()
+    board.direct[rank] = 0
+
+
+def find(stage: Stage, step: int) -> Checkpoint:
+    """The checkpoint of that step."""
+    directory = Path(stage.plan.directory) / "checkpoints"
+    path = checkpoint.find(directory, step)
+    if path is None:
+        raise DataError(f"the checkpoint of update {step} is not in {directory}")
+    return checkpoint.load(path)

@@ -1,0 +1,196 @@
+"""Where the roles of a run on one machine meet: the plan, the board, the bells, and the state's shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline import config
+from paceline.board import LANES, Bells, Board
+from paceline.ledger import Ledger
+from paceline.memory import Layout, Segment
+from paceline.plan import Plan
+from paceline.result import Staleness
+from paceline.scheme import Scheme
+from paceline.state import State, Vector
+
+LANE_VECTORS = 4  # a call may carry so many vectors each way, and
+LANE_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
+HEAD_WORDS = 512
+OVERRIDES = 4096
+RNG_BYTES = 5056  # of a torch generator's state
+
+
+class Stage:
+    """One process's view of the run. The chief lays the memory out and fills it; everybody opens it."""
+
+    def __init__(self, plan: Plan, scheme: Scheme, board: Board, bells: Bells, descriptor: int) -> None:
+        self.plan, self.board, self.bells = plan, board, bells
+        self.first_scheme = self.scheme = scheme
+        self._descriptor = descriptor
+        self.segment: Segment
+        self.layout: Layout
+
+    def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
+        """Decide where everything lies, and make the memory so large. Only the chief does this."""
+        plan, scheme, layout = self.plan, self.scheme, Layout()
+        cap = LANE_VECTORS * x0.numel() * x0.element_size() + LANE_BYTES
+        generator = torch.Generator().get_state()
+        layout.notes = {"vectors": [], "length": x0.numel(), **notes}
+        saved: dict[str, Tensor] = {}
+        if scheme.methods:
+            state = scheme.server(x0, plan.workers)
+            vectors = state.vectors(scheme.uncut)
+            layout.notes["vectors"] = sorted(vectors)
+            ledger = Ledger.fresh(plan.workers, ()).cells
+            for name in state:
+                saved["server." + (name if name in vectors else f"0.{name}")] = state.cell(name)
+            saved |= {f"ledger.0.{name}": ledger.cell(name) for name in ledger}
+            for shard in range(1, plan.servers):
+                for name in set(state) - vectors:
+                    layout.like(f"server.{shard}.{name}", state.cell(name))
+                for name in ledger:
+                    layout.like(f"ledger.{shard}.{name}", ledger.cell(name))
+            if self.direct():
+                for rank in range(plan.workers):
+                    saved |= {f"tally.{rank}.{name}": ledger.cell(name) for name in ledger}
+        for rank in range(plan.workers):
+            cells = scheme.worker(x0, plan.workers)
+            saved |= {f"worker.{rank}.{name}": cells.cell(name) for name in cells}
+            saved |= {f"buffer.{rank}.{name}": buffer for name, buffer in buffers.items()}
+            saved[f"rng.{rank}"] = generator
+            saved[f"person.{rank}"] = torch.zeros(3, dtype=torch.int64)  # t, gradients, samples
+            for number in range(2):
+                layout.like(f"grad.{rank}.{number}", x0)
+            layout.add(f"slot.{rank}", (cap,), torch.uint8)
+            layout.add(f"sum.{rank}", (cap,), torch.uint8)
+            for lane in range(LANES):
+                layout.add(f"lane.{rank}.{lane}.head", (2 * HEAD_WORDS,), torch.int64)
+                layout.add(f"lane.{rank}.{lane}.args", (cap,), torch.uint8)
+                layout.add(f"lane.{rank}.{lane}.reply", (cap,), torch.uint8)
+        for name, tensor in saved.items():
+            layout.like(name, tensor)
+            layout.like(f"keep.{name}", tensor)
+        layout.add("overrides", (OVERRIDES,), torch.uint8)
+        os.ftruncate(self._descriptor, 0)  # what a predecessor had begun to fill is void
+        os.ftruncate(self._descriptor, layout.size)
+        self.segment, self.layout = Segment(self._descriptor, layout.size), layout
+        layout.write(self.segment)
+        for name, tensor in saved.items():
+            layout.tensor(self.segment, name).copy_(tensor)
+        for shard in range(1, plan.servers if scheme.methods else 0):
+            for name in layout.places:
+                if name.startswith(f"server.{shard}."):
+                    self.tensor(name).copy_(self.tensor("server.0." + name.split(".", 2)[2]))
+        if scheme.methods:
+            for name in ("ledger.", "tally."):
+                for place in layout.places:
+                    if place.startswith(name) and place.endswith(".held"):
+                        for rank in range(plan.workers):
+                            self.tensor(place)[scheme.holder(rank)] = 0
+        self.board.put("size", layout.size)
+
+    def open(self) -> None:
+        """Map what the chief has laid out."""
+        self.segment = Segment(self._descriptor, self.board.get("size"))
+        self.layout = Layout.read(self.segment)
+        self.load_overrides()
+
+    def direct(self) -> bool:
+        """Whether workers change the server's vector themselves."""
+        return any(not method.atomic for method in self.scheme.methods.values())
+
+    def tensor(self, name: str) -> Tensor:
+        return self.layout.tensor(self.segment, name)
+
+    def server_state(self, *, prefix: str = "") -> State:
+        """The server's whole state: full vectors, and the numbers as the lead server has them."""
+        cells = self.layout.under(self.segment, f"{prefix}server.0.")
+        cells |= {name: self.tensor(f"{prefix}server.{name}") for name in self.layout.notes["vectors"]}
+        return State.over(cells)
+
+    def shard_state(self, shard: int) -> State:
+        """What one server works on: its range of the vectors, its own copy of the rest."""
+        low, high = self.bounds(shard)
+        cells = self.layout.under(self.segment, f"server.{shard}.")
+        cells |= {name: self.tensor(f"server.{name}")[..., low:high] for name in self.layout.notes["vectors"]}
+        return State.over(cells)
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        length, servers = self.layout.notes["length"], max(self.plan.servers, 1)
+        return length * shard // servers, length * (shard + 1) // servers
+
+    def worker_state(self, rank: int, *, prefix: str = "") -> State:
+        return State.over(self.layout.under(self.segment, f"{prefix}worker.{rank}."))
+
+    def buffers(self, rank: int, *, prefix: str = "") -> dict[str, Tensor]:
+        return self.layout.under(self.segment, f"{prefix}buffer.{rank}.")
+
+    def ledger(self, prefix: str) -> Ledger:
+        return Ledger(State.over(self.layout.under(self.segment, prefix)))
+
+    def centre_of(self) -> int:
+        """Where there is no server: the worker whose state counts, the chief or the lowest living one."""
+        alive = self.board.alive
+        return next((rank for rank in range(self.plan.workers) if alive[rank]), 0)
+
+    @property
+    def updates(self) -> int:
+        """Changes of the centre so far."""
+        if not self.scheme.methods:
+            return int(self.tensor(f"worker.{self.centre_of()}.v"))
+        counted = self.segment.words[self.layout.places["server.0.v"].offset // 8]
+        return int(counted) + sum(self.board.direct)
+
+    def staleness(self) -> Staleness:
+        """As the server, or the workers that write into its vector themselves, have counted it."""
+        gradients = sum(self.board.gradients)
+        if not self.scheme.methods:
+            return Staleness(histogram={0: gradients} if gradients else {})
+        prefixes = ["ledger.0."]
+        if self.direct():
+            prefixes += [f"tally.{rank}." for rank in range(self.plan.workers)]
+        ledgers = [self.ledger(prefix) for prefix in prefixes]
+        histogram: dict[int, int] = {}
+        for ledger in ledgers:
+            for staleness, number in ledger.histogram().items():
+                histogram[staleness] = histogram.get(staleness, 0) + number
+        admitted = sum(ledger.cells.admitted for ledger in ledgers)
+        total = sum(ledger.cells.total for ledger in ledgers)
+        return Staleness(
+            mean=total / admitted if admitted else 0.0,
+            max=max(ledger.cells.largest for ledger in ledgers),
+            histogram=dict(sorted(histogram.items())),
+            outstanding=ledgers[0].outstanding(self.updates) if len(ledgers) == 1 else 0,
+        )
+
+    def dropped(self) -> int:
+        return int(self.tensor("ledger.0.refused")) if self.scheme.methods else 0
+
+    def save_overrides(self, hyper: Mapping[str, Any]) -> None:
+        """Hyper-parameters that were changed on the way; whoever starts later takes them over."""
+        text = json.dumps(dict(hyper)).encode()
+        area = self.layout.places["overrides"].offset
+        self.segment.memory[area + 8 : area + 8 + len(text)] = text
+        self.segment.words[area // 8] = len(text)
+
+    def load_overrides(self) -> dict[str, Any]:
+        area = self.layout.places["overrides"].offset
+        length = self.segment.words[area // 8]
+        hyper: dict[str, Any] = json.loads(self.segment.memory[area + 8 : area + 8 + length]) if length else {}
+        if hyper:
+            self.scheme = config.scheme_of(self.first_scheme, hyper)
+        return hyper
+
+    def now(self) -> int:
+        return time.monotonic_ns()
+
+    def seconds(self) -> float:
+        """Since the launch."""
+        return (time.monotonic_ns() - self.board.get("began")) / 1e9

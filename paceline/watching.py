@@ -1,0 +1,67 @@
+"""What a launcher sees on the board, as people are shown it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from paceline.board import DONE, ENDING, STARTING, TRAINING, WAITING
+from paceline.report.live import RoleStatus, Status
+
+if TYPE_CHECKING:
+    from paceline.launchers.local import Child, Launcher
+
+STATES = {STARTING: "starting", TRAINING: "training", WAITING: "waiting", ENDING: "ending", DONE: "done"}
+SPAN = 2.0  # seconds over which a speed is measured
+_NOTHING = math.nan
+
+
+class Watcher:
+    """Speeds need a memory of what was seen before."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, list[int]]] = []
+
+    def status(self, launcher: Launcher) -> Status:
+        board, plan = launcher.board, launcher.plan
+        now = time.monotonic()
+        samples = board.samples.tolist()
+        self._seen = [one for one in self._seen if now - one[0] <= SPAN][-200:] or self._seen[-1:]
+        then, before = self._seen[0] if self._seen else (now, samples)
+        self._seen.append((now, samples))
+        span = now - then
+        speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
+        staleness = launcher.stage.staleness().mean if launcher.opened() else _NOTHING
+        return Status(
+            title=plan.title,
+            roles=tuple(self._role(launcher, child, speeds, staleness) for child in launcher.children),
+            updates=launcher.updates(),
+            goal=plan.steps,
+            seconds=now - board.get("began") / 1e9,
+            samples_per_second=sum(speeds),
+            metrics=launcher.metrics,
+        )
+
+    def _role(self, launcher: Launcher, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
+        board, part = launcher.board, child.part
+        if part.kind == "server":
+            state = STATES[board.server_state[part.index]]
+            if state in ("training", "waiting"):
+                state = "training" if board.get("ready") else "waiting"
+            step, speed, loss = int(board.performed[part.index]), _NOTHING, _NOTHING
+        elif part.kind == "evaluator":
+            state = {"training": "training", "waiting": "following"}.get(
+                STATES[board.evaluator_words[0]], STATES[board.evaluator_words[0]]
+            )
+            step, speed, loss, staleness = board.evaluator_words[1] - 1, _NOTHING, _NOTHING, _NOTHING
+        else:
+            state = STATES[board.state[part.index]]
+            step, speed = board.t[part.index], speeds[part.index]
+            loss = board.loss[part.index] if board.gradients[part.index] else _NOTHING
+            staleness = _NOTHING
+        if child.done:
+            state = "done" if launcher.outcome.error is None else "gone"
+        elif child.restarts and state == "starting":
+            state = "restarting"
+        return RoleStatus(str(part), state, child.pid, step, speed, loss, staleness, child.restarts)

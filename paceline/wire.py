@@ -1,0 +1,106 @@
+"""Calls and answers as numbers in shared memory: tensors by place, everything else by value. Nothing is ever pickled."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import SchemeError
+
+NONE, WHOLE, REAL, TRUTH, TENSOR, TEXT, TUPLE = range(7)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+MOST = 480  # words of one message
+_LONGEST_TEXT = 2048
+
+
+def encode(values: tuple[Any, ...], place: Callable[[Tensor], int]) -> array[int]:
+    """The values as words; `place` puts a tensor into shared memory and says where."""
+    words = array("q")
+    _write(values, place, words)
+    if len(words) > MOST:
+        raise SchemeError(f"a call carries too much beside its tensors ({len(words)} words, {MOST} are allowed)")
+    return words
+
+
+def _write(values: tuple[Any, ...], place: Callable[[Tensor], int], words: array[int]) -> None:
+    words.append(len(values))
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.dtype not in _CODES:
+                raise SchemeError(f"a tensor of {value.dtype} cannot cross between processes")
+            words.extend((TENSOR, _CODES[value.dtype], place(value), value.dim(), *value.shape))
+        elif isinstance(value, bool):
+            words.extend((TRUTH, int(value)))
+        elif isinstance(value, int):
+            if not -(1 << 63) <= value < 1 << 63:
+                raise SchemeError(f"the number {value} has more than 64 bits and cannot cross between processes")
+            words.extend((WHOLE, value))
+        elif isinstance(value, float):
+            words.extend((REAL, struct.unpack("q", struct.pack("d", value))[0]))
+        elif value is None:
+            words.append(NONE)
+        elif isinstance(value, str):
+            text = value.encode()
+            if len(text) > _LONGEST_TEXT:
+                raise SchemeError(f"a text of {len(text)} bytes is too long to cross between processes")
+            padded = text + bytes(-len(text) % 8)
+            words.extend((TEXT, len(text)))
+            words.frombytes(padded)
+        else:
+            words.append(TUPLE)
+            _write(value, place, words)
+
+
+def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor]) -> tuple[Any, ...]:
+    """What `encode` was given; `tensor` finds what lies at a place."""
+    return _read(words, 0, tensor)[0]
+
+
+def _read(words: list[int], at: int, tensor: Callable[..., Tensor]) -> tuple[tuple[Any, ...], int]:
+    count, at = words[at], at + 1
+    values: list[Any] = []
+    for _ in range(count):
+        kind = words[at]
+        if kind == TENSOR:
+            code, offset, dims = words[at + 1 : at + 4]
+            shape = tuple(words[at + 4 : at + 4 + dims])
+            values.append(tensor(offset, DTYPES[code], shape))
+            at += 4 + dims
+        elif kind == WHOLE:
+            values.append(words[at + 1])
+            at += 2
+        elif kind == REAL:
+            values.append(struct.unpack("d", struct.pack("q", words[at + 1]))[0])
+            at += 2
+        elif kind == TRUTH:
+            values.append(bool(words[at + 1]))
+            at += 2
+        elif kind == NONE:
+            values.append(None)
+            at += 1
+        elif kind == TEXT:
+            length = words[at + 1]
+            size = -(-length // 8)
+            values.append(array("q", words[at + 2 : at + 2 + size]).tobytes()[:length].decode())
+            at += 2 + size
+        else:
+            inner, at = _read(words, at + 1, tensor)
+            values.append(inner)
+    return tuple(values), at

@@ -1,0 +1,145 @@
+"""What people see of their runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from paceline import checkpoint, cli_runs
+from paceline.directory import RunDirectory
+from paceline.report.runs import detail, listing, summary
+
+PLAN = {"task": "mnist-mlp", "scheme": "sync", "workers": 4, "servers": 1, "hyper": {"lr": 0.1}, "title": ""}
+RESULT = {
+    **{"task": "mnist-mlp", "scheme": "sync", "workers": 4, "servers": 1, "updates": 1234, "samples": 99},
+    **{"metrics": {"loss": 0.25, "accuracy": 0.9731}, "wall_seconds": 12.5, "digest": "ab" * 32},
+    **{"staleness": {"mean": 0.0, "max": 0, "histogram": {}}},
+}
+
+
+def made(root: Path, name: str = "mnist") -> RunDirectory:
+    run = RunDirectory.create(None, name, root)
+    run.write_plan(PLAN)
+    return run
+
+
+def printed(*parts: object, width: int = 200) -> str:
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return captured.get()
+
+
+class TestListing:
+    def test_a_line_for_each(self, tmp_path):
+        done, failed, broken, damaged = (made(tmp_path) for _ in range(4))
+        done.write_result(RESULT)
+        failed.write_result({"error": "worker:1 died", "metrics": {"loss": 0.5}})
+        broken.append_history({"update": 70, "seconds": 3.5, "loss": 2.0})
+        broken.append_history({"update": 80, "seconds": 4.5, "learning_rate": 0.1})
+        (damaged.path / "plan.json").write_text("{")
+        head, *lines = printed(listing([done, failed, broken, damaged])).splitlines()[1:]
+        assert head.split()[0] == "run"
+        for line, words in zip(
+            lines,
+            (
+                ["mnist-001", "mnist-mlp", "sync", "4/1", "1,234", "97.31%", "done", "12.5"],
+                ["mnist-002", "loss 0.5", "failed"],
+                ["mnist-003", "mnist-mlp", "80", "loss 2", "broken off", "4.5"],
+                ["mnist-004", "-/-", "broken off"],
+            ),
+            strict=True,
+        ):
+            assert all(word in line for word in words), (line, words)
+
+    def test_a_running_one(self, tmp_path):
+        run = made(tmp_path)
+        with run.lock():
+            assert summary(run)["state"] == "running"
+            assert "running" in printed(listing([run]))
+
+    def test_names_are_not_markup(self, tmp_path):
+        run = RunDirectory(tmp_path / "[red]x")
+        run.path.mkdir()
+        run.write_plan(PLAN | {"task": "[/bold].py:task"})
+        text = printed(listing([run]), *detail(run))
+        assert "[red]x" in text
+        assert "[/bold].py:task" in text
+
+
+class TestDetail:
+    def test_of_a_finished_one(self, tmp_path):
+        run = made(tmp_path)
+        run.write_result(RESULT)
+        for step in (100, 200):
+            path = checkpoint.save(run.checkpoints, step, {"model": torch.zeros(1000)}, {})
+            checkpoint.keep_best(run.path, path, {"loss": 1.0}, "loss", smaller_is_better=True)
+        (run.logs / "worker-0.log").write_text("all was well\n")
+        text = printed(*detail(run))
+        for word in ("mnist-001 (run, done)", '{"lr": 0.1}', "97.31%", "1,234", "12.5 s", "abababab", "4.", "kB"):
+            assert word in text
+        assert "best: step 100, loss 1" in text
+        assert "title" not in text
+        assert "all was well" not in text
+
+    def test_of_a_failed_one_ends_with_its_logs(self, tmp_path):
+        run = made(tmp_path)
+        run.write_result({"error": "worker:1 died", "updates": 5})
+        (run.logs / "worker-1.log").write_bytes(b"early\n" * 5000 + b"\xff[red]Traceback[/red]\nKeyError: 7\n")
+        (run.logs / "worker-2.log").write_text("")
+        text = printed(*detail(run))
+        assert "worker:1 died" in text
+        assert "[red]Traceback[/red]\nKeyError: 7" in text
+        assert text.count("early") == 8
+        assert "worker-2.log" not in text
+
+    def test_of_one_that_goes_on(self, tmp_path):
+        run = made(tmp_path)
+        run.append_history({"update": 80, "seconds": 4.5, "loss": 2.0, "accuracy": None})
+        with run.lock():
+            text = printed(*detail(run))
+        for word in ("running", "progress", "80", "no checkpoints"):
+            assert word in text
+
+
+class TestCommands:
+    def runs(self, *words: str):
+        app = typer.Typer()
+        app.command()(cli_runs.runs)
+        return CliRunner().invoke(app, list(words))
+
+    def test_runs(self, tmp_path):
+        made(tmp_path).write_result(RESULT)
+        made(tmp_path)
+        assert "mnist-002" in self.runs(str(tmp_path)).stdout
+        lines = [json.loads(line) for line in self.runs(str(tmp_path), "--json").stdout.splitlines()]
+        assert [(line["run"], line["state"]) for line in lines] == [("mnist-001", "done"), ("mnist-002", "broken off")]
+
+    def test_none(self, tmp_path):
+        ran = self.runs(str(tmp_path))
+        assert (ran.exit_code, ran.stdout) == (0, "")
+        assert "no runs in" in ran.stderr
+        assert "no folder" in str(self.runs(str(tmp_path / "none")).exception)
+
+    def test_show_run(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        made(Path("runs"))
+        monkeypatch.setattr(cli_runs, "screen", Console(width=200))
+        assert cli_runs.show_run("mnist-001")
+        assert "mnist-001 (run, broken off)" in capsys.readouterr().out
+        assert cli_runs.show_run(tmp_path / "runs" / "mnist-001")
+        assert not cli_runs.show_run("sync")
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (4_100, "4.1 kB"), (13_100_000, "13.1 MB")])
+def test_sizes(count: int, shown: str) -> None:
+    from paceline.report.runs import _size
+
+    assert _size(count) == shown
