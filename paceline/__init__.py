@@ -2,6 +2,7 @@
 
 from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
 from paceline.hook import Hook
+from paceline.trained import evaluate, load, predict
 from paceline.result import Result
 from paceline.scheme import Scheme, on_server
 from paceline.sim.cost import Cost
@@ -10,6 +11,7 @@ from paceline.sim.run import StabilityWarning, simulate
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
+from paceline.training import EvalSpec, TrainSpec, train, train_and_evaluate
 from paceline.worker import Worker
 
 __version__ = "0.1.0"
@@ -19,6 +21,7 @@ __all__ = [
     "Cost",
     "DataError",
     "Deadlock",
+    "EvalSpec",
     "Fault",
     "Hook",
     "LossError",
@@ -31,9 +34,15 @@ __all__ = [
     "State",
     "Task",
     "TorchTask",
+    "TrainSpec",
     "UsageError",
     "Vector",
     "Worker",
+    "evaluate",
+    "load",
     "on_server",
+    "predict",
     "simulate",
+    "train",
+    "train_and_evaluate",
 ]

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from joblib.externals import cloudpickle  # comes with scikit-learn; knows classes and lambdas of a notebook
+try:
+    import cloudpickle  # knows classes and lambdas of a notebook
+except ImportError:  # older releases of joblib, which comes with scikit-learn, bring their own
+    from joblib.externals import cloudpickle
 
 from paceline.errors import UsageError
 from paceline.memory import anonymous

@@ -1,8 +1,7 @@
-"""The command line: `paceline simulate | list | show | data`."""
+"""The command line: `paceline train | run | simulate | runs | evaluate | predict | list | show | data`."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -17,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import paceline
 from paceline import data as datasets
-from paceline import find
-from paceline.config import pairs
+from paceline import cli_runs, cli_train, find
 from paceline.errors import DataError, PacelineError, RunError, UnknownName
 from paceline.report import tables
 from paceline.result import Result
@@ -96,11 +94,7 @@ def simulate(
     """Train in virtual time: real gradients, simulated pace."""
     if data is not None:
         os.environ["PACELINE_DATA"] = data
-    given = pairs(words or [])
-    task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
-    hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
-    for key in hyper.keys() & inspect.signature(paceline.simulate).parameters.keys():
-        raise paceline.UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{key} VALUE")
+    hyper, task_options = cli_train.split(words or [], paceline.simulate)
     try:
         with _Bar(steps, scheme, task) as bar:
             result = paceline.simulate(
@@ -149,6 +143,13 @@ def simulate(
         screen.print(tables.closing(result))
 
 
+app.command("train", epilog=EXIT_CODES)(cli_train.train_command)
+app.command("run", epilog=EXIT_CODES)(cli_train.run_command)
+app.command(epilog=EXIT_CODES)(cli_runs.runs)
+app.command(epilog=EXIT_CODES)(cli_runs.evaluate)
+app.command(epilog=EXIT_CODES)(cli_runs.predict)
+
+
 @app.command("list")
 def list_(
     family: Annotated[
@@ -164,8 +165,12 @@ def list_(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="A scheme, task, rule, hook, compute law or data set.")]) -> None:
-    """One thing: what it does, where it comes from, what it takes, which file it is."""
+def show(
+    name: Annotated[str, typer.Argument(help="A scheme, task, rule, hook, compute law, data set, or a run directory.")],
+) -> None:
+    """One thing: what it does, where it comes from, what it takes, which file it is; or a run, as it stands."""
+    if cli_runs.show_run(name):
+        return
     family, found = find.anything(name)
     screen.print(f"[bold]{escape(found.name)}[/bold] ({family})")
     for paragraph in found.doc.split("\n\n"):

@@ -42,5 +42,14 @@ class Listener:
             self._rest += data
             if len(self._rest) > LONGEST:
                 self._rest = b""
+        return self._whole()
+
+    def wait(self) -> tuple[list[dict[str, Any]], bool]:
+        """Wait for the next messages; False when the other end has closed."""
+        data = self.connection.recv(1 << 16)
+        self._rest += data
+        return self._whole(), bool(data)
+
+    def _whole(self) -> list[dict[str, Any]]:
         *lines, self._rest = self._rest.split(b"\n")
         return [json.loads(line) for line in lines if line]

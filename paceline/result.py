@@ -127,6 +127,20 @@ class Result:
         clean: dict[str, Any] = _finite(plain)
         return clean
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], vector: Vector) -> Result:
+        """What `as_dict` gave, and the vector that it leaves out when it is long."""
+        stale = data["staleness"]
+        history = [
+            Point(one["update"], one["seconds"], {k: v for k, v in one.items() if k not in ("update", "seconds")})
+            for one in data["history"]
+        ]
+        derived = ("staleness", "history", "loss", "digest", "final", "error")
+        kept = {name: value for name, value in data.items() if name not in derived}
+        histogram = {int(k): n for k, n in stale["histogram"].items()}
+        staleness = Staleness(stale["mean"], stale["max"], histogram)
+        return cls(**kept, staleness=staleness, history=history, vector=vector)
+
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(self.as_dict(), allow_nan=False)

@@ -263,7 +263,7 @@ def error_of(told: dict[str, Any]) -> PacelineError:
     from paceline import errors
 
     kind = getattr(errors, told["kind"], RunError)
-    text = f"{told['where']}: {told['text']}" if not told["text"].startswith(told["where"]) else told["text"]
+    text = told["text"] if told["text"].startswith(told["where"]) else f"{told['where']}: {told['text']}"
     error: PacelineError = RunError(text)
     if kind is not errors.UnknownName and issubclass(kind, PacelineError):
         error = kind(text)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from paceline import checkpoint, cli_runs, config
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, PacelineError, UsageError
-from paceline.load import evaluate, load, predict
+from paceline.trained import evaluate, load, predict
 from paceline.torch_task import TorchTask
 
 

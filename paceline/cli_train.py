@@ -1,0 +1,257 @@
+"""The commands that train for real: `paceline train | run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from paceline import config
+from paceline.directory import RunDirectory
+from paceline.errors import RunError, UsageError
+from paceline.plan import Plan
+from paceline.report import tables
+from paceline.report.live import Display
+from paceline.result import Result
+from paceline.role import scheme_of
+from paceline.run import check, execute, planned
+from paceline.scheme import Scheme
+from paceline.training import folder_name, train
+
+screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Hyper-parameters (lr=0.1 server.rule=adagrad) and task.OPTION=…"),
+]
+Servers = Annotated[int | None, typer.Option("--servers", "--ps", help="Among whom the vector is cut. Default: 1.")]
+Steps = Annotated[int | None, typer.Option(help="Updates of the centre, from the very beginning.")]
+Seconds = Annotated[float | None, typer.Option(help="End after so much training time.")]
+Hooks = Annotated[list[str] | None, typer.Option(help="NAME:key=value,…, a name of `paceline list hooks`.")]
+QuorumOption = Annotated[str | None, typer.Option(help="When a worker dies, a barrier will shrink or hold.")]
+Patience = Annotated[float | None, typer.Option(help="Seconds that any waiting may take. Default: 30.")]
+Restarts = Annotated[int | None, typer.Option(help="Of a role in a row without progress. Default: 3.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda (one GPU per worker) or cuda:K.")]
+Threads = Annotated[int | None, typer.Option(help="Of torch, per process. Default: 1.")]
+Place = Annotated[str | None, typer.Option("--dir", help="The run directory. Default: a new one under runs/.")]
+Resume = Annotated[str | None, typer.Option(help="Go on with this run directory from its newest checkpoint.")]
+CheckpointEvery = Annotated[int | None, typer.Option(help="Updates between two checkpoints.")]
+CheckpointSeconds = Annotated[float | None, typer.Option(help="Seconds between two checkpoints. Default: 60.")]
+Keep = Annotated[int | None, typer.Option(help="Checkpoints that are kept. Default: 5.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live display.")]
+
+
+def train_command(
+    task: Annotated[
+        str | None, typer.Argument(help="A name of `paceline list tasks`, or file.py:task, or package.module:task.")
+    ] = None,
+    words: Words = None,
+    scheme: Annotated[
+        str | None, typer.Option("--scheme", "-s", help="A name of `paceline list schemes`. Default: sync.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-n", help="Default: 2 (1 where there can be one only).")
+    ] = None,
+    servers: Servers = None,
+    steps: Steps = None,
+    seconds: Seconds = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per gradient (--feed slice: of all workers).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random. Default: 0.")] = None,
+    hook: Hooks = None,
+    quorum: QuorumOption = None,
+    patience: Patience = None,
+    restarts: Restarts = None,
+    device: Device = None,
+    threads: Threads = None,
+    feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
+    shuffle: Annotated[
+        bool | None, typer.Option("--shuffle/--no-shuffle", help="Or take samples in stored order.")
+    ] = None,
+    directory: Place = None,
+    resume: Resume = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_seconds: CheckpointSeconds = None,
+    keep: Keep = None,
+    evaluator: Annotated[
+        bool | None, typer.Option("--evaluator", help="Another process follows the checkpoints and keeps the best.")
+    ] = None,
+    throttle: Annotated[float | None, typer.Option(help="Seconds between two of its evaluations.")] = None,
+    start_delay: Annotated[float | None, typer.Option(help="Seconds before its first.")] = None,
+    eval_steps: Annotated[int | None, typer.Option(help="Test batches that it takes. Default: all.")] = None,
+    best: Annotated[str | None, typer.Option(help="The metric by which the best checkpoint is kept.")] = None,
+    every: Annotated[int | None, typer.Option(help="The chief evaluates every so many updates.")] = None,
+    curvature: Annotated[float | None, typer.Option(help="Of the loss, for stability warnings.")] = None,
+    data: Annotated[str | None, typer.Option(help="A directory with data sets (or set PACELINE_DATA).")] = None,
+    as_json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Train for real: one process per role on this machine, parameters in shared memory."""
+    if data is not None:
+        os.environ["PACELINE_DATA"] = data
+    hyper, task_options = split(words or [], train)
+    given: dict[str, Any] = {
+        "workers": workers,
+        "servers": servers,
+        "steps": steps,
+        "seconds": seconds,
+        "batch": batch,
+        "seed": seed,
+        "quorum": quorum,
+        "patience": patience,
+        "restarts": restarts,
+        "device": device,
+        "threads": threads,
+        "feed": feed,
+        "shuffle": shuffle,
+        "checkpoint_steps": checkpoint_every,
+        "checkpoint_seconds": checkpoint_seconds,
+        "keep": keep,
+        "evaluator": evaluator,
+        "throttle": throttle,
+        "delay": start_delay,
+        "eval_steps": eval_steps,
+        "best": best,
+        "every": every,
+        "curvature": curvature,
+        "task_options": task_options or None,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    if resume is not None:
+        if directory is not None:
+            raise UsageError("--resume names the run directory itself; leave --dir away")
+        place, plan, chosen = resumed(resume, task, scheme, hyper, hook or [], settings)
+    else:
+        if task is None:
+            raise UsageError("what is to be trained? give a task (`paceline list tasks`), or --resume RUN")
+        if steps is None and seconds is None and not hook:
+            settings["steps"] = 1000
+        name = f"{task}-{scheme or 'sync'}"
+        plan, chosen, _ = planned(task, scheme or "sync", hooks=hook or [], hyper=hyper, **settings)
+        place = RunDirectory.create(directory, folder_name(name))
+        plan = dataclasses.replace(plan, title=name)
+    conduct(place, plan, chosen, as_json=as_json, plain=plain)
+
+
+def run_command(
+    script: Annotated[Path, typer.Argument(help="A Python program that calls paceline.attach.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="For the program.")] = None,
+    scheme: Annotated[
+        str | None, typer.Option("--scheme", "-s", help="In place of the scheme that the program asks for.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", "-n")] = 2,
+    servers: Servers = None,
+    steps: Steps = None,
+    seconds: Seconds = None,
+    hook: Hooks = None,
+    quorum: QuorumOption = None,
+    patience: Patience = None,
+    restarts: Restarts = None,
+    threads: Threads = None,
+    directory: Place = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir.")] = False,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_seconds: CheckpointSeconds = None,
+    keep: Keep = None,
+    as_json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Run your own training script, once per worker; it keeps its loop and calls paceline.attach."""
+    if not script.is_file():
+        raise UsageError(f"there is no program {str(script)!r}")
+    given: dict[str, Any] = {
+        "servers": servers,
+        "steps": steps,
+        "seconds": seconds,
+        "quorum": quorum,
+        "patience": patience,
+        "restarts": restarts,
+        "threads": threads,
+        "checkpoint_steps": checkpoint_every,
+        "checkpoint_seconds": checkpoint_seconds,
+        "keep": keep,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    for one in hook or []:
+        config.hook_of(one)
+    chosen = config.scheme_of(scheme, {}) if scheme else None
+    if resume and directory is None:
+        raise UsageError("--resume goes on with an existing run: name it with --dir")
+    place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, script.stem)
+    plan = Plan(
+        script=[str(script.absolute()), *(arguments or [])],
+        scheme=scheme,
+        workers=workers,
+        hooks=hook or [],
+        title=f"{script.name}",
+        **settings,
+    )
+    check(plan, chosen)
+    conduct(place, plan, chosen, as_json=as_json, plain=plain)
+
+
+def split(words: list[str], of: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Hyper-parameters and options of the task, of `key=value` words; what `of` takes itself is an option."""
+    given = config.pairs(words)
+    task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
+    hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
+    for key in hyper.keys() & inspect.signature(of).parameters.keys():
+        raise UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{key.replace('_', '-')}")
+    return hyper, task_options
+
+
+def resumed(
+    path: str, task: str | None, scheme: str | None, hyper: dict[str, Any], hooks: list[str], settings: dict[str, Any]
+) -> tuple[RunDirectory, Plan, Scheme]:
+    """An existing run's plan, with what is given now in place of what was given then."""
+    place = RunDirectory.open(path)
+    before = Plan.from_dict(place.plan())
+    if before.task is None:
+        raise UsageError(f"{place.path} trained a task of a notebook or script: resume it from there")
+    for name, wanted in (("task", task), ("scheme", scheme)):
+        if wanted is not None and wanted != getattr(before, name):
+            raise UsageError(f"{place.path} has {name} {getattr(before, name)!r}; it cannot go on with {wanted!r}")
+    changed = settings | ({"hooks": hooks} if hooks else {}) | ({"hyper": before.hyper | hyper} if hyper else {})
+    plan = dataclasses.replace(before, **changed)
+    chosen = scheme_of(plan, {})
+    check(plan, chosen)
+    return place, plan, chosen
+
+
+def conduct(place: RunDirectory, plan: Plan, scheme: Scheme | None, *, as_json: bool, plain: bool) -> None:
+    """Be the launcher, show what happens, and say how it ended."""
+    plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
+    place.write_plan(dataclasses.asdict(plan))
+    try:
+        with Display(messages, plain=True if plain else None) as display:
+
+            def tell(kind: str, text: str) -> None:
+                (display.say if kind == "say" else display.warn)(text)
+
+            result = execute(plan, scheme, {}, tell=tell, watch=display.update)
+    except KeyboardInterrupt:
+        messages.print(f"interrupted; go on with: paceline train --resume {escape(str(place.path))}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    except RunError as error:
+        if as_json and error.result is not None:  # what was reached is not lost
+            sys.stdout.write(json.dumps(error.result.as_dict() | {"error": str(error)}, allow_nan=False) + "\n")
+        raise
+    show(result, as_json=as_json)
+
+
+def show(result: Result, *, as_json: bool) -> None:
+    if result.stopped:
+        messages.print(f"stopped: {escape(result.stopped)}")
+    if as_json:
+        sys.stdout.write(result.to_json() + "\n")
+    else:
+        screen.print(tables.closing(result))

@@ -1,0 +1,110 @@
+"""A launcher in a process of its own, for callers that cannot be one: a notebook has threads, a script has computed.
+
+The caller starts `python -m paceline.launchers.apart` with two inherited descriptors, hears of the run in JSON lines,
+and hands Ctrl-C on. If the caller dies, the launcher ends the run in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from paceline import carry
+from paceline.control import Control, Listener
+from paceline.errors import PacelineError
+from paceline.plan import Plan
+from paceline.report.live import RoleStatus, Status
+from paceline.role import error_of, scheme_of
+
+Tell = Callable[[str, str], None]
+
+
+def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
+    """Run a plan through a launcher of its own; raises what the run raised."""
+    ours, theirs = socket.socketpair()
+    descriptor = carry.packed(objects)
+    command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(descriptor), str(os.getpid())]
+    paths = os.pathsep.join(path for path in sys.path if path)  # what the caller can import, its objects may need
+    process = subprocess.Popen(
+        command,
+        pass_fds=(theirs.fileno(), descriptor),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C reaches the caller alone, which hands it on
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    theirs.close()
+    os.close(descriptor)
+    interrupted, error = False, None
+    with ours:
+        ours.sendall(plan.to_json().replace("\n", "").encode() + b"\n")
+        listener = Listener(ours)
+        ours.setblocking(True)
+        while True:
+            try:
+                messages, more = listener.wait()
+                for message in messages:
+                    if "status" in message:
+                        watch(_status(message["status"]))
+                    elif "tell" in message:
+                        tell(*message["tell"])
+                    elif "error" in message:
+                        error = error_of(message["error"])
+                if not more:
+                    break
+            except KeyboardInterrupt:
+                interrupted = True
+                process.send_signal(signal.SIGINT)
+        code = process.wait()
+    if error is not None:
+        raise error
+    if interrupted:
+        raise KeyboardInterrupt
+    if code:
+        raise PacelineError(f"the launcher ended with exit code {code}; see {plan.directory}/logs")
+
+
+def _status(data: dict[str, Any]) -> Status:
+    roles = tuple(RoleStatus(**role) for role in data.pop("roles"))
+    return Status(roles=roles, **data)
+
+
+def main() -> int:
+    """The launcher's side."""
+    from paceline.run import execute  # what only this side needs
+
+    connection, descriptor, caller = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # if the caller dies, end in order
+    if os.getppid() != caller:
+        return 1
+    control = Control(connection)
+    try:
+        with connection.makefile("r", encoding="utf-8") as lines:
+            plan = Plan.from_dict(json.loads(lines.readline()))
+        objects = carry.unpacked(descriptor)
+        execute(
+            plan,
+            scheme_of(plan, objects),
+            objects,
+            tell=lambda kind, text: control.send({"tell": [kind, text]}),
+            watch=lambda status: control.send({"status": asdict(status)}),
+        )
+    except KeyboardInterrupt:
+        return 130
+    except PacelineError as error:
+        notes = list(getattr(error, "__notes__", ()))
+        told = {"kind": type(error).__name__, "where": "", "text": str(error), "notes": notes}
+        control.send({"error": told})
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

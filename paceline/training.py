@@ -1,0 +1,193 @@
+"""Training from Python: `train(task, scheme, …)` and `train_and_evaluate`, from scripts and notebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline import checkpoint
+from paceline.directory import RunDirectory
+from paceline.errors import RunError, UsageError
+from paceline.hook import Hook
+from paceline.launchers.apart import launch
+from paceline.plan import Quorum
+from paceline.report.live import Display, Status
+from paceline.result import Result
+from paceline.run import check, planned
+from paceline.scheme import Scheme
+from paceline.task import Feed, Task
+
+
+def train(
+    task: str | Task | None = None,
+    scheme: str | Scheme | type[Scheme] = "sync",
+    *,
+    workers: int | None = None,
+    servers: int = 1,
+    steps: int | None = 1000,
+    seconds: float | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    hooks: Iterable[str | Hook] = (),
+    quorum: Quorum = "shrink",
+    patience: float = 30.0,
+    restarts: int = 3,
+    device: str = "cpu",
+    threads: int = 1,
+    feed: Feed | None = None,
+    shuffle: bool | None = None,
+    task_options: Mapping[str, Any] | None = None,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_steps: int | None = None,
+    checkpoint_seconds: float | None = 60.0,
+    keep: int = 5,
+    evaluator: bool = False,
+    throttle: float = 0.0,
+    start_delay: float = 0.0,
+    eval_steps: int | None = None,
+    best: str = "",
+    every: int = 0,
+    curvature: float | None = None,
+    say: Callable[[str], None] | None = None,
+    watch: Callable[[Status], None] | None = None,
+    **hyper: Any,
+) -> Result:
+    """Train in real processes on this machine until the centre has had `steps` updates (or `seconds` have passed).
+
+    The arguments that `simulate` has mean the same here. `directory` keeps checkpoints, logs and summaries
+    (default: a new one under runs/); `resume=True` goes on from its newest checkpoint. With `evaluator` another process
+    follows the checkpoints and keeps the best. A task, scheme or hook may be an object of the caller's own, also one
+    defined in a notebook. The work is done by other processes; this one waits, and hands Ctrl-C on.
+    """
+    plan, chosen, objects = planned(
+        task,
+        scheme,
+        hooks=hooks,
+        hyper=hyper,
+        workers=workers,
+        servers=servers,
+        steps=steps,
+        seconds=seconds,
+        batch=batch,
+        seed=seed,
+        quorum=quorum,
+        patience=patience,
+        restarts=restarts,
+        device=device,
+        threads=threads,
+        feed=feed,
+        shuffle=shuffle,
+        task_options=dict(task_options or {}),
+        checkpoint_steps=checkpoint_steps,
+        checkpoint_seconds=checkpoint_seconds,
+        keep=keep,
+        evaluator=evaluator,
+        throttle=throttle,
+        delay=start_delay,
+        eval_steps=eval_steps,
+        best=best,
+        every=every,
+        curvature=curvature,
+    )
+    if checkpoint_seconds is None:
+        plan = dataclasses.replace(plan, checkpoint_seconds=None)
+    endless = steps is None and seconds is None and not hooks and not evaluator
+    if endless:
+        raise UsageError("nothing would end this run: give steps, seconds, or a hook that stops it")
+    name = f"{task if isinstance(task, str) else getattr(task, 'name', 'task')}-{chosen.name}"
+    if resume and directory is None:
+        raise UsageError("resume=True goes on with an existing run: give its directory")
+    place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, folder_name(name))
+    plan = dataclasses.replace(plan, directory=str(place.path.absolute()), title=name)
+    check(plan, chosen)
+    place.write_plan(dataclasses.asdict(plan))
+    console = Console(stderr=True, highlight=False)
+    shows = watch is None and (console.is_terminal or console.is_jupyter)
+    with Display(console) if shows else nullcontext() as display:
+
+        def tell(kind: str, text: str) -> None:
+            if say is not None:
+                say(text)
+            elif display is not None:
+                (display.say if kind == "say" else display.warn)(text)
+            elif kind != "say":
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+            else:
+                print(text, file=sys.stderr)
+
+        look = watch or (display.update if display is not None else lambda _: None)
+        try:
+            launch(plan, objects, tell=tell, watch=look)
+        except RunError as error:
+            error.result = reached(place)
+            raise
+    result = reached(place)
+    if result is None:
+        raise RunError(f"the run left no result in {place.path}")
+    return result
+
+
+def reached(place: RunDirectory) -> Result | None:
+    """What a run directory holds as its result."""
+    told, found = place.result(), checkpoint.newest(place.checkpoints, lambda _: None)
+    if told is None or found is None or "updates" not in told:
+        return None
+    return Result.from_dict(told, found.tensors["model"])
+
+
+def folder_name(name: str) -> str:
+    """A name that can be a folder's."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(name).name)
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """What `train_and_evaluate` trains: a task under a scheme, for at most `max_steps` updates."""
+
+    task: str | Task
+    scheme: str | Scheme | type[Scheme] = "sync"
+    max_steps: int | None = None
+    hooks: tuple[str | Hook, ...] = ()
+    hyper: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """How it is evaluated: `steps` batches of the test data (None: all), not more often than every `throttle` seconds,
+    not before `start_delay`. The best checkpoint by `metric` is kept."""
+
+    steps: int | None = None
+    throttle: float = 0.0
+    start_delay: float = 0.0
+    metric: str = ""
+
+
+def train_and_evaluate(train_spec: TrainSpec, eval_spec: EvalSpec | None = None, **settings: Any) -> Result:
+    """Train, evaluate every new checkpoint beside it, keep the best; ends when training ends or its data run out.
+
+    `settings` are those of `train`: one worker or many, the call is the same.
+    """
+    evaluation = eval_spec or EvalSpec()
+    settings.setdefault("checkpoint_seconds", max(evaluation.throttle, 1.0))
+    return train(
+        train_spec.task,
+        train_spec.scheme,
+        steps=train_spec.max_steps,
+        hooks=(*train_spec.hooks, *settings.pop("hooks", ())),
+        evaluator=True,
+        throttle=evaluation.throttle,
+        start_delay=evaluation.start_delay,
+        eval_steps=evaluation.steps,
+        best=evaluation.metric,
+        **settings,
+        **train_spec.hyper,
+    )
