@@ -2,7 +2,6 @@
 
 from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
 from paceline.hook import Hook
-from paceline.trained import evaluate, load, predict
 from paceline.result import Result
 from paceline.scheme import Scheme, on_server
 from paceline.sim.cost import Cost
@@ -11,6 +10,7 @@ from paceline.sim.run import StabilityWarning, simulate
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
+from paceline.trained import evaluate, load, predict
 from paceline.training import EvalSpec, TrainSpec, train, train_and_evaluate
 from paceline.worker import Worker
 

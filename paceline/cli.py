@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import paceline
-from paceline import data as datasets
 from paceline import cli_runs, cli_train, find
+from paceline import data as datasets
 from paceline.errors import DataError, PacelineError, RunError, UnknownName
 from paceline.report import tables
 from paceline.result import Result

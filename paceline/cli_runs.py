@@ -21,9 +21,9 @@ from torch import Tensor
 from paceline.directory import RUNS, RunDirectory, runs_in
 from paceline.durable import finite
 from paceline.errors import DataError, UsageError
-from paceline.trained import evaluated, expected, predicted, task_of, torch_task_of, trained
 from paceline.report.runs import detail, listing, summary
 from paceline.torch_task import TorchTask
+from paceline.trained import evaluated, expected, predicted, task_of, torch_task_of, trained
 
 screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
 

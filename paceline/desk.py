@@ -70,7 +70,7 @@ class Desk:
 
     def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Answer]:
         """Take a call; gives every call that could be performed because of it, this one or others, in order."""
-        _check_crossing(call, call.args)
+        self._check_crossing(call, call.args)
         if call.method.when is None:
             return [Answer(rank, ticket, self._perform(rank, call, ticket)), *self._settle()]
         waiting = _Waiting(self._number, rank, ticket, call)
@@ -201,7 +201,7 @@ class Desk:
         if before is not None and before != self._writes():
             raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; take reads=True away")
         self.calls += 1
-        _check_crossing(call, result)
+        self._check_crossing(call, result)
         if self._gives_x(result):
             self.ledger.pulled(holder, self.state.v)
         return self._handed_over(result, call, ticket)
@@ -225,6 +225,17 @@ class Desk:
                 f"{name}() {what} and raised s.v by {rise}; v counts the changes of x: put 's.v += 1' where x changes"
             )
         return result
+
+    def _check_crossing(self, call: Call[Any], values: Any) -> None:
+        """Only tensors, numbers, strings and tuples of them can cross to another process."""
+        for value in values if isinstance(values, tuple) else (values,):
+            if isinstance(value, tuple):
+                self._check_crossing(call, value)
+            elif not isinstance(value, Tensor | int | float | str | bool | None):
+                raise SchemeError(
+                    f"{call.method.name}(): a {type(value).__name__} cannot cross between processes; "
+                    "only tensors, numbers, strings and tuples of them do"
+                )
 
     def _gives_x(self, result: Any) -> bool:
         if isinstance(result, Tensor):
@@ -266,15 +277,3 @@ def _place(tensor: Tensor) -> int:
 
 def _is_vector(value: object, length: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] == length
-
-
-def _check_crossing(call: Call[Any], values: Any) -> None:
-    """Only tensors, numbers, strings and tuples of them can cross to another process."""
-    for value in values if isinstance(values, tuple) else (values,):
-        if isinstance(value, tuple):
-            _check_crossing(call, value)
-        elif not isinstance(value, Tensor | int | float | str | bool | None):
-            raise SchemeError(
-                f"{call.method.name}(): a {type(value).__name__} cannot cross between processes; "
-                "only tensors, numbers, strings and tuples of them do"
-            )

@@ -21,6 +21,7 @@ from paceline.errors import RunError
 ALIGN = 64  # as torch's own allocator: the same alignment gives the same bits
 HEAD = 1 << 20  # the layout itself stands at the front
 WORD = 8
+KNOWN = 1024  # views that are remembered: making one costs more than a small copy
 
 
 class Segment:
@@ -33,6 +34,7 @@ class Segment:
         self.base = self.bytes.data_ptr()
         self.words = memoryview(self.memory).cast("q")
         self.floats = memoryview(self.memory).cast("d")
+        self._known: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
 
     def offset(self, tensor: Tensor) -> int | None:
         """Where a tensor lies in here; None if it lies elsewhere or not in one piece."""
@@ -42,8 +44,16 @@ class Segment:
         return place if 0 <= place < self.size and tensor.is_contiguous() else None
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:
-        """The tensor that lies there, not copied."""
-        sizes = tuple(shape)
+        """The tensor that lies there, not copied; the same object each time, as long as it is not forgotten."""
+        key = (offset, dtype, tuple(shape))
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            found = self._known[key] = self._view(*key)
+        return found
+
+    def _view(self, offset: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> Tensor:
         count = 1
         for size in sizes:
             count *= size

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline import attach, checkpoint, config, evaluator, snapshots
+from paceline import checkpoint, config, evaluator, snapshots
 from paceline.board import FAILED, LANES, STOP, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
@@ -22,7 +22,7 @@ from paceline.plan import Plan
 from paceline.scheme import Scheme
 from paceline.server import Server
 from paceline.session import RealSession
-from paceline.stage import Stage
+from paceline.stage import UNDECIDED, Stage
 from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
 
@@ -59,10 +59,19 @@ class Props:
 
 def crew(plan: Plan, scheme: Scheme) -> list[Part]:
     """Every role of a run."""
+    if plan.script and plan.evaluator:
+        raise UsageError(
+            "a script cannot have an evaluator: only the script knows its data; "
+            "give attach(evaluate=…) a function, and the hook validation to have the chief call it"
+        )
     parts = [Part("worker" if rank else "chief", rank) for rank in range(plan.workers)]
-    if scheme.methods:
-        parts += [Part("server", shard) for shard in range(plan.servers)]
+    parts += [Part("server", shard) for shard in range(servers_of(plan, scheme))]
     return [*parts, Part("evaluator")] if plan.evaluator else parts
+
+
+def servers_of(plan: Plan, scheme: Scheme) -> int:
+    """How many servers are started. A script may yet choose a scheme that needs them; they go if it does not."""
+    return plan.servers if scheme.methods or scheme is UNDECIDED else 0
 
 
 def place(part: Part, plan: Plan) -> int:
@@ -74,12 +83,18 @@ def place(part: Part, plan: Plan) -> int:
 
 def scheme_of(plan: Plan, objects: dict[str, Any]) -> Scheme:
     given = objects.get("scheme") or plan.scheme
+    if given is None and plan.script:
+        return UNDECIDED
     if given is None:
         raise UsageError("no scheme was given")
     return config.scheme_of(given, plan.hyper)
 
 
 def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
+    """The task of a plan; the launcher makes it once, and every process that it forks has it, memory and all."""
+    if "ready" in objects:
+        ready: Task = objects["ready"]
+        return ready
     given = objects.get("task") or plan.task
     if given is None:
         raise UsageError("no task was given")
@@ -109,13 +124,18 @@ def main(part: Part, props: Props, control: Control) -> int:
         bells = Bells(board, props.bells, place(part, plan))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
         if part.kind == "server":
-            _wait_until_ready(stage)
-            Server(stage, part.index).run()
+            bells.looks = 1  # it may stand on a core that a worker wants
+            wait_until_ready(stage)
+            if stage.scheme.methods:
+                Server(stage, part.index).run()
         elif part.kind == "evaluator":
-            _wait_until_ready(stage)
+            wait_until_ready(stage)
             evaluator.follow(stage, task_of(plan, props.objects), control)
         elif plan.script:
-            attach.play(stage, part.index, hooks_of(plan, props.objects, part.kind), control)
+            from paceline.attach import play  # which needs what stands here
+
+            own = list(props.objects.get("hooks", ()))
+            play(stage, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control)
         else:
             _work(stage, part, props, control)
     except BaseException as error:
@@ -148,7 +168,7 @@ def _report(part: Part, props: Props, control: Control, error: BaseException, wh
         Bells(board, props.bells, descriptor).ring(descriptor)
 
 
-def _wait_until_ready(stage: Stage) -> None:
+def wait_until_ready(stage: Stage) -> None:
     """The chief lays everything out; the others wait for it, however long its data take."""
     board = stage.board
     stage.bells.wait(lambda: bool(board.get("ready") or board.run[STOP]))
@@ -200,7 +220,7 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
         prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
         stage.open()
     else:
-        _wait_until_ready(stage)
+        wait_until_ready(stage)
     session = RealSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control)
     try:
         train(session, task)
@@ -248,12 +268,14 @@ class Room:
         shared = session.device.type == "cpu"
         self._places = [session.stage.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
         self._next = 0
+        # what a place is held by when no step holds it
+        self._idle = sys.getrefcount(self._places[0]) if self._places else 0
 
     def free(self) -> torch.Tensor:
         """One that no step holds any more; a step may keep a gradient as long as it likes."""
         for _ in self._places:
             self._next = (self._next + 1) % len(self._places)
-            if sys.getrefcount(self._places[self._next]) <= 2:  # the list's and the argument's own
+            if sys.getrefcount(self._places[self._next]) <= self._idle:
                 return self._places[self._next]
         return torch.empty_like(self._like)
 
@@ -264,9 +286,9 @@ def error_of(told: dict[str, Any]) -> PacelineError:
 
     kind = getattr(errors, told["kind"], RunError)
     text = told["text"] if told["text"].startswith(told["where"]) else f"{told['where']}: {told['text']}"
-    error: PacelineError = RunError(text)
-    if kind is not errors.UnknownName and issubclass(kind, PacelineError):
-        error = kind(text)
+    if kind is errors.UnknownName:  # whose text is made already
+        kind = UsageError
+    error: PacelineError = kind(text) if issubclass(kind, PacelineError) else RunError(text)
     for note in told["notes"]:
         error.add_note(note)
     return error

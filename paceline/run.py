@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint, config
+import torch
+
+from paceline import checkpoint, config, role
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
@@ -86,10 +89,15 @@ def execute(
     """Run a plan in this process as the launcher; the run directory exists and is ours."""
     directory = RunDirectory.open(plan.directory)
     directory.logs.mkdir(exist_ok=True)
+    began = time.monotonic_ns()
     with directory.lock():
         before = directory.history()
+        if not plan.script:
+            torch.set_num_threads(plan.threads)
+            objects = objects | {"ready": role.task_of(plan, objects)}
         watcher = Watcher()
         launcher = Launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
+        launcher.board.put("began", began)
         outcome = launcher.run()
         result = _result(plan, scheme, outcome, before)
         if outcome.error is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from paceline import config, snapshots
 from paceline.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.ops import Call
@@ -22,17 +20,16 @@ class Server:
         self._shrink = stage.plan.quorum == "shrink"
         self._lanes = [Lane(stage, rank, number) for rank in range(stage.plan.workers) for number in range(LANES)]
         self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
-        self._posted = np.frombuffer(stage.board.posted, dtype=np.int64)
-        self._answered = np.frombuffer(stage.board.answered[shard], dtype=np.int64)
-        self._alive = np.frombuffer(stage.board.alive, dtype=np.int64)
-        self._known = np.frombuffer(stage.board.known, dtype=np.int64)
+        self._posted, self._answered = stage.board.posted, stage.board.answered[shard]
+        self._alive, self._known = stage.board.alive, stage.board.known
+        self._bounds = stage.bounds(shard)
         self._goal = stage.board.get("goal")
         self._enter()
 
     def _enter(self) -> None:
         self._generation = self.board.get("generation")
         self.desk = SharedDesk(self.stage, self.shard)
-        self._taken = np.zeros_like(self._posted)  # calls that wait at the desk
+        self._taken = [0] * len(self._posted)  # calls that wait at the desk
 
     def run(self) -> None:
         board, bells = self.board, self.stage.bells
@@ -58,10 +55,16 @@ class Server:
             return True
         if not self._lead:
             return bool(board.performed[self.shard] < board.get("ordered"))
-        if (self._alive != self._known).any():
+        if self._alive.tobytes() != self._known.tobytes():
             return True
-        new = (self._posted != self._answered) & (self._posted != self._taken)
-        return bool(new.any()) and any(self._due(index) for index in np.flatnonzero(new))
+        return any(self._due(index) for index in self._new())
+
+    def _new(self) -> list[int]:
+        """The lanes that hold a call which nobody has looked at. Comparing bytes is the fastest way to find none."""
+        if self._posted.tobytes() == self._answered.tobytes():
+            return []
+        rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
+        return [index for index, (posted, answered, taken) in enumerate(rows) if posted != answered and posted != taken]
 
     def _due(self, index: int) -> bool:
         """A call of this generation that may still be performed: after the stop only what the end itself needs."""
@@ -72,9 +75,9 @@ class Server:
 
     def _lead_on(self) -> bool:
         moved = False
-        if (self._alive != self._known).any():
+        if self._alive.tobytes() != self._known.tobytes():
             moved = True
-            for rank in np.flatnonzero(self._alive != self._known).tolist():
+            for rank in [rank for rank, one in enumerate(self._alive) if one != self._known[rank]]:
                 present = bool(self._alive[rank])
                 if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
                     self._known[rank] = int(present)
@@ -82,8 +85,7 @@ class Server:
                 if self._several:
                     self.desk.order((JOINED if present else LEFT) - 10 * rank)
                 self._member(rank, present)
-        new = (self._posted != self._answered) & (self._posted != self._taken)
-        for index in np.flatnonzero(new).tolist():
+        for index in self._new():
             if self._due(index):
                 moved = True
                 self._take(index)
@@ -92,7 +94,7 @@ class Server:
     def _take(self, index: int) -> None:
         lane = self._lanes[index]
         self._taken[index] = self._posted[index]
-        request = received(self.stage, lane, self._methods, self.stage.bounds(self.shard))
+        request = received(self.stage, lane, self._methods, self._bounds)
         if isinstance(request, Call):
             self.desk.submit(lane.rank, request, lane)
             if 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
@@ -144,7 +146,7 @@ class Server:
                 self._member(rank, -kind == JOINED)
                 continue
             lane = self._lanes[entry]
-            request = received(self.stage, lane, self._methods, self.stage.bounds(self.shard))
+            request = received(self.stage, lane, self._methods, self._bounds)
             if isinstance(request, Call):
                 self.desk.perform(lane.rank, request, lane)
             else:

@@ -6,34 +6,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline import config, snapshots
-from paceline.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline import snapshots
+from paceline.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.collectives.shared import SharedMeans
 from paceline.control import Control
 from paceline.desk import explain
 from paceline.drive import Driver
 from paceline.errors import Deadlock, LossError, SchemeError
 from paceline.hook import Hook
+from paceline.membership import Membership
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
-from paceline.result import Staleness
 from paceline.seeds import mixed
 from paceline.stage import Stage
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
-from paceline.transports.shared import SAVE, SET, Lane, Link, RolledBack, Stopped
+from paceline.transports.shared import SAVE, Lane, Link, RolledBack, Stopped
 from paceline.worker import Worker
 
-FINAL = 1 << 40  # the number of the last snapshot
 
-
-class RealSession:
+class RealSession(Membership):
     """One worker among processes. `advance` runs until a gradient is wanted; `give` goes on with it."""
 
     def __init__(self, stage: Stage, task: Task, rank: int, hooks: Sequence[Hook], control: Control) -> None:
@@ -60,102 +56,12 @@ class RealSession:
         self._guarded = any(hook.guards_loss for hook in hooks)
         self.returns = 0  # to a checkpoint: the loop must take its batches anew
         self._kept: dict[str, Tensor] = {}
-        self._found: dict[str, Tensor] = {}
         self._started: list[tuple[Pending[Any], Any]] = []
         self._wanted: Pending[Any] | None = None  # who gets the gradient that is being computed
         self._op: Op[Any] | None = None
         self._leaving: str | None = None
         self._met = -1  # the last step that came to a mean
         self._writing = 0  # the snapshot that the chief has asked for and not yet written
-
-    # what hooks see
-
-    @property
-    def updates(self) -> int:
-        return self.stage.updates
-
-    @property
-    def seconds(self) -> float:
-        return self.stage.seconds()
-
-    @property
-    def samples(self) -> int:
-        return sum(self.board.samples)
-
-    @property
-    def staleness(self) -> Staleness:
-        return self.stage.staleness()
-
-    @property
-    def directory(self) -> Path | None:
-        return Path(self.stage.plan.directory)
-
-    def model(self) -> Vector:
-        return snapshots.steady(self.stage)
-
-    def evaluate(self, x: Vector | None = None) -> dict[str, float]:
-        buffers = snapshots.buffers_of(self.stage, self.task.buffer_policy)
-        vector = self.model() if x is None else x
-        return self.task.evaluate(vector.to(self.device), buffers or None)
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)  # into the role's log
-        self.control.send({"say": text})
-
-    def record(self, values: dict[str, float]) -> None:
-        self.control.send({"record": {"update": self.updates, "seconds": self.seconds, **values}})
-
-    def stop(self, reason: str) -> None:
-        if self.board.run[STOP] == RUNNING:
-            self.control.send({"stopped": reason})
-            self._set_stop(STOPPING)
-
-    def leave(self, reason: str) -> None:
-        self._leaving = reason
-
-    def save(self) -> None:
-        if not self.chief or self._writing:
-            return
-        board = self.board
-        self._writing = board.get("snapshot") + 1
-        if self._link is None:
-            # every worker passes this version between two steps, and none can be past it yet
-            board.put("snapshot_version", self.worker.state.v + 2)
-        board.put("snapshot", self._writing)
-
-    def keep(self, name: str, tensor: Tensor) -> None:
-        self._kept[name] = tensor.detach().cpu()
-
-    def kept(self, name: str) -> Tensor | None:
-        return self._found.get(name)
-
-    def set(self, **hyper: Any) -> None:
-        self.stage.scheme = config.scheme_of(self.stage.scheme, hyper)
-        self.stage.scheme.check(self.stage.plan.workers)
-        self._driver.scheme = self.stage.scheme
-        if self.chief and self._link is not None:
-            flat = [part for pair in hyper.items() for part in pair]
-            self._link.special(SET, *flat)
-        elif self.chief:
-            self.stage.save_overrides(self.stage.load_overrides() | hyper)
-
-    def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
-        if condition():
-            return
-        if away:
-            self.board.alive[self.rank] = 0
-            self.stage.bells.ring_all()
-        while not condition():  # others do not ring for what a hook waits for: look now and then
-            self.stage.bells.wait(lambda: bool(condition() or self._interrupted()), 0.02)
-            if self._interrupted() and not condition():
-                raise Stopped
-        if away:
-            self._join()
-
-    def begun(self) -> int:
-        return sum(self.board.begun)
-
-    # the loop
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
@@ -169,8 +75,6 @@ class RealSession:
                 hook.begin(self)
         except Stopped:
             return None
-        except RolledBack:
-            return self.advance(self._return())
         return self.advance(None)
 
     def advance(self, answer: Any) -> Grad | None:
@@ -292,7 +196,8 @@ class RealSession:
             assert self._link is not None
             result = self._link.collect(ticket)
         elif isinstance(ticket, int):
-            result = self._pause((ticket - self.stage.now()) / 1e9)
+            self._pause((ticket - self.stage.now()) / 1e9)
+            result = None
         else:
             result = self._means.leave(ticket)
         pending.done, pending.result = True, result
@@ -318,7 +223,7 @@ class RealSession:
         if self._writing and self._all_saved():
             self._write()
         goal = board.get("goal")
-        if board.run[STOP] == RUNNING and 0 <= goal and (link is None or self.stage.direct()) and self.updates >= goal:
+        if board.run[STOP] == RUNNING and goal >= 0 and (link is None or self.stage.direct()) and self.updates >= goal:
             self._set_stop(STOPPING)
         if board.run[STOP] or self._leaving is not None:
             return False
@@ -327,11 +232,6 @@ class RealSession:
         for hook in self._hooks:
             hook.before_step(self)
         return not board.run[STOP] and self._leaving is None
-
-    def _keep(self, number: int) -> None:
-        self._mirror()
-        snapshots.keep_worker(self.stage, self.rank, self.worker._rng)
-        self.board.saved[self.rank] = number
 
     def _all_saved(self) -> bool:
         board = self.board
@@ -346,12 +246,6 @@ class RealSession:
             self._link.special(SAVE)
         if self.board.run[GENERATION] == self._generation:
             snapshots.write(self.stage, self.task.buffer_policy, self._kept)
-
-    # waiting
-
-    def _interrupted(self) -> bool:
-        run = self.board.run
-        return bool(run[STOP] or run[GENERATION] != self._generation)
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""
@@ -396,177 +290,8 @@ class RealSession:
             return f"a mean; worker {', '.join(missing) or 'nobody'} has not arrived"
         return what
 
-    # coming, going back, going
-
-    def _join(self) -> None:
-        """Be counted again. Where there is no server, take over the cells of a worker that stands still."""
-        board, rank, stage = self.board, self.rank, self.stage
-        if self._link is None:
-            board.joining[rank] = 1
-            stage.bells.ring_all()
-            others = [other for other in range(board.workers) if other != rank]
-
-            def nobody() -> bool:
-                return not any(board.alive[other] for other in others)
-
-            while not board.grant[rank] and not nobody():
-                stage.bells.wait(
-                    lambda: bool(board.grant[rank] or nobody() or board.run[STOP] or self._rolled_back()), 0.5
-                )
-                if board.run[STOP]:
-                    board.joining[rank] = 0
-                    raise Stopped
-            self._take_over(board.grant[rank] - 1 if board.grant[rank] else None)
-            board.joining[rank] = board.grant[rank] = 0
-        board.busy[rank] += board.busy[rank] % 2
-        board.alive[rank] = 1
-        stage.bells.ring_all()
-
-    def _rolled_back(self) -> bool:
-        return bool(self.board.run[GENERATION] != self._generation)
-
-    def _take_over(self, donor: int | None) -> None:
-        board, rank, stage = self.board, self.rank, self.stage
-        if donor is None:  # nobody is left: the newest whole cells, or the last checkpoint
-            whole = [r for r in range(board.workers) if not board.busy[r] % 2]
-            if not whole:
-                saved = snapshots.find(stage, board.get("checkpoint"))
-                lost = self._state.v
-                snapshots.restore_worker(stage, rank, saved)
-                board.put("rolled_back", board.get("rolled_back") + max(lost - self._state.v, 0))
-                self._refresh()
-                return
-            donor = max(whole, key=lambda r: int(stage.tensor(f"worker.{r}.v")))
-        if donor != rank:
-            self._state.restore(stage.worker_state(donor).saved())
-            board.t[rank] = board.t[donor]
-            for name, buffer in stage.buffers(donor).items():
-                self.buffers[name].copy_(buffer)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        """The shared cells have changed under this worker."""
-        self.worker.t = self.board.t[self.rank]
-        if self.worker.state is not self._state:
-            self.worker.state.restore(self._state.saved())
-
-    def _abandon(self) -> None:
-        self._driver.close()
-        self._means.forget()
-        if self._link is not None:
-            self._link.forget()
-        self._started.clear()
-        self._wanted = None
-        board = self.board
-        board.busy[self.rank] += board.busy[self.rank] % 2
-
-    def _return(self) -> None:
-        """The run has gone back to a checkpoint: so does this worker."""
-        board, stage = self.board, self.stage
-        self._generation = generation = board.get("generation")
-        self._writing = 0
-        saved = snapshots.find(stage, board.get("restore"))
-        stage.bells.wait(
-            lambda: all(one == generation for one in board.server_generation) or bool(board.run[STOP]), None
-        )
-        if board.run[STOP]:
-            raise Stopped
-        snapshots.restore_worker(stage, self.rank, saved)
-        self._refresh()
-        self._driver = Driver(stage.scheme, self.worker)
-        self.returns += 1
-
-    def _set_stop(self, why: int) -> None:
-        board = self.board
-        board.put("stopped", self.stage.now())
-        board.put("stop", why)
-        self.stage.bells.ring_all()
-
-    def finish(self) -> None:
-        """Say goodbye. The chief goes last: it waits for the others, writes the last checkpoint, and tells the result."""
-        board, rank, bells = self.board, self.rank, self.stage.bells
-        self._abandon()
-        board.state[rank] = ENDING
-        self._keep(FINAL)
-        others = [other for other in range(board.workers) if other != rank]
-        if not self.chief:
-            self._end_hooks()
-            board.alive[rank] = 0
-            board.state[rank] = DONE
-            board.gone[rank] = 1
-            bells.ring_all()
-            return
-        if board.run[STOP] == RUNNING:  # it has left by itself: barriers must not wait for it
-            board.alive[rank] = 0
-            bells.ring_all()
-            bells.wait(lambda: bool(board.run[STOP]) or all(board.gone[other] for other in others))
-            board.alive[rank] = 1
-            if board.run[STOP] == RUNNING:
-                self._set_stop(STOPPING)
-        bells.wait(lambda: all(board.gone[other] for other in others))
-        if board.run[STOP] != FAILED:
-            if self._rolled_back():
-                self._return()
-                self._keep(FINAL)
-            if self._link is not None:
-                self._last_word()
-            self._end_hooks()
-            snapshots.write(self.stage, self.task.buffer_policy, self._kept)
-            self.control.send({"result": self._result()})
-        else:
-            self._end_hooks()
-        board.put("over", 1)
-        board.state[rank] = DONE
-        board.alive[rank] = 0
-        board.gone[rank] = 1
-        bells.ring_all()
-
-    def _last_word(self) -> None:
-        """The servers' part of the last checkpoint; the stop has been heard, so this wait does not heed it."""
-        assert self._link is not None
-        link, lane = self._link, self._link.ask(SAVE)
-        self.stage.bells.wait(lambda: link.ready(lane) or self.board.run[STOP] == FAILED)
-
-    def _result(self) -> dict[str, Any]:
-        staleness = self.staleness
-        return {
-            "updates": self.updates,
-            "gradients": sum(self.board.gradients),
-            "samples": sum(self.board.samples),
-            "metrics": self.evaluate(),
-            "dropped": self.stage.dropped(),
-            "staleness": {
-                "mean": staleness.mean,
-                "max": staleness.max,
-                "histogram": {str(k): n for k, n in staleness.histogram.items()},
-                "outstanding": staleness.outstanding,
-            },
-        }
-
-    def failed(self, error: BaseException) -> None:
-        """The run broke off here: hooks hear of it, and everybody else ends."""
-        with ExitStack() as rest:
-            rest.callback(self._end_hooks)
-            for hook in self._begun:
-                rest.callback(hook.failed, self, error)
-
-    def _end_hooks(self) -> None:
-        hooks, self._begun = self._begun, []
-        with ExitStack() as ends:  # every end runs, in reverse order, whatever another one raises
-            for hook in hooks:
-                ends.callback(hook.end, self)
-
-    # the device
-
     def _on_device(self) -> State:
         if self.device.type == "cpu":
             return self._state
         cells = {name: self._state.cell(name) for name in self._state}
         return State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
-
-    def _mirror(self) -> None:
-        """What lies on another device is gone with the process: keep the cells of a finished step in shared memory."""
-        if self.worker.state is not self._state:
-            for name in self._state:
-                if self._state.cell(name).dim():
-                    self._state.cell(name).copy_(self.worker.state.cell(name))

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ LANE_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
 RNG_BYTES = 5056  # of a torch generator's state
+
+
+@dataclass(frozen=True)
+class Undecided(Scheme, name="undecided"):
+    """Stands for the scheme of a script until its `attach` says which one it is."""
+
+
+UNDECIDED = Undecided()
 
 
 class Stage:
@@ -100,6 +109,10 @@ class Stage:
         """Map what the chief has laid out."""
         self.segment = Segment(self._descriptor, self.board.get("size"))
         self.layout = Layout.read(self.segment)
+        if "scheme" in self.layout.notes:  # a script's own choice, which its chief alone knew
+            named = self.layout.notes["scheme"]
+            self.first_scheme = self.scheme = config.scheme_of(named["name"], named["hyper"])
+            self.plan = replace(self.plan, **self.layout.notes["plan"])
         self.load_overrides()
 
     def direct(self) -> bool:

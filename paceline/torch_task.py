@@ -21,6 +21,7 @@ from paceline.task import Batch, BufferPolicy, Feed, Task
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
 
+REMEMBERED = 2  # gradients' places whose views are kept
 EVALUATION_CHUNK = 500  # samples a forward pass when evaluating: fast, and small enough for any memory
 
 
@@ -83,6 +84,7 @@ class FlatModule:
         self.sizes = [p.numel() for p in self.parameters]
         self.size = sum(self.sizes)
         self._bound: tuple[int, ...] | None = None
+        self._places: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
         saved = module.state_dict(keep_vars=True).keys()
         self._slots = {
             name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
@@ -106,19 +108,35 @@ class FlatModule:
     def bind(self, x: Vector, out: Vector) -> None:
         """Let the parameters be views of x, their gradients of out; next to free when they are already."""
         places = (x.data_ptr(), x.numel(), out.data_ptr(), out.numel())
-        if places == self._bound:  # the views hold that memory, so nothing else can lie there by now
+        bound = self._bound
+        if places == bound:  # the views hold that memory, so nothing else can lie there by now
             return
-        self._check(x, "x")
-        self._check(out, "out")
         self._bound = None
-        weights = torch.split_with_sizes(x.detach(), self.sizes)
-        grads = torch.split_with_sizes(out.detach(), self.sizes)
-        for parameter, weight, grad in zip(self.parameters, weights, grads, strict=True):
-            shape = parameter.shape
-            parameter.grad = None  # torch would compare it with the new data
-            parameter.data = weight.view(shape)
-            parameter.grad = grad.view(shape)
+        if bound is None or places[:2] != bound[:2]:
+            self._check(x, "x")
+            for parameter, weight in zip(self.parameters, self._cut(x), strict=True):
+                parameter.grad = None  # torch would compare it with the new data
+                parameter.data = weight
+            bound = None
+        if bound is None or places[2:] != bound[2:]:
+            for parameter, grad in zip(self.parameters, self._grads(out), strict=True):
+                parameter.grad = grad
         self._bound = places
+
+    def _cut(self, vector: Vector) -> list[Tensor]:
+        parts = torch.split_with_sizes(vector.detach(), self.sizes)
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
+
+    def _grads(self, out: Vector) -> list[Tensor]:
+        """Gradients go to few places in turn: their views are remembered."""
+        key = (out.data_ptr(), out.numel(), out.dtype)
+        views = self._places.get(key)
+        if views is None:
+            self._check(out, "out")
+            if len(self._places) >= REMEMBERED:
+                del self._places[next(iter(self._places))]
+            views = self._places[key] = self._cut(out)
+        return views
 
     def bind_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Let the module read and update these tensors."""

@@ -1,4 +1,4 @@
-"""Calls and answers as numbers in shared memory: tensors by place, everything else by value. Nothing is ever pickled."""
+"""Calls and answers as numbers in shared memory: tensors by place, the rest by value. Nothing is ever pickled."""
 
 from __future__ import annotations
 
@@ -63,9 +63,14 @@ def _write(values: tuple[Any, ...], place: Callable[[Tensor], int], words: array
             padded = text + bytes(-len(text) % 8)
             words.extend((TEXT, len(text)))
             words.frombytes(padded)
-        else:
+        elif isinstance(value, tuple):
             words.append(TUPLE)
             _write(value, place, words)
+        else:
+            raise SchemeError(
+                f"a {type(value).__name__} cannot cross between processes; "
+                "only tensors, numbers, strings and tuples of them do"
+            )
 
 
 def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from paceline.errors import DataError, PacelineError, RunError
 from paceline.launchers.process import forked
 from paceline.memory import anonymous
 from paceline.plan import Plan
-from paceline.role import Part, Props, crew, error_of, main
+from paceline.role import Part, Props, crew, error_of, main, servers_of
 from paceline.scheme import Scheme
 from paceline.stage import Stage
 
@@ -71,8 +71,8 @@ class Launcher:
         watch: Callable[[Launcher], None],
     ) -> None:
         self.plan, self.scheme, self.tell, self.watch = plan, scheme, tell, watch
-        servers = plan.servers if scheme.methods else 0
-        self.board = Board.create(plan.workers, servers)
+        self.children = [Child(part) for part in crew(plan, scheme)]
+        self.board = Board.create(plan.workers, servers_of(plan, scheme))
         self.board.put("began", time.monotonic_ns())
         self.board.put("goal", -1)
         self.board.put("checkpoint", -1)
@@ -82,7 +82,6 @@ class Launcher:
         self.bells = Bells(self.board, self._bells, self.board.launcher)
         self._state = anonymous("paceline-state")
         self._props = Props(plan, self.board, self._bells, self._state, objects)
-        self.children = [Child(part) for part in crew(plan, scheme)]
         self.outcome = Outcome()
         self.directory = RunDirectory.open(plan.directory)
         self._selector = selectors.DefaultSelector()
@@ -127,6 +126,7 @@ class Launcher:
     def _note(self) -> None:
         """What the board says at the end, before its memory goes."""
         board, words = self.board, self.outcome.words
+        self.opened()
         for name in ("began", "first_step", "stopped", "rolled_back", "base"):
             words[name] = board.get(name)
         words["samples"], words["gradients"] = sum(board.samples), sum(board.gradients)
@@ -313,6 +313,7 @@ class Launcher:
         if self._stage is None and self.board.get("ready"):
             self._stage = Stage(self.plan, self.scheme, self.board, self.bells, self._state)
             self._stage.open()
+            self.plan, self.scheme = self._stage.plan, self._stage.first_scheme  # a script has said what it wants
         return self._stage is not None
 
     @property
@@ -342,7 +343,7 @@ class Launcher:
         if board.run[STOP] != RUNNING:
             if self._deadline == float("inf"):
                 self._deadline = now + max(self.plan.patience, 1.0)
-            busy = any(not child.done and child.part.kind != "evaluator" for child in self.children)
+            busy = any(not child.done and not self._on_its_own(child) for child in self.children)
             if now >= self._deadline and (busy or self._deadline == 0.0):
                 self._end_all()
         for child in self.children:
@@ -354,6 +355,12 @@ class Launcher:
                     child.frozen = 0.0
             else:
                 child.frozen = 0.0
+
+    def _on_its_own(self, child: Child) -> bool:
+        """The evaluator's last look, and what a script does after its training, may take as long as they like."""
+        kind, rank = child.part.kind, child.part.index
+        trained = kind in ("chief", "worker") and bool(self.plan.script and self.board.gone[rank])
+        return kind == "evaluator" or (trained and self.board.run[STOP] != FAILED)
 
     def _end_all(self) -> None:
         """Whoever is still there is ended now."""

@@ -255,6 +255,9 @@ class SharedDesk(Desk):
         self._performed[self._shard] += 1
         self._mark[self._shard] += 1
 
+    def _check_crossing(self, call: Call[Any], values: Any) -> None:
+        """What could not cross would not be here; what cannot go back is refused when it is written."""
+
     def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
         lane: Lane = ticket
         room, low, high, length = lane.area("reply"), self._low, self._high, self._length

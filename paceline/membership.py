@@ -1,0 +1,216 @@
+"""How a worker of a real run comes, goes back, and goes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor
+
+from paceline import snapshots
+from paceline.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING
+from paceline.collectives.shared import SharedMeans
+from paceline.drive import Driver
+from paceline.hook import Hook
+from paceline.ops import Pending
+from paceline.state import State
+from paceline.transports.shared import SAVE, Lane, Stopped
+from paceline.view import View
+
+FINAL = 1 << 40  # the number of the last snapshot
+
+
+class Membership(View):
+    """Taking part and no longer taking part."""
+
+    buffers: dict[str, Tensor]
+    returns: int
+    _state: State
+    _means: SharedMeans
+    _begun: list[Hook]
+    _started: list[tuple[Pending[Any], Any]]
+    _wanted: Pending[Any] | None
+
+    def _join(self) -> None:
+        """Be counted again. Where there is no server, take over the cells of a worker that stands still."""
+        board, rank, stage = self.board, self.rank, self.stage
+        if self._link is None:
+            board.joining[rank] = 1
+            stage.bells.ring_all()
+            others = [other for other in range(board.workers) if other != rank]
+
+            def nobody() -> bool:
+                return not any(board.alive[other] for other in others)
+
+            while not board.grant[rank] and not nobody():
+                stage.bells.wait(
+                    lambda: bool(board.grant[rank] or nobody() or board.run[STOP] or self._rolled_back()), 0.5
+                )
+                if board.run[STOP]:
+                    board.joining[rank] = 0
+                    if not self.chief:
+                        raise Stopped
+                    stage.bells.wait(lambda: all(board.gone[other] for other in others))
+            self._take_over(board.grant[rank] - 1 if board.grant[rank] else None)
+            board.joining[rank] = board.grant[rank] = 0
+        board.busy[rank] += board.busy[rank] % 2
+        board.alive[rank] = 1
+        stage.bells.ring_all()
+
+    def _rolled_back(self) -> bool:
+        return bool(self.board.run[GENERATION] != self._generation)
+
+    def _take_over(self, donor: int | None) -> None:
+        board, rank, stage = self.board, self.rank, self.stage
+        if donor is None:  # nobody is left: the newest whole cells, or the last checkpoint
+            whole = [r for r in range(board.workers) if not board.busy[r] % 2]
+            if not whole:
+                saved = snapshots.find(stage, board.get("checkpoint"))
+                lost = self._state.v
+                snapshots.restore_worker(stage, rank, saved)
+                board.put("rolled_back", board.get("rolled_back") + max(lost - self._state.v, 0))
+                self._refresh()
+                return
+            donor = max(whole, key=lambda r: int(stage.tensor(f"worker.{r}.v")))
+        if donor != rank:
+            self._state.restore(stage.worker_state(donor).saved())
+            board.t[rank] = board.t[donor]
+            for name, buffer in stage.buffers(donor).items():
+                self.buffers[name].copy_(buffer)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """The shared cells have changed under this worker."""
+        self.worker.t = self.board.t[self.rank]
+        if self.worker.state is not self._state:
+            self.worker.state.restore(self._state.saved())
+
+    def _abandon(self) -> None:
+        self._driver.close()
+        self._means.forget()
+        if self._link is not None:
+            self._link.forget()
+        self._started.clear()
+        self._wanted = None
+        board = self.board
+        board.busy[self.rank] += board.busy[self.rank] % 2
+
+    def _return(self) -> None:
+        """The run has gone back to a checkpoint: so does this worker."""
+        board, stage = self.board, self.stage
+        self._generation = generation = board.get("generation")
+        self._writing = 0
+        saved = snapshots.find(stage, board.get("restore"))
+        stage.bells.wait(
+            lambda: all(one == generation for one in board.server_generation) or bool(board.run[STOP]), None
+        )
+        if board.run[STOP]:
+            raise Stopped
+        snapshots.restore_worker(stage, self.rank, saved)
+        self._refresh()
+        stage.load_overrides()
+        self._driver = Driver(stage.scheme, self.worker)
+        self.returns += 1
+
+    def finish(self) -> None:
+        """Say goodbye. The chief goes last: it waits for the others, saves for the last time, and tells the result."""
+        board, rank, bells = self.board, self.rank, self.stage.bells
+        self._abandon()
+        board.state[rank] = ENDING
+        self._keep(FINAL)
+        others = [other for other in range(board.workers) if other != rank]
+        if not self.chief:
+            self._end_hooks()
+            board.alive[rank] = 0
+            board.state[rank] = DONE
+            board.gone[rank] = 1
+            bells.ring_all()
+            return
+        if board.run[STOP] == RUNNING:  # it has left by itself: barriers must not wait for it
+            board.alive[rank] = 0
+            bells.ring_all()
+            bells.wait(lambda: bool(board.run[STOP]) or all(board.gone[other] for other in others))
+            board.alive[rank] = 1
+            if board.run[STOP] == RUNNING:
+                self._set_stop(STOPPING)
+            bells.wait(lambda: all(board.gone[other] for other in others))
+            if self._link is None:
+                self._take_over(None)  # the others have gone on without it
+                self._keep(FINAL)
+        bells.wait(lambda: all(board.gone[other] for other in others))
+        if board.run[STOP] != FAILED:
+            self._last_word()
+            self._end_hooks()
+            snapshots.write(self.stage, self.task.buffer_policy, self._kept)
+            self.control.send({"result": self._result()})
+        else:
+            self._end_hooks()
+        board.put("over", 1)
+        board.state[rank] = DONE
+        board.alive[rank] = 0
+        board.gone[rank] = 1
+        bells.ring_all()
+
+    def _last_word(self) -> None:
+        """The servers' part of the last checkpoint. Should one of them die inside it, all go back once more."""
+        board, link, stage = self.board, self._link, self.stage
+        if link is None:
+            return
+        while board.run[STOP] != FAILED:
+            if self._rolled_back():
+                self._generation = board.get("generation")
+                stage.bells.wait(lambda: all(one == self._generation for one in board.server_generation))
+                saved = snapshots.find(stage, board.get("restore"))
+                for rank in range(board.workers):  # the others have gone: their parts go back with the servers'
+                    snapshots.restore_worker(stage, rank, saved)
+                    snapshots.keep_worker(stage, rank, None)
+            lane = link.ask(SAVE)
+
+            def heard(at: Lane = lane) -> bool:
+                return link.ready(at) or self._rolled_back() or board.run[STOP] == FAILED
+
+            stage.bells.wait(heard)
+            if not self._rolled_back():
+                return
+            link.forget()
+
+    def _result(self) -> dict[str, Any]:
+        staleness = self.staleness
+        return {
+            "updates": self.updates,
+            "gradients": sum(self.board.gradients),
+            "samples": sum(self.board.samples),
+            "metrics": self.evaluate(),
+            "dropped": self.stage.dropped(),
+            "staleness": {
+                "mean": staleness.mean,
+                "max": staleness.max,
+                "histogram": {str(k): n for k, n in staleness.histogram.items()},
+                "outstanding": staleness.outstanding,
+            },
+        }
+
+    def failed(self, error: BaseException) -> None:
+        """The run broke off here: hooks hear of it, and everybody else ends."""
+        with ExitStack() as rest:
+            rest.callback(self._end_hooks)
+            for hook in self._begun:
+                rest.callback(hook.failed, self, error)
+
+    def _end_hooks(self) -> None:
+        hooks, self._begun = self._begun, []
+        with ExitStack() as ends:  # every end runs, in reverse order, whatever another one raises
+            for hook in hooks:
+                ends.callback(hook.end, self)
+
+    def _keep(self, number: int) -> None:
+        self._mirror()
+        snapshots.keep_worker(self.stage, self.rank, self.worker._rng)
+        self.board.saved[self.rank] = number
+
+    def _mirror(self) -> None:
+        """What lies on another device is gone with the process: keep the cells of a finished step in shared memory."""
+        if self.worker.state is not self._state:
+            for name in self._state:
+                if self._state.cell(name).dim():
+                    self._state.cell(name).copy_(self.worker.state.cell(name))

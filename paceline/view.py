@@ -1,0 +1,139 @@
+"""A worker's run as its hooks see it, in real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline import config, snapshots
+from paceline.board import GENERATION, RUNNING, STOP, STOPPING, Board
+from paceline.control import Control
+from paceline.drive import Driver
+from paceline.result import Staleness
+from paceline.stage import Stage
+from paceline.state import Vector
+from paceline.task import Task
+from paceline.transports.shared import SET, Link, Stopped
+from paceline.worker import Worker
+
+
+class View:
+    """What a session shows and lets hooks do; `paceline.hook.Session` says what each member means."""
+
+    stage: Stage
+    board: Board
+    task: Task
+    control: Control
+    worker: Worker
+    device: torch.device
+    rank: int
+    chief: bool
+    _driver: Driver
+    _link: Link | None
+    _generation: int
+    _leaving: str | None
+    _writing: int
+    _kept: dict[str, Tensor]
+
+    @property
+    def updates(self) -> int:
+        return self.stage.updates
+
+    @property
+    def seconds(self) -> float:
+        return self.stage.seconds()
+
+    @property
+    def samples(self) -> int:
+        return sum(self.board.samples)
+
+    @property
+    def staleness(self) -> Staleness:
+        return self.stage.staleness()
+
+    @property
+    def directory(self) -> Path | None:
+        return Path(self.stage.plan.directory)
+
+    def model(self) -> Vector:
+        return snapshots.steady(self.stage)
+
+    def evaluate(self, x: Vector | None = None) -> dict[str, float]:
+        buffers = snapshots.buffers_of(self.stage, self.task.buffer_policy)
+        vector = self.model() if x is None else x
+        return self.task.evaluate(vector.to(self.device), buffers or None)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)  # into the role's log
+        self.control.send({"say": text})
+
+    def record(self, values: dict[str, float]) -> None:
+        self.control.send({"record": {"update": self.updates, "seconds": self.seconds, **values}})
+
+    def stop(self, reason: str) -> None:
+        if self.board.run[STOP] == RUNNING:
+            self.control.send({"stopped": reason})
+            self._set_stop(STOPPING)
+
+    def leave(self, reason: str) -> None:
+        self._leaving = reason
+
+    def save(self) -> None:
+        if not self.chief or self._writing:
+            return
+        board = self.board
+        self._writing = board.get("snapshot") + 1
+        if self._link is None:
+            # every worker passes this version between two steps, and none can be past it yet
+            board.put("snapshot_version", self.worker.state.v + 2)
+        board.put("snapshot", self._writing)
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        self._kept[name] = tensor.detach().cpu()
+
+    def kept(self, name: str) -> Tensor | None:
+        step = self.board.get("checkpoint")
+        return snapshots.find(self.stage, step).tensors.get(f"hook.{name}") if step >= 0 else None
+
+    def set(self, **hyper: Any) -> None:
+        self.stage.scheme = config.scheme_of(self.stage.scheme, hyper)
+        self.stage.scheme.check(self.stage.plan.workers)
+        self._driver.scheme = self.stage.scheme
+        if self.chief and self._link is not None:
+            flat = [part for pair in hyper.items() for part in pair]
+            self._link.special(SET, *flat)
+        elif self.chief:
+            self.stage.save_overrides(self.stage.load_overrides() | hyper)
+
+    def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
+        if condition():
+            return
+        if away:
+            self.board.alive[self.rank] = 0
+            self.stage.bells.ring_all()
+        while not condition():  # others do not ring for what a hook waits for: look now and then
+            self.stage.bells.wait(lambda: bool(condition() or self._interrupted()), 0.02)
+            if self._interrupted() and not condition():
+                raise Stopped
+        if away:
+            self._join()
+
+    def begun(self) -> int:
+        return sum(self.board.begun)
+
+    def _interrupted(self) -> bool:
+        run = self.board.run
+        return bool(run[STOP] or run[GENERATION] != self._generation)
+
+    def _set_stop(self, why: int) -> None:
+        board = self.board
+        board.put("stopped", self.stage.now())
+        board.put("stop", why)
+        self.stage.bells.ring_all()
+
+    def _join(self) -> None:
+        """Be counted again."""

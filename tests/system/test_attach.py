@@ -1,0 +1,438 @@
+"""Scripts that keep their own loop: run by real processes, and by themselves. Data: scikit-learn's digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.datasets  # here, so that the processes, which are forks of this one, need not
+import torch
+from torch import Tensor, nn
+
+from paceline import checkpoint, find
+from paceline.directory import RunDirectory
+from paceline.errors import LossError, RunError, UsageError
+from paceline.plan import Plan
+from paceline.result import Result
+from paceline.role import scheme_of
+from paceline.run import execute
+
+PRELUDE = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.nn import functional as F
+from sklearn.datasets import load_digits
+from paceline.attach import attach
+
+digits = load_digits()
+X = torch.tensor(digits.data, dtype=torch.float32) / 16
+Y = torch.tensor(digits.target)
+items = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, 40 * 32, 32)]
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+def keep(name, model):
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    Path(name).write_bytes(weights.numpy().tobytes())
+"""
+
+PLAIN = """
+with attach(model, "sync", lr=0.2, steps=30) as pace:
+    for images, labels in pace.share(items):
+        pace.step(F.cross_entropy(model(images), labels))
+keep(f"{pace.rank}.weights", model)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the processes have: the last bits of a product depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run a script as `paceline run` does. Relative paths of the script are those of tmp_path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(body: str, *, workers: int = 2, said: list[str] | None = None, **settings: Any) -> Result:
+        script = tmp_path / "script.py"
+        script.write_text(PRELUDE + body)
+        directory = RunDirectory.create(tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}", "run")
+        plan = Plan(script=[str(script)], workers=workers, directory=str(directory.path), title="test", **settings)
+        directory.write_plan(dataclasses.asdict(plan))
+
+        def tell(kind: str, text: str) -> None:
+            if said is not None:
+                said.append(text)
+
+        return execute(plan, scheme_of(plan, {}), {}, tell=tell, watch=lambda _: None)
+
+    return run
+
+
+def weights(path: Path | str) -> Tensor:
+    return torch.from_numpy(np.frombuffer(Path(path).read_bytes(), dtype=np.float32).copy())
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def by_hand(steps: int, lr: float, workers: int) -> Tensor:
+    """The same loop in one process: steps along the mean of so many batches' gradients."""
+    data = sklearn.datasets.load_digits()
+    x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    items = [(x[i : i + 32], y[i : i + 32]) for i in range(0, 40 * 32, 32)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for step in range(steps):
+        grads = []
+        for rank in range(workers):
+            images, labels = items[(step * workers + rank) % len(items)]
+            loss = nn.functional.cross_entropy(model(images), labels)
+            grads.append(torch.autograd.grad(loss, list(model.parameters())))
+        for parameter, *several in zip(model.parameters(), *grads, strict=True):
+            parameter.grad = sum(several[1:], several[0]) / len(several)
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+class TestTheLoop:
+    def test_synchronous_workers_are_one_loop_over_larger_batches(self, launch):
+        result = launch(PLAIN)
+        assert result.updates == 30
+        assert result.gradients in (60, 61)  # who got the last version may have begun with it
+        assert result.samples == 32 * result.gradients
+        assert same(result.vector, by_hand(30, 0.2, 2))
+
+    @pytest.mark.parametrize("name", list(find.schemes()))
+    def test_every_scheme_lives_in_a_script(self, launch, name):
+        body = f"""
+with attach(model, "{name}", steps=20) as pace:
+    for images, labels in pace.share(items):
+        pace.step(F.cross_entropy(model(images), labels))
+    assert pace.done and pace.updates >= 20 and pace.staleness.mean >= 0
+keep(f"{{pace.rank}}.weights", model)
+"""
+        workers = 1 if find.schemes()[name].value.alone else 2
+        result = launch(body, workers=workers)
+        # two that add without a lock may both have begun the last update
+        assert 20 <= result.updates <= (20 if name != "hogwild" else 19 + workers)
+        assert result.restarts == 0
+        for rank in range(workers):
+            assert same(weights(f"{rank}.weights"), result.vector)
+
+    def test_what_the_script_does_between_two_steps_changes_nothing(self, launch):
+        calm = launch(PLAIN).vector
+        busy = launch("""
+evaluate = lambda m: {"sum": m(X).sum()}
+with attach(model, "sync", lr=0.2, steps=30, evaluate=evaluate, hooks=["validation:every=7"]) as pace:
+    for images, labels in pace.share(items):
+        model.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            model(X[:100])
+        model.train()
+        loss = F.cross_entropy(model(images), labels)
+        (loss * 0.5).backward(retain_graph=True)
+        assert pace.step(loss * 0.5) == (not pace.done)
+        assert model.training
+""")
+        assert same(busy.vector, calm)
+        assert [point.update for point in busy.history] == [7, 14, 21, 28]
+        assert busy.metrics.keys() == {"loss", "sum"}
+
+    def test_the_model_stays_the_scripts_own(self, launch):
+        result = launch("""
+model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 10))
+model[3].weight.requires_grad_(False)
+before = [(id(p), p.requires_grad, p.shape) for p in model.parameters()]
+frozen = model[3].weight.clone()
+def evaluate(model):
+    return {"accuracy": (model(X).argmax(1) == Y).float().mean().item()}
+with attach(model, "async", lr=0.05, steps=20, evaluate=evaluate) as pace:
+    for images, labels in pace.share(items):
+        pace.step(F.cross_entropy(model(images), labels))
+assert before == [(id(p), p.requires_grad, p.shape) for p in model.parameters()]
+assert torch.equal(model[3].weight, frozen)
+assert model.training and all(p.grad is None for p in model.parameters())
+segment = pace._session.stage.segment
+for one in (*model.parameters(), *model.buffers()):
+    assert segment.offset(one.detach()) is None
+assert model[1].num_batches_tracked > 0
+model.eval()
+Path(f"{pace.rank}.accuracy").write_text(str(evaluate(model)["accuracy"]))
+F.cross_entropy(model(X), Y).backward()
+torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()  # it can be trained on
+""")
+        # buffers are those of the centre too: everybody evaluates what the chief has told
+        assert {Path(f"{rank}.accuracy").read_text() for rank in range(2)} == {str(result.metrics["accuracy"])}
+
+    def test_a_worker_may_leave_and_one_may_stop_all(self, launch):
+        said: list[str] = []
+        result = launch(
+            """
+with attach(model, "async", lr=0.01) as pace:
+    for number, (images, labels) in enumerate(pace.share(items)):
+        if pace.rank == 1 and number == 5:
+            break
+        pace.step(F.cross_entropy(model(images), labels))
+        if pace.updates >= 40:
+            pace.stop("enough")
+""",
+            said=said,
+        )
+        assert result.updates >= 40
+        assert result.stopped == "enough"
+        assert said == ["worker:1 leaves: its loop has ended at step 5"]
+
+    def test_data_that_run_out(self, launch):
+        said: list[str] = []
+        result = launch(
+            """
+with attach(model, "async", lr=0.01) as pace:
+    for images, labels in pace.share(iter(items[:9])):
+        pace.step(F.cross_entropy(model(images), labels), size=3)
+assert pace.done
+""",
+            said=said,
+        )
+        assert (result.updates, result.samples) == (9, 27)
+        assert sorted(said) == [f"worker:{rank} leaves: its data have run out" for rank in range(2)]
+
+
+class TestTheCommandLine:
+    def test_it_has_the_last_word(self, launch):
+        said: list[str] = []
+        result = launch(PLAIN, said=said, scheme="allreduce", hyper={"lr": 0.1}, steps=10)
+        assert (result.scheme, result.updates) == ("allreduce", 10)
+        assert same(result.vector, by_hand(10, 0.1, 2))
+        assert said == [
+            "the command line's --scheme allreduce takes the place of the script's sync",
+            "the command line's --steps 10 takes the place of the script's 30",
+        ]
+
+    def test_hyper_parameters_alone(self, launch):
+        result = launch(PLAIN, hyper={"lr": "0.1"}, hooks=["stop-at-step:last_step=4"])
+        assert result.updates == 4
+        assert same(result.vector, by_hand(4, 0.1, 2))
+
+    def test_servers_that_a_scheme_does_not_need_go_home(self, launch):
+        said: list[str] = []
+        result = launch(PLAIN.replace("sync", "allreduce"), servers=2, said=said)
+        assert (result.updates, result.restarts, said) == (30, 0, [])
+
+    def test_a_scheme_of_the_scripts_folder(self, launch, tmp_path):
+        (tmp_path / "mine.py").write_text("""
+from dataclasses import dataclass
+from paceline.schemes.sync import SyncSGD
+
+@dataclass(frozen=True)
+class Mine(SyncSGD, name="mine"):
+    factor: float = 1.0
+""")
+        for asked in ('"mine.py:Mine"', "__import__('mine').Mine", "__import__('mine').Mine(factor=2.0)"):
+            result = launch(PLAIN.replace('"sync"', asked))
+            saved = checkpoint.newest(Path(result.directory) / "checkpoints", print)
+            assert saved.numbers["scheme"] == "mine"
+            assert same(result.vector, by_hand(30, 0.2, 2))
+
+    def test_going_on_from_a_checkpoint(self, launch):
+        body = PLAIN + '\nPath("resumed").write_text(str(pace.resumed))'
+        result = launch(body, steps=10)
+        assert Path("resumed").read_text() == "False"
+        directory = RunDirectory.open(result.directory)
+        plan = dataclasses.replace(Plan.from_dict(directory.plan()), steps=20)
+        result = execute(plan, scheme_of(plan, {}), {}, tell=lambda *_: None, watch=lambda _: None)
+        assert result.updates == 20
+        assert Path("resumed").read_text() == "True"
+
+
+class TestDeath:
+    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize("scheme", ["async", "sync", "allreduce"])
+    def test_a_killed_worker_is_back(self, launch, scheme, rank):
+        result = launch(f"""
+with attach(model, "{scheme}", lr=0.05, steps=60) as pace:
+    for images, labels in pace.share(items):
+        loss = F.cross_entropy(model(images), labels)
+        if pace.rank == {rank} and pace.updates >= 20 and not pace.resumed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pace.step(loss)
+if pace.rank == {rank}:
+    Path("resumed").write_text(str(pace.resumed))
+keep(f"{{pace.rank}}.weights", model)
+""")
+        assert (result.updates, result.restarts) == (60, 1)
+        assert Path("resumed").read_text() == "True"
+        assert all(same(weights(f"{one}.weights"), result.vector) for one in range(2))
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_after_the_training_only_the_rest_is_done_again(self, launch, rank):
+        result = launch(
+            PLAIN
+            + f"""
+if pace.rank == {rank} and not Path("killed").exists():
+    Path("killed").touch()
+    Path(f"{{pace.rank}}.weights").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        )
+        assert (result.updates, result.restarts) == (30, 1)
+        assert same(weights(f"{rank}.weights"), by_hand(30, 0.2, 2))
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            ("", r"script.py has ended without paceline.attach\(\)"),
+            ("sys.exit()", r"script.py has ended without paceline.attach\(\)"),
+            ("attach(model)", "never entered its block"),
+            ("pace = attach(model)\npace.step(None)", r"pace.step\(\) belongs inside the block"),
+            (PLAIN + "attach(model)", "called a second time"),
+            ("attach(model, 'snyc')", "no scheme 'snyc'; did you mean 'sync'"),
+            ("attach(model, lr=-1)", "lr must be at least 0"),
+            ("attach(model, steps=0)", "steps must be at least 1"),
+            ("attach(model, 'sgd')", "takes 1 worker, not 2"),
+            ("attach(nn.ReLU())", "has no trainable parameters"),
+            (
+                "from paceline.schemes.sync import SyncSGD\nclass Mine(SyncSGD): pass\n"
+                "import dataclasses\nattach(model, dataclasses.dataclass(frozen=True)(Mine))",
+                "put the class into a file of its own and name it",
+            ),
+            (PLAIN.replace("items", "[]"), "the loader is empty"),
+            (PLAIN.replace("items", "items[:1]"), "gives worker 1 nothing: fewer items in an epoch than 2 workers"),
+            (PLAIN.replace("items", "5"), "not a int"),
+            (PLAIN.replace("F.cross_entropy(model(images), labels)", "model(images)"), r"of shape \(32, 10\)"),
+            (PLAIN.replace("F.cross_entropy(model(images), labels)", "labels.sum()"), "does not depend on"),
+            (PLAIN.replace("steps=30", "steps=3, evaluate=lambda m: 0.5"), "must give metrics by name"),
+        ],
+    )
+    def test_wrong_use(self, launch, body, message):
+        with pytest.raises(UsageError, match=message) as caught:
+            launch(body)
+        assert str(caught.value).startswith(("chief, step", "worker:1, step"))
+        assert caught.value.exit_code == 2
+
+    def test_an_evaluator(self, launch):
+        with pytest.raises(UsageError, match="a script cannot have an evaluator"):
+            launch(PLAIN, evaluator=True)
+
+    def test_an_exception_in_the_loop_says_who_where_and_when(self, launch):
+        with pytest.raises(RunError, match=r"^worker:1, step 7: ZeroDivisionError: division by zero\b") as caught:
+            launch("""
+with attach(model, "sync", lr=0.1, steps=50) as pace:
+    for images, labels in pace.share(items):
+        loss = F.cross_entropy(model(images), labels)
+        if pace.rank == 1 and pace.updates == 7:
+            1 / 0
+        pace.step(loss)
+Path("went on").touch()
+""")
+        assert caught.value.exit_code == 1
+        assert any("1 / 0" in note for note in caught.value.__notes__)
+        assert not Path("went on").exists()
+        assert caught.value.result.updates <= 7
+
+    def test_a_loss_that_is_no_number(self, launch):
+        with pytest.raises(LossError, match=r"step 0, update 0: the loss is nan"):
+            launch(PLAIN.replace("pace.step(", "pace.step(torch.nan * "))
+
+    @pytest.mark.parametrize(
+        ("call", "message"), [("sys.exit()", "inside the block"), ("sys.exit(4)", r"called sys.exit\(4\)")]
+    )
+    def test_leaving_by_exit(self, launch, call, message):
+        with pytest.raises(RunError, match=message):
+            launch(PLAIN.replace("        pace.step", f"        {call}\n        pace.step"))
+
+
+class TestByItself:
+    def test_it_is_a_run_of_one_worker(self, launch, tmp_path):
+        launched = launch(PLAIN, workers=1)
+        launched_weights = weights("0.weights")
+        (tmp_path / "by_itself.py").write_text(PRELUDE + "torch.set_num_threads(1)\n" + PLAIN)
+        done = subprocess.run([sys.executable, "by_itself.py"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("paceline: by_itself runs by itself, as the only worker of sync, in runs/")
+        told = told_in(tmp_path)
+        assert told["scheme"] == "sync"
+        assert (told["workers"], told["updates"], told["samples"]) == (1, 30, 30 * 32)
+        assert told["digest"] == launched.digest
+        assert same(weights(tmp_path / "0.weights"), launched_weights)
+
+    @pytest.mark.parametrize("name", ["downpour", "hogwild", "averaging", "groups"])
+    def test_with_and_without_its_own_server(self, tmp_path, name):
+        told = alone(tmp_path, PLAIN.replace("sync", name))
+        assert (told["scheme"], told["updates"]) == (name, 30)
+
+    def test_it_goes_on_from_its_checkpoint(self, tmp_path):
+        alone(tmp_path, PLAIN.replace("steps=30", "steps=10, directory='here'"))
+        body = PLAIN.replace("steps=30", "steps=20, directory='here', resume=True")
+        told = alone(tmp_path, body + "\nassert pace.resumed", directory=tmp_path / "here")
+        assert (told["updates"], told["gradients"]) == (20, 20)
+
+    def test_an_interrupt_ends_it_in_order(self, tmp_path):
+        body = PLAIN.replace(
+            "        pace.step", "        pace.updates == 5 and signal.raise_signal(2)\n        pace.step"
+        )
+        told = alone(tmp_path, body, code=1)
+        assert (told["updates"], told["stopped"]) == (6, "interrupted")
+
+    def test_an_exception_is_written_down(self, tmp_path):
+        body = PLAIN.replace("        pace.step", "        pace.updates == 5 and 1 / 0\n        pace.step")
+        told = alone(tmp_path, body, code=1)
+        assert told["error"] == "ZeroDivisionError: division by zero"
+
+    def test_one_at_a_time(self, tmp_path):
+        told = alone(tmp_path, PLAIN.replace("    for", "    attach(model)\n    for"), code=1)
+        assert "before the block of the first one has ended" in told["error"]
+
+
+def alone(tmp_path: Path, body: str = PLAIN, *, code: int = 0, directory: Path | None = None) -> dict[str, Any]:
+    """Run a script as python does, in a fork that need not import anything; gives what its run directory says."""
+    script = tmp_path / "by_itself.py"
+    script.write_text(PRELUDE + body)
+    process = multiprocessing.get_context("fork").Process(target=_as_python_does, args=(script,))
+    process.start()
+    process.join()
+    assert process.exitcode == code, (tmp_path / "said").read_text()
+    return told_in(directory or tmp_path)
+
+
+def _as_python_does(script: Path) -> None:
+    os.chdir(script.parent)
+    with Path("said").open("w", buffering=1) as stream, redirect_stdout(stream), redirect_stderr(stream):
+        sys.argv = [script.name]
+        try:
+            runpy.run_path(script.name, run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+
+def told_in(place: Path) -> dict[str, Any]:
+    """The result of the only run by itself that lies there."""
+    (found,) = [path for path in place.glob("**/result.json") if "run-" not in str(path.parent)]
+    told: dict[str, Any] = json.loads(found.read_text())
+    return told
