@@ -10,11 +10,13 @@ import _thread
 import contextlib
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from paceline.memory import WORD, Segment, anonymous
 
+LONG, SHORT = 400_000, 20_000  # ns of looking before sleeping
 LANES = 4  # calls that one worker may have under way
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
@@ -74,7 +76,6 @@ class Board:
         "at_key",
         "at_shape",
         "at_seq",
-        "slot",
         "reduced",
         "finished",
         "row_valid",
@@ -88,7 +89,7 @@ class Board:
         "server_generation",
         "server_saved",
     )
-    REALS: ClassVar = ("loss", "weight")  # per worker, floating
+    REALS: ClassVar = ("loss",)  # per worker, floating
 
     def __init__(self, descriptor: int, workers: int, servers: int) -> None:
         self.descriptor, self.workers, self.servers = descriptor, workers, servers
@@ -103,6 +104,8 @@ class Board:
             setattr(self, name, self._words(max(servers, 1)))
         for name in self.REALS:
             setattr(self, name, self._reals(workers))
+        # of a worker's last two means: one may be at the next while another still reads the last
+        self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
         self.sleeping = self._words(self.roles)
         self.posted = self._words(workers * LANES)
         self.answered = [self._words(workers * LANES) for _ in range(max(servers, 1))]
@@ -129,7 +132,6 @@ class Board:
     at_key: memoryview
     at_shape: memoryview
     at_seq: memoryview
-    slot: memoryview
     reduced: memoryview
     finished: memoryview
     row_valid: memoryview
@@ -141,13 +143,12 @@ class Board:
     server_generation: memoryview
     server_saved: memoryview
     loss: memoryview[float]
-    weight: memoryview[float]
 
     @classmethod
     def size(cls, workers: int, servers: int) -> int:
         crew = max(servers, 1)
         words = len(cls.RUN) + workers * (len(cls.WORKER) + len(cls.REALS)) + crew * len(cls.SERVER)
-        words += workers + servers + 2 + workers * LANES * (1 + crew) + workers * workers + RING + 4
+        words += 4 * workers + workers + servers + 2 + workers * LANES * (1 + crew) + workers * workers + RING + 4
         return words * WORD
 
     @classmethod
@@ -184,8 +185,11 @@ STOP, GENERATION, ALARM = _RUN["stop"], _RUN["generation"], _RUN["alarm"]
 class Bells:
     """One bell per role. Whoever has to wait looks a few times, then sleeps until somebody rings."""
 
-    def __init__(self, board: Board, descriptors: Sequence[int], me: int, looks: int = 20) -> None:
-        self.board, self.descriptors, self.me, self.looks = board, descriptors, me, looks
+    def __init__(self, board: Board, descriptors: Sequence[int], me: int, patient: bool = False) -> None:
+        self.board, self.descriptors, self.me = board, descriptors, me
+        # where every role has a core to itself, looking is cheaper than sleeping; elsewhere somebody wants the core
+        enough = len(os.sched_getaffinity(0)) >= board.workers + board.servers
+        self.spin = LONG if enough else SHORT if patient else 0
         self._poll = select.poll()
         self._poll.register(descriptors[2 * me], select.POLLIN)
 
@@ -202,10 +206,8 @@ class Bells:
         """Wake a role, if it sleeps."""
         fence()
         if self.board.sleeping[place]:
-            try:
+            with contextlib.suppress(BlockingIOError):  # rung so often that it will look anyway
                 os.write(self.descriptors[2 * place + 1], b"!")
-            except BlockingIOError:
-                pass  # it has been rung so often that it will look anyway
 
     def ring_all(self) -> None:
         for place in range(self.board.roles):
@@ -213,7 +215,11 @@ class Bells:
 
     def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait until `ready()`; gives what it said last, False after so many seconds."""
-        for _ in range(self.looks):
+        if ready():
+            return True
+        until = time.perf_counter_ns() + self.spin if self.spin else 0
+        while until > time.perf_counter_ns():
+            os.sched_yield()  # whoever else wants this core is let on it
             if ready():
                 return True
         sleeping, me = self.board.sleeping, self.me

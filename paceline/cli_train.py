@@ -23,7 +23,7 @@ from paceline.report import tables
 from paceline.report.live import Display
 from paceline.result import Result
 from paceline.role import scheme_of
-from paceline.run import check, execute, planned
+from paceline.run import check, execute, planned, ready_task
 from paceline.scheme import Scheme
 from paceline.training import folder_name, train
 
@@ -130,6 +130,7 @@ def train_command(
         if directory is not None:
             raise UsageError("--resume names the run directory itself; leave --dir away")
         place, plan, chosen = resumed(resume, task, scheme, hyper, hook or [], settings)
+        objects = {"ready": ready_task(plan, {})}
     else:
         if task is None:
             raise UsageError("what is to be trained? give a task (`paceline list tasks`), or --resume RUN")
@@ -137,9 +138,10 @@ def train_command(
             settings["steps"] = 1000
         name = f"{task}-{scheme or 'sync'}"
         plan, chosen, _ = planned(task, scheme or "sync", hooks=hook or [], hyper=hyper, **settings)
+        objects = {"ready": ready_task(plan, {})}  # before anything is made: its name may be wrong, its data missing
         place = RunDirectory.create(directory, folder_name(name))
         plan = dataclasses.replace(plan, title=name)
-    conduct(place, plan, chosen, as_json=as_json, plain=plain)
+    conduct(place, plan, chosen, objects, as_json=as_json, plain=plain)
 
 
 def run_command(
@@ -183,10 +185,8 @@ def run_command(
     settings = {name: value for name, value in given.items() if value is not None}
     for one in hook or []:
         config.hook_of(one)
-    chosen = config.scheme_of(scheme, {}) if scheme else None
     if resume and directory is None:
         raise UsageError("--resume goes on with an existing run: name it with --dir")
-    place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, script.stem)
     plan = Plan(
         script=[str(script.absolute()), *(arguments or [])],
         scheme=scheme,
@@ -195,8 +195,10 @@ def run_command(
         title=f"{script.name}",
         **settings,
     )
+    chosen = scheme_of(plan, {})
     check(plan, chosen)
-    conduct(place, plan, chosen, as_json=as_json, plain=plain)
+    place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, script.stem)
+    conduct(place, plan, chosen, {}, as_json=as_json, plain=plain)
 
 
 def split(words: list[str], of: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -223,23 +225,28 @@ def resumed(
     changed = settings | ({"hooks": hooks} if hooks else {}) | ({"hyper": before.hyper | hyper} if hyper else {})
     plan = dataclasses.replace(before, **changed)
     chosen = scheme_of(plan, {})
+    if not chosen.methods:
+        plan = dataclasses.replace(plan, servers=0)
     check(plan, chosen)
     return place, plan, chosen
 
 
-def conduct(place: RunDirectory, plan: Plan, scheme: Scheme | None, *, as_json: bool, plain: bool) -> None:
+def conduct(
+    place: RunDirectory, plan: Plan, scheme: Scheme, objects: dict[str, Any], *, as_json: bool, plain: bool
+) -> None:
     """Be the launcher, show what happens, and say how it ended."""
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
-    place.write_plan(dataclasses.asdict(plan))
     try:
         with Display(messages, plain=True if plain else None) as display:
 
             def tell(kind: str, text: str) -> None:
                 (display.say if kind == "say" else display.warn)(text)
 
-            result = execute(plan, scheme, {}, tell=tell, watch=display.update)
+            result = execute(plan, scheme, objects, tell=tell, watch=display.update)
     except KeyboardInterrupt:
-        messages.print(f"interrupted; go on with: paceline train --resume {escape(str(place.path))}", soft_wrap=True)
+        path = escape(str(place.path))
+        again = f"run {escape(plan.script[0])} --resume --dir {path}" if plan.script else f"train --resume {path}"
+        messages.print(f"interrupted; go on with: paceline {again}", soft_wrap=True)
         raise typer.Exit(130) from None
     except RunError as error:
         if as_json and error.result is not None:  # what was reached is not lost

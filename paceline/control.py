@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any
@@ -16,10 +17,9 @@ class Control:
         self._connection = connection
 
     def send(self, message: dict[str, Any]) -> None:
-        try:
+        # should the launcher be gone, the kernel is about to end this process too
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the launcher is gone, and the kernel is about to end this process too
 
 
 class Listener:

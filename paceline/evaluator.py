@@ -17,6 +17,8 @@ STATE, STEP, PID = range(3)
 def follow(stage: Stage, task: Task, control: Control) -> None:
     """Evaluate each new checkpoint (the newest, if several came meanwhile) until the last one."""
     board, plan, words = stage.board, stage.plan, stage.board.evaluator_words
+    if plan.eval_steps is not None:
+        task = task.limited(plan.eval_steps * task.batch)
     done = words[STEP] - 1 if words[STEP] else -1  # a predecessor has done so far
     ready_at = stage.seconds() + plan.delay
 
@@ -27,14 +29,17 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
         words[STATE] = WAITING
         while stage.seconds() < ready_at and not due():
             stage.bells.wait(due, ready_at - stage.seconds())
-        stage.bells.wait(lambda: board.get("checkpoint") > done or due())
+        stage.bells.wait(lambda seen=done: board.get("checkpoint") > seen or due())  # type: ignore[misc]
         step = board.get("checkpoint")
         if step > done:
             words[STATE] = TRAINING
             try:
                 saved = snapshots.find(stage, step)
-            except DataError:
-                continue  # a newer one has taken its place
+            except DataError as error:
+                if board.get("checkpoint") == step:  # and not because a newer one has taken its place
+                    control.send({"warn": f"evaluator: {error}"})
+                    done = step
+                continue
             buffers = {
                 name.removeprefix("model_buffer."): tensor
                 for name, tensor in saved.tensors.items()

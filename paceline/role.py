@@ -121,10 +121,9 @@ def main(part: Part, props: Props, control: Control) -> int:
     torch.set_num_threads(plan.threads)
     where: list[str] = []
     try:
-        bells = Bells(board, props.bells, place(part, plan))
+        bells = Bells(board, props.bells, place(part, plan), patient=part.kind in ("chief", "worker"))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
         if part.kind == "server":
-            bells.looks = 1  # it may stand on a core that a worker wants
             wait_until_ready(stage)
             if stage.scheme.methods:
                 Server(stage, part.index).run()
@@ -180,6 +179,8 @@ def wait_until_ready(stage: Stage) -> None:
 def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
     """The chief's first duty: lay out the state and fill it, from the start or from the newest checkpoint."""
     plan, board = stage.plan, stage.board
+    for text in stage.scheme.warnings(plan.workers, task.curvature() if plan.curvature is None else plan.curvature):
+        control.send({"warn": text})
     stage.lay_out(x0, task.buffers(), notes)
     directory = RunDirectory.open(plan.directory).checkpoints
     saved = checkpoint.newest(directory, lambda text: control.send({"warn": text}))
@@ -268,6 +269,7 @@ class Room:
         shared = session.device.type == "cpu"
         self._places = [session.stage.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
         self._next = 0
+        self._returned = session.returned
         # what a place is held by when no step holds it
         self._idle = sys.getrefcount(self._places[0]) if self._places else 0
 
@@ -275,7 +277,7 @@ class Room:
         """One that no step holds any more; a step may keep a gradient as long as it likes."""
         for _ in self._places:
             self._next = (self._next + 1) % len(self._places)
-            if sys.getrefcount(self._places[self._next]) <= self._idle:
+            if sys.getrefcount(self._places[self._next]) <= self._idle and self._returned(self._places[self._next]):
                 return self._places[self._next]
         return torch.empty_like(self._like)
 

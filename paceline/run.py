@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
-from paceline import checkpoint, config, role
+from paceline import checkpoint, config, role, snapshots
+from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
@@ -19,9 +23,14 @@ from paceline.report.live import Status
 from paceline.result import Point, Result, Staleness
 from paceline.scheme import Scheme
 from paceline.task import Task
+from paceline.values import converted
 from paceline.watching import Watcher
 
 Tell = Callable[[str, str], None]
+
+LOWEST = {"workers": 1, "threads": 1, "keep": 1, "restarts": 0, "servers": 0, "every": 0}
+LOWEST_IF_GIVEN = {"steps": 1, "batch": 1, "checkpoint_steps": 1, "eval_steps": 1}
+OF_THE_EVALUATOR = {"throttle": "throttle", "delay": "start-delay", "eval_steps": "eval-steps", "best": "best"}
 
 
 def planned(
@@ -44,7 +53,12 @@ def planned(
         config.hook_of(hook)
     if own := [hook for hook in listed if isinstance(hook, Hook)]:
         objects["hooks"] = own
-    settings = {name: value for name, value in settings.items() if value is not None}
+    hints = get_type_hints(Plan)
+    settings = {
+        name: value if isinstance(value, dict) else converted("train", name, value, hints[name])
+        for name, value in settings.items()
+        if value is not None
+    }
     settings.setdefault("workers", 1 if chosen.alone else 2)
     if not chosen.methods:
         settings["servers"] = 0
@@ -61,15 +75,23 @@ def planned(
 
 def check(plan: Plan, scheme: Scheme) -> None:
     """Refuse what cannot work before anything is started."""
-    for name, low in (("workers", 1), ("threads", 1), ("keep", 1), ("restarts", 0)):
-        if getattr(plan, name) < low:
-            raise UsageError(f"{name} must be at least {low}, not {getattr(plan, name)}")
-    if plan.steps is not None and plan.steps < 1:
-        raise UsageError(f"steps must be at least 1, not {plan.steps}")
-    if plan.seconds is not None and not plan.seconds > 0:
-        raise UsageError(f"seconds must be above 0, not {plan.seconds}")
-    if not plan.patience > 0:
-        raise UsageError(f"patience must be above 0 seconds, not {plan.patience:g}")
+    for name, low in (LOWEST | LOWEST_IF_GIVEN).items():
+        value = getattr(plan, name)
+        if value is not None and value < low:
+            raise UsageError(f"{name} must be at least {low}, not {value}")
+    for name in ("seconds", "patience", "checkpoint_seconds"):
+        value = getattr(plan, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be above 0 seconds, not {value:g}")
+    for name in ("throttle", "delay"):
+        if not 0 <= getattr(plan, name) < math.inf:
+            raise UsageError(f"{OF_THE_EVALUATOR[name]} must be at least 0 seconds, not {getattr(plan, name):g}")
+    if plan.curvature is not None and not 0 <= plan.curvature < math.inf:
+        raise UsageError(f"curvature must be a finite number of at least 0, not {plan.curvature:g}")
+    if not plan.evaluator:
+        for name, option in OF_THE_EVALUATOR.items():
+            if getattr(plan, name):
+                raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
     if plan.quorum not in ("shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
     if scheme.methods:
@@ -78,9 +100,17 @@ def check(plan: Plan, scheme: Scheme) -> None:
         if plan.servers > 1 and (reason := scheme.whole()):
             raise UsageError(f"{scheme.name} cannot be cut among {plan.servers} servers: {reason}; use --servers 1")
     scheme.check(plan.workers)
-    kind = plan.device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", plan.device):
         raise UsageError(f"device must be cpu, cuda or cuda:K, not {plan.device!r}")
+
+
+def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
+    """The task, made once for all processes; what it cannot do is told now."""
+    torch.set_num_threads(plan.threads)
+    task = role.task_of(plan, objects)
+    if plan.eval_steps is not None:
+        task.limited(plan.eval_steps * task.batch)
+    return task
 
 
 def execute(
@@ -91,15 +121,17 @@ def execute(
     directory.logs.mkdir(exist_ok=True)
     began = time.monotonic_ns()
     with directory.lock():
-        before = directory.history()
+        first = _checked_checkpoint(plan, scheme, directory)
         if not plan.script:
-            torch.set_num_threads(plan.threads)
-            objects = objects | {"ready": role.task_of(plan, objects)}
+            objects = objects | {"ready": ready_task(plan, objects)}
+        before = directory.history()
+        directory.write_plan(dataclasses.asdict(plan))
+        (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
         watcher = Watcher()
         launcher = Launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
         launcher.board.put("began", began)
         outcome = launcher.run()
-        result = _result(plan, scheme, outcome, before)
+        result = _result(plan, scheme, outcome, before, first)
         if outcome.error is not None:
             told = {"error": str(outcome.error)}
             directory.write_result((result.as_dict() if result else {}) | told)
@@ -115,7 +147,22 @@ def execute(
     return result
 
 
-def _result(plan: Plan, scheme: Scheme, outcome: Outcome, before: list[dict[str, Any]]) -> Result | None:
+def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory) -> Checkpoint | None:
+    """What the run goes on from. One of another run is refused before this plan takes the place of its own."""
+    found = checkpoint.newest(directory.checkpoints, lambda _: None)  # of damaged ones the chief will tell
+    if found is not None and not plan.script:
+        snapshots.check(plan, scheme, found)
+    return found
+
+
+def _result(
+    plan: Plan,
+    scheme: Scheme,
+    outcome: Outcome,
+    before: list[dict[str, Any]],
+    first: Checkpoint | None = None,
+) -> Result | None:
+    """All that is known at the end. `before`: the history so far; `first`: the checkpoint that the launch began at."""
     found = checkpoint.newest(Path(plan.directory) / "checkpoints", lambda _: None)
     if found is None:
         return None
@@ -123,6 +170,7 @@ def _result(plan: Plan, scheme: Scheme, outcome: Outcome, before: list[dict[str,
     board = outcome.words
     seconds = max(board["stopped"] - board["first_step"], 0) / 1e9 if board["first_step"] else 0.0
     samples = told.get("samples", board["samples"])
+    already = _samples(first, plan.workers) if first else 0
     stale = told.get("staleness", {})
     history = [
         Point(one["update"], one["seconds"], {k: v for k, v in one.items() if k not in ("update", "seconds")})
@@ -150,14 +198,19 @@ def _result(plan: Plan, scheme: Scheme, outcome: Outcome, before: list[dict[str,
         batch=outcome.batch or plan.batch or 0,
         hyper=config.hyper_of(scheme),
         history=history,
-        warnings=[],
+        warnings=outcome.warnings,
         notice=outcome.notice,
         stopped=outcome.stopped or None,
         wall_seconds=seconds,
-        samples_per_second=samples / seconds if seconds else 0.0,
+        samples_per_second=max(samples - already, 0) / seconds if seconds else 0.0,
         time_to_first_step=(board["first_step"] - board["began"]) / 1e9 if board["first_step"] else None,
         restarts=outcome.restarts,
         rolled_back_updates=board["rolled_back"],
         peak_rss_mb=outcome.peak_rss / 1024,
         directory=plan.directory,
     )
+
+
+def _samples(saved: Checkpoint, workers: int) -> int:
+    """Those that had been computed when a checkpoint was written."""
+    return sum(int(saved.tensors[f"person.{rank}"][2]) for rank in range(workers))

@@ -117,6 +117,11 @@ class RealSession(Membership):
         wanted.done, wanted.result = True, g
         return self.advance(wanted)
 
+    def returned(self, gradient: Vector) -> bool:
+        """Whether no other worker reads a gradient that lies in shared memory any more."""
+        place = self.stage.segment.offset(gradient)
+        return place is None or self._means.returned(place)
+
     def fed(self, batch: Batch) -> Batch:
         """The mini-batch as the hooks want it."""
         for hook in self._feeding:

@@ -220,6 +220,17 @@ def mean_of(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -
     return sum_of([vector * weight for vector, weight in counted]) / sum(weight for _, weight in counted)
 
 
+def mean_into(out: Vector, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
+    """`mean_of` written into `out`, with the same bits, in as few passes as it takes."""
+    if len(vectors) == 1 or any(weight != 1.0 for weight in weights):
+        out.copy_(vectors[0] if len(vectors) == 1 and weights[0] else mean_of(vectors, weights))
+        return
+    torch.add(vectors[0], vectors[1], out=out)
+    for vector in vectors[2:]:
+        out += vector
+    out /= len(vectors)
+
+
 def _tensor(name: str, value: Cell) -> Tensor:
     if name in _OWN or hasattr(State, name):
         raise SchemeError(f"a cell cannot be called {name!r}: that is a name of State itself")

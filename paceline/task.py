@@ -81,6 +81,10 @@ class Task(ABC):
         """This task computing on another device."""
         raise UsageError(f"task {self.name!r} computes on the cpu only, not on {device}")
 
+    def limited(self, samples: int) -> Self:
+        """This task evaluated on so many test samples only, the first ones."""
+        raise UsageError(f"task {self.name!r} has no test samples of which fewer could be taken; leave eval_steps away")
+
     def configured(self, *, batch: int | None = None, feed: Feed | None = None, shuffle: bool | None = None) -> Self:
         """This task with another batch size, feed or order (a shallow copy; None keeps what is there)."""
         if batch is not None and batch < 1:

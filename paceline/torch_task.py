@@ -187,6 +187,12 @@ class Samples:
             raise UsageError(f"the {what} data set is empty")
         self.data = cast(MapDataset, data)
 
+    def first(self, number: int) -> Samples:
+        """The first so many of these."""
+        fewer = copy.copy(self)
+        fewer.length = min(number, self.length)
+        return fewer
+
     def take(self, indices: Indices) -> tuple[Tensor, ...]:
         if self.tensors is not None:
             places = torch.from_numpy(indices)
@@ -281,6 +287,13 @@ class TorchTask(Task):
         other._first, other._out = self._first.to(device), self._out.to(device)
         other._state = {name: buffer.to(device) for name, buffer in self._state.items()}
         other._device = device
+        return other
+
+    def limited(self, samples: int) -> Self:
+        if samples < 1:
+            raise UsageError(f"at least 1 test sample must be taken, not {samples}")
+        other = copy.copy(self)
+        other.test = self.test.first(samples)
         return other
 
     def buffers(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline import checkpoint
+from paceline import checkpoint, find
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
@@ -21,7 +21,7 @@ from paceline.launchers.apart import launch
 from paceline.plan import Quorum
 from paceline.report.live import Display, Status
 from paceline.result import Result
-from paceline.run import check, planned
+from paceline.run import planned
 from paceline.scheme import Scheme
 from paceline.task import Feed, Task
 
@@ -68,6 +68,8 @@ def train(
     follows the checkpoints and keeps the best. A task, scheme or hook may be an object of the caller's own, also one
     defined in a notebook. The work is done by other processes; this one waits, and hands Ctrl-C on.
     """
+    if isinstance(task, str) and ":" not in task:
+        find.task(task)  # a misspelt name is told before anything is made
     plan, chosen, objects = planned(
         task,
         scheme,
@@ -108,8 +110,6 @@ def train(
         raise UsageError("resume=True goes on with an existing run: give its directory")
     place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, folder_name(name))
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()), title=name)
-    check(plan, chosen)
-    place.write_plan(dataclasses.asdict(plan))
     console = Console(stderr=True, highlight=False)
     shows = watch is None and (console.is_terminal or console.is_jupyter)
     with Display(console) if shows else nullcontext() as display:
@@ -120,7 +120,7 @@ def train(
             elif display is not None:
                 (display.say if kind == "say" else display.warn)(text)
             elif kind != "say":
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
             else:
                 print(text, file=sys.stderr)
 
@@ -177,12 +177,13 @@ def train_and_evaluate(train_spec: TrainSpec, eval_spec: EvalSpec | None = None,
     `settings` are those of `train`: one worker or many, the call is the same.
     """
     evaluation = eval_spec or EvalSpec()
+    more = settings.pop("hooks", ())
     settings.setdefault("checkpoint_seconds", max(evaluation.throttle, 1.0))
     return train(
         train_spec.task,
         train_spec.scheme,
         steps=train_spec.max_steps,
-        hooks=(*train_spec.hooks, *settings.pop("hooks", ())),
+        hooks=(*train_spec.hooks, *([more] if isinstance(more, str | Hook) else more)),
         evaluator=True,
         throttle=evaluation.throttle,
         start_delay=evaluation.start_delay,

@@ -1,9 +1,10 @@
 """Means over the workers of one machine: everybody's vector lies in shared memory, each reduces a slice of all.
 
 The lowest living member of a group decides who takes part and writes it down in its row of the board; a row counts
-only once it is marked valid, so a decision is there wholly or not at all. The slices are added in the order of the
-ranks, whoever adds them: the bits are the simulator's. If a member dies before its slice is done, the lowest living
-one does it for it: all vectors are still there.
+only once it is marked valid, so a decision is there wholly or not at all. Vectors are added in the order of the ranks,
+whoever adds them: the bits are the simulator's. Small vectors are added up by each member itself, which saves a second
+wait; of large ones each reduces a slice. If a member dies before its slice is done, the lowest living one does it for
+it: all vectors are still there.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from paceline.board import fence
 from paceline.errors import SchemeError
 from paceline.ops import Mean
 from paceline.seeds import mixed
 from paceline.stage import Stage
-from paceline.state import Vector, mean_of
+from paceline.state import Vector, mean_into
 from paceline.wire import DTYPES
 
 EVERYBODY = 1
+SMALL = 2 << 20  # bytes of all vectors together that stay in a core's cache: there each adds them all up itself
 
 
 class Meeting:
     """A mean that this worker has arrived at."""
 
-    def __init__(self, op: Mean, members: tuple[int, ...], number: int) -> None:
-        self.op, self.members, self.number = op, members, number
+    def __init__(self, op: Mean, members: tuple[int, ...], number: int, place: int, small: bool) -> None:
+        self.op, self.members, self.number, self.place, self.small = op, members, number, place, small
 
 
 class SharedMeans:
@@ -39,6 +43,9 @@ class SharedMeans:
         self._everybody = tuple(range(stage.plan.workers))
         self._slots = [stage.layout.places[f"slot.{r}"] for r in self._everybody]
         self._sums = [stage.layout.places[f"sum.{r}"] for r in self._everybody]
+        grads = [stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
+        self._lent: dict[int, list[tuple[int, int]]] = dict.fromkeys(grads, [])  # place -> who may still read it
+        self._grads = frozenset(grads)
         self._open: Meeting | None = None
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
@@ -46,32 +53,49 @@ class SharedMeans:
         return self.leave(self.arrive(op, first=first))
 
     def arrive(self, op: Mean, *, first: bool) -> Meeting:
-        board, rank, segment = self._board, self.rank, self.stage.segment
+        board, rank = self._board, self.rank
         members = self._everybody if op.among is None else tuple(sorted(op.among))
         if rank not in members:
             raise SchemeError(f"worker:{rank} asks for a mean among {op.among}, where it is not a member")
         if self._open is not None:
             raise SchemeError(f"worker:{rank} started a mean while its last one is open")
         v = op.v if op.v.is_contiguous() else op.v.contiguous()
-        place = segment.offset(v)
-        if place is None:
-            place, size = self._slots[rank].offset, self._slots[rank].shape[0]
-            if v.numel() * v.element_size() > size:
-                raise SchemeError(f"a mean of {v.numel()} numbers is too large for the shared memory laid out for it")
-            segment.tensor(place, v.dtype, v.shape).copy_(v)
-        board.slot[rank] = place
-        board.weight[rank] = op.weight
-        # the shape is part of the key, so that vectors of different lengths never meet unseen
-        kind = (DTYPES.index(v.dtype), *v.shape)
-        board.at_key[rank] = EVERYBODY if op.among is None else mixed("mean", *members) >> 1 | 2
-        board.first_await[rank] = first
+        size = v.numel() * v.element_size()
+        small = size * len(members) <= SMALL
         number = board.at_seq[rank] + 1
+        place = self._place(v, size, number, small)
+        board.slot[2 * rank + number % 2], board.weight[2 * rank + number % 2] = place, op.weight
+        board.at_key[rank] = EVERYBODY if op.among is None else mixed("mean", *members) >> 1 | 2
+        board.at_shape[rank] = v.numel() * 16 + DTYPES.index(v.dtype)
+        board.first_await[rank] = first
         board.reduced[rank] = board.finished[rank] = number - 1
-        board.at_shape[rank] = mixed("shape", *kind) >> 1
         board.at_seq[rank] = number
-        self._open = meeting = Meeting(op, members, number)
+        self._open = meeting = Meeting(op, members, number, place, small)
         self._wake(members)
         return meeting
+
+    def _place(self, v: Vector, size: int, number: int, small: bool) -> int:
+        """Where the others find v: where it lies, if it stays as it is until they have read it, else in a slot."""
+        segment = self.stage.segment
+        place = segment.offset(v)
+        if place is not None and (place in self._grads or not small):
+            return place  # a small mean is left before all have read it, and then only gradients are left alone
+        slot = self._slots[self.rank]
+        half = slot.shape[0] // 2
+        if size > half:
+            raise SchemeError(f"a mean of {v.numel()} numbers is too large for the shared memory laid out for it")
+        place = slot.offset + number % 2 * half
+        self._wait_for(lambda: self.returned(place), "the others to read the mean before the last")
+        segment.tensor(place, v.dtype, v.shape).copy_(v)
+        return place
+
+    def returned(self, place: int) -> bool:
+        """Whether nobody reads any more what lies there."""
+        board = self._board
+        readers = self._lent.get(place)
+        if readers:
+            self._lent[place] = readers = [(r, n) for r, n in readers if board.finished[r] < n and board.alive[r]]
+        return not readers
 
     def leave(self, meeting: Meeting) -> Vector:
         """Wait until the mean is there, and take it."""
@@ -80,43 +104,47 @@ class SharedMeans:
         lead = next(d for d in members if board.row_valid[d] and board.joint[d][rank] == meeting.number)
         row = board.joint[lead].tolist()
         present = [r for r in members if row[r]]
-        op = meeting.op
-        segment, v = self.stage.segment, op.v
-        count = v.numel()
-        vectors = [segment.tensor(board.slot[r], v.dtype, (count,)) for r in present]
-        weights = [board.weight[r] for r in present]
-        total = segment.tensor(self._sums[lead].offset, v.dtype, (count,))
+        v, segment = meeting.op.v, self.stage.segment
+        words = [2 * r + row[r] % 2 for r in present]
+        vectors = [segment.tensor(board.slot[word], v.dtype, (v.numel(),)) for word in words]
+        weights = [board.weight[word] for word in words]
+        if meeting.small:
+            result = torch.empty(v.numel(), dtype=v.dtype)
+            mean_into(result, vectors, weights)
+            self._lent[meeting.place] = [(r, row[r]) for r in present if r != rank]
+        else:
+            total = segment.tensor(self._sums[lead].offset, v.dtype, (v.numel(),))
+            self._slices(total, vectors, weights, present, row)
+            result = total.clone()
+        board.finished[rank] = meeting.number
+        self._wake(present)
+        self._open = None
+        return result.view(v.shape).to(v.device)
+
+    def _slices(
+        self, total: Vector, vectors: list[Vector], weights: list[float], present: list[int], row: list[int]
+    ) -> None:
+        """Each reduces its slice; the slices of those who died on the way are done by the lowest living one."""
+        board, rank, count = self._board, self.rank, total.numel()
         edges = [count * k // len(present) for k in range(len(present) + 1)]
 
         def reduce(k: int) -> None:
             low, high = edges[k], edges[k + 1]
             if high > low:
-                total[low:high] = mean_of([vector[low:high] for vector in vectors], weights)
-
-        reduce(present.index(rank))
-        board.reduced[rank] = meeting.number
-        self._wake(present)
-        helper: dict[int, bool] = {}
+                mean_into(total[low:high], [vector[low:high] for vector in vectors], weights)
+            board.reduced[present[k]] = row[present[k]]
+            self._wake(present)
 
         def all_reduced() -> bool:
-            missing = [(k, r) for k, r in enumerate(present) if board.reduced[r] < row[r]]
-            if not missing:
-                return True
-            if rank == next(r for r in present if board.alive[r] or r == rank):
-                for k, r in missing:
-                    if not board.alive[r] and r not in helper:
-                        helper[r] = True
+            missing = [k for k, r in enumerate(present) if board.reduced[r] < row[r]]
+            if missing and rank == next(r for r in present if board.alive[r] or r == rank):
+                for k in missing:
+                    if not board.alive[present[k]]:
                         reduce(k)
-                        board.reduced[r] = row[r]
-                        self._wake(present)
-            return False
+            return not missing
 
+        reduce(present.index(rank))
         self._wait_for(all_reduced, "the others' part of a mean")
-        result = total.to(v.device, copy=True).view(v.shape)
-        board.finished[rank] = meeting.number
-        self._wake(present)
-        self._open = None
-        return result
 
     def forget(self) -> None:
         """The step was abandoned: this worker stands at no mean."""

@@ -13,6 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -47,22 +49,31 @@ def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[
         ours.sendall(plan.to_json().replace("\n", "").encode() + b"\n")
         listener = Listener(ours)
         ours.setblocking(True)
-        while True:
+        waiting: deque[dict[str, Any]] = deque()
+        more = True
+        while more or waiting or process.poll() is None:
             try:
-                messages, more = listener.wait()
-                for message in messages:
+                while waiting:
+                    message = waiting.popleft()
                     if "status" in message:
                         watch(_status(message["status"]))
                     elif "tell" in message:
                         tell(*message["tell"])
                     elif "error" in message:
                         error = error_of(message["error"])
-                if not more:
-                    break
+                if more:
+                    messages, more = listener.wait()
+                    waiting.extend(messages)
+                else:
+                    process.wait()
             except KeyboardInterrupt:
                 interrupted = True
                 process.send_signal(signal.SIGINT)
-        code = process.wait()
+            except BaseException:  # of the caller's own `watch` or `tell`: the run must not go on unseen
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                raise
+    code = process.returncode
     if error is not None:
         raise error
     if interrupted:
@@ -103,6 +114,11 @@ def main() -> int:
         told = {"kind": type(error).__name__, "where": "", "text": str(error), "notes": notes}
         control.send({"error": told})
         return error.exit_code
+    except Exception as error:  # the caller may have no terminal on which a traceback would be seen
+        traceback.print_exc()
+        told = {"kind": "RunError", "where": "", "text": f"in the launcher: {type(error).__name__}: {error}", "notes": []}
+        control.send({"error": told})
+        return 1
     return 0
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint
+from paceline import checkpoint, snapshots
 from paceline.board import DONE, FAILED, RUNNING, STARTING, STOP, STOPPING, Bells, Board
+from paceline.checkpoint import Checkpoint
 from paceline.control import Listener
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, PacelineError, RunError
@@ -36,7 +37,7 @@ class Child:
     listener: Listener | None = None
     restarts: int = 0
     in_a_row: int = 0  # restarts without progress between them
-    progress: int = -1
+    progress: dict[bool, int] = field(default_factory=dict)  # at its last death outside, inside a call
     done: bool = False
     frozen: float = 0.0  # since when it has been stopped by a signal
 
@@ -50,6 +51,7 @@ class Outcome:
     stopped: str | None = None
     interrupted: bool = False
     notice: str | None = None
+    warnings: list[str] = field(default_factory=list)
     batch: int = 0
     task: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -88,6 +90,8 @@ class Launcher:
         self._interrupts = 0
         self._deadline = float("inf")  # when those that do not end are ended
         self._over = False
+        self._restored: Checkpoint | None = None  # what the run went back to last,
+        self._returned = 0  # and when, ns
         self._stage: Stage | None = None
         self.metrics: dict[str, float] = {}  # of the last evaluation
 
@@ -188,6 +192,8 @@ class Launcher:
         for kind, content in message.items():
             match kind:
                 case "say" | "warn":
+                    if kind == "warn":
+                        outcome.warnings.append(content)
                     self.tell(kind, content)
                 case "notice":
                     outcome.notice = content
@@ -244,13 +250,17 @@ class Launcher:
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._unmask(child)
         board.put("alarm", board.get("alarm") + 1)
+        if self._had_finished(part):
+            self._finished(child)
+            return
         hopeless = code > 0 or board.run[STOP] == FAILED or self._deadline == 0.0
         if code > 0 and self.outcome.error is None:
             self.outcome.error = RunError(f"{part} ended with {cause}; see logs/{part.file}.log")
+        torn = part.kind == "server" and self._torn(part.index)
         if not hopeless:
-            progress = self._progress(part)
-            child.in_a_row = 0 if progress > child.progress else child.in_a_row + 1
-            child.progress = progress
+            progress = board.get("checkpoint") if torn else self._progress(part)  # all since then is lost with it
+            child.in_a_row = 0 if progress > child.progress.get(torn, -1) else child.in_a_row + 1
+            child.progress[torn] = progress
             if child.in_a_row > self.plan.restarts:
                 hopeless = True
                 self.outcome.error = RunError(
@@ -262,8 +272,10 @@ class Launcher:
             self.stop("", FAILED)
             return
         child.restarts += 1
-        if part.kind == "server" and not self._sound(part.index):
+        if torn and not self._went_back(part):
+            self._finished(child)
             return
+        self._restore_absent(part)
         self.tell("warn", f"{part} died ({cause}); restarting it")
         self._ring()
         self._start(child)
@@ -280,11 +292,23 @@ class Launcher:
             board.server_state[part.index] = STARTING
             board.sleeping[board.server_place(part.index)] = 0
 
-    def _sound(self, shard: int) -> bool:
-        """A server that died inside a call may have left the state torn: then everybody goes back to a checkpoint."""
+    def _had_finished(self, part: Part) -> bool:
+        """Whether it died on its very last way out, with all its work done."""
         board = self.board
-        if not board.mark[shard] % 2:
-            return True
+        if part.kind == "worker":
+            return bool(board.gone[part.index]) and not self.plan.script
+        return part.kind == "chief" and bool(board.get("over"))
+
+    def _torn(self, shard: int) -> bool:
+        """Whether a dead server may have left its part half changed: inside a call, or with one put in order for the
+        others that it has not performed itself."""
+        board = self.board
+        ahead = shard == 0 and self.board.servers > 1 and board.get("ordered") != board.performed[0]
+        return bool(board.mark[shard] % 2 or ahead)
+
+    def _went_back(self, part: Part) -> bool:
+        """Have everybody go back to the newest checkpoint; False if there is none."""
+        board, shard = self.board, part.index
         try:
             saved = checkpoint.newest(self.directory.checkpoints, lambda text: self.tell("warn", text))
         except DataError as error:
@@ -300,6 +324,11 @@ class Launcher:
         board.put("restore", saved.step)
         board.put("checkpoint", saved.step)
         board.put("generation", board.get("generation") + 1)
+        self._returned, self._restored = time.monotonic_ns(), saved
+        for child in self.children:  # who comes back later is of the new generation and will not go back itself
+            child.progress.pop(False, None)
+            if not child.done and child.part.kind in ("chief", "worker") and not board.alive[child.part.index]:
+                self._restore_absent(child.part)
         self.tell(
             "warn",
             f"server:{shard} died inside a call: going back to the checkpoint of update {saved.step:,} "
@@ -307,6 +336,12 @@ class Launcher:
         )
         self._ring()
         return True
+
+    def _restore_absent(self, part: Part) -> None:
+        """A worker that died before it had followed the others back: its cells are still those from before."""
+        if self._restored is not None and part.kind in ("chief", "worker"):
+            if self.board.heard[part.index] < self._returned:
+                snapshots.restore_worker(self.stage, part.index, self._restored)
 
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""
@@ -349,6 +384,7 @@ class Launcher:
         for child in self.children:
             if not child.done and _is_stopped(child.pid):
                 child.frozen = child.frozen or now
+                board.put("alarm", board.get("alarm") + 1)  # others wait for it: their patience begins when it is back
                 if now - child.frozen > self.plan.patience:
                     self.tell("warn", f"{child.part} has stood still for {self.plan.patience:g} s; killing it")
                     os.kill(child.pid, signal.SIGKILL)
