@@ -1,5 +1,6 @@
 """paceline: data-parallel training in which how the workers keep pace is one argument."""
 
+from paceline.attach import attach
 from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
 from paceline.hook import Hook
 from paceline.result import Result
@@ -38,6 +39,7 @@ __all__ = [
     "UsageError",
     "Vector",
     "Worker",
+    "attach",
     "evaluate",
     "load",
     "on_server",

@@ -20,7 +20,7 @@ from paceline.launchers.local import Outcome
 from paceline.memory import anonymous
 from paceline.plan import Plan
 from paceline.role import prepare
-from paceline.run import _result
+from paceline.run import result_of
 from paceline.scheme import Scheme
 from paceline.session import RealSession
 from paceline.stage import Stage
@@ -109,7 +109,7 @@ def _written_down(stage: Stage, control: Records, before: list[dict[str, Any]]) 
         outcome.words = {name: board.get(name) for name in ("began", "first_step", "stopped", "rolled_back", "base")}
         outcome.words["stopped"] = outcome.words["stopped"] or stage.now()
         outcome.words |= {"samples": sum(board.samples), "gradients": sum(board.gradients)}
-        result = _result(stage.plan, stage.first_scheme, outcome, before)
+        result = result_of(stage.plan, stage.first_scheme, outcome, before)
         told = {} if result is None else result.as_dict()
         failed = {} if error is None or outcome.result else {"error": f"{type(error).__name__}: {error}"}
         control.directory.write_result(told | failed)

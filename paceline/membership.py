@@ -53,9 +53,23 @@ class Membership(View):
                     stage.bells.wait(lambda: all(board.gone[other] for other in others))
             self._take_over(board.grant[rank] - 1 if board.grant[rank] else None)
             board.joining[rank] = board.grant[rank] = 0
+        else:
+            self._wait_until_missed()
         board.busy[rank] += board.busy[rank] % 2
         board.alive[rank] = 1
         stage.bells.ring_all()
+
+    def _wait_until_missed(self) -> None:
+        """The servers must have seen that this worker was gone: until then a call of its predecessor may be under way,
+        and what is posted now would be taken for it."""
+        board, rank, bells = self.board, self.rank, self.stage.bells
+        bells.wait(lambda: bool(not board.known[rank] or board.run[STOP]))
+        ordered = board.get("ordered")  # that it has left is among these; a return to a checkpoint empties the order
+
+        def missed() -> bool:
+            return min(board.performed) >= min(ordered, board.get("ordered")) or bool(board.run[STOP])
+
+        bells.wait(missed)
 
     def _rolled_back(self) -> bool:
         return bool(self.board.run[GENERATION] != self._generation)

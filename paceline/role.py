@@ -275,7 +275,7 @@ class Room:
 
     def free(self) -> torch.Tensor:
         """One that no step holds any more; a step may keep a gradient as long as it likes."""
-        for _ in self._places:
+        for _ in range(len(self._places)):  # over numbers: a name for a place would hold it
             self._next = (self._next + 1) % len(self._places)
             if sys.getrefcount(self._places[self._next]) <= self._idle and self._returned(self._places[self._next]):
                 return self._places[self._next]

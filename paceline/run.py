@@ -131,7 +131,7 @@ def execute(
         launcher = Launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
         launcher.board.put("began", began)
         outcome = launcher.run()
-        result = _result(plan, scheme, outcome, before, first)
+        result = result_of(launcher.plan, launcher.scheme, outcome, before, first)
         if outcome.error is not None:
             told = {"error": str(outcome.error)}
             directory.write_result((result.as_dict() if result else {}) | told)
@@ -155,7 +155,7 @@ def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory) -> 
     return found
 
 
-def _result(
+def result_of(
     plan: Plan,
     scheme: Scheme,
     outcome: Outcome,

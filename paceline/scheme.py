@@ -103,6 +103,8 @@ class ServerMethod(Generic[P, R]):
         self.when = when
         self.atomic = atomic
         self.reads = reads
+        # nothing comes back and nothing is waited for: where memory is shared, the worker goes on at once
+        self.silent = atomic and when is None and function.__annotations__.get("return", 0) in (None, "None")
         self.name = function.__name__
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters)[2:]  # without self and s

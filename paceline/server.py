@@ -35,6 +35,7 @@ class Server:
         board, bells = self.board, self.stage.bells
         if board.server_generation[self.shard] != self._generation:
             self._return()
+        self._stop_at_goal()  # a predecessor may have died between the last update and saying so
         while True:
             board.server_state[self.shard] = TRAINING
             if board.run[GENERATION] != self._generation:
@@ -64,7 +65,12 @@ class Server:
         if self._posted.tobytes() == self._answered.tobytes():
             return []
         rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
-        return [index for index, (posted, answered, taken) in enumerate(rows) if posted != answered and posted != taken]
+        new = [
+            (posted, index)
+            for index, (posted, answered, taken) in enumerate(rows)
+            if posted != answered and posted != taken
+        ]
+        return [index for _, index in sorted(new)]  # each worker's calls in the order in which it sent them
 
     def _due(self, index: int) -> bool:
         """A call of this generation that may still be performed: after the stop only what the end itself needs."""
@@ -82,6 +88,8 @@ class Server:
                 if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
                     self._known[rank] = int(present)
                     continue
+                if not present:
+                    self._last_calls(rank)
                 if self._several:
                     self.desk.order((JOINED if present else LEFT) - 10 * rank)
                 self._member(rank, present)
@@ -91,20 +99,32 @@ class Server:
                 self._take(index)
         return moved
 
+    def _last_calls(self, rank: int) -> None:
+        """What a worker had sent whole before it died, and did not wait for, counts."""
+        for index in self._new():
+            lane = self._lanes[index]
+            number = lane.request[-1]
+            current = self._posted[index] // GENERATIONS == self._generation
+            if lane.rank == rank and current and number >= 0 and self._methods[number].silent:
+                self._take(index)
+
     def _take(self, index: int) -> None:
         lane = self._lanes[index]
         self._taken[index] = self._posted[index]
         request = received(self.stage, lane, self._methods, self._bounds)
         if isinstance(request, Call):
             self.desk.submit(lane.rank, request, lane)
-            if 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
-                self.board.put("stop", STOPPING)
-                self.board.put("stopped", self.stage.now())
-                self.stage.bells.ring_all()
+            self._stop_at_goal()
         else:
             if self._several:
                 self.desk.order(index)
             self._special(lane, *request)
+
+    def _stop_at_goal(self) -> None:
+        if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
+            self.board.put("stop", STOPPING)
+            self.board.put("stopped", self.stage.now())
+            self.stage.bells.ring_all()
 
     def _special(self, lane: Lane, kind: int, args: tuple[object, ...]) -> None:
         board = self.board
@@ -134,6 +154,7 @@ class Server:
             self.desk.joined(rank, quorum=self._shrink)
         else:
             self.desk.left(rank, quorum=self._shrink)
+        self.stage.bells.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
     def _follow(self) -> bool:
         """Perform what the lead has put in order."""

@@ -120,7 +120,7 @@ class RealSession(Membership):
     def returned(self, gradient: Vector) -> bool:
         """Whether no other worker reads a gradient that lies in shared memory any more."""
         place = self.stage.segment.offset(gradient)
-        return place is None or self._means.returned(place)
+        return place is None or (self._means.returned(place) and (self._link is None or self._link.returned(place)))
 
     def fed(self, batch: Batch) -> Batch:
         """The mini-batch as the hooks want it."""

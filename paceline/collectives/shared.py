@@ -44,7 +44,7 @@ class SharedMeans:
         self._slots = [stage.layout.places[f"slot.{r}"] for r in self._everybody]
         self._sums = [stage.layout.places[f"sum.{r}"] for r in self._everybody]
         grads = [stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
-        self._lent: dict[int, list[tuple[int, int]]] = dict.fromkeys(grads, [])  # place -> who may still read it
+        self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> who may still read it
         self._grads = frozenset(grads)
         self._open: Meeting | None = None
 

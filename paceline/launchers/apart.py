@@ -116,7 +116,12 @@ def main() -> int:
         return error.exit_code
     except Exception as error:  # the caller may have no terminal on which a traceback would be seen
         traceback.print_exc()
-        told = {"kind": "RunError", "where": "", "text": f"in the launcher: {type(error).__name__}: {error}", "notes": []}
+        told = {
+            "kind": "RunError",
+            "where": "",
+            "text": f"in the launcher: {type(error).__name__}: {error}",
+            "notes": [],
+        }
         control.send({"error": told})
         return 1
     return 0

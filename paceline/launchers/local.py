@@ -295,15 +295,17 @@ class Launcher:
     def _had_finished(self, part: Part) -> bool:
         """Whether it died on its very last way out, with all its work done."""
         board = self.board
+        if self.plan.script:
+            return False  # what the script does after its training may not be done yet
         if part.kind == "worker":
-            return bool(board.gone[part.index]) and not self.plan.script
+            return bool(board.gone[part.index])
         return part.kind == "chief" and bool(board.get("over"))
 
     def _torn(self, shard: int) -> bool:
         """Whether a dead server may have left its part half changed: inside a call, or with one put in order for the
         others that it has not performed itself."""
         board = self.board
-        ahead = shard == 0 and self.board.servers > 1 and board.get("ordered") != board.performed[0]
+        ahead = shard == 0 and board.servers > 1 and board.get("ordered") != board.performed[0]
         return bool(board.mark[shard] % 2 or ahead)
 
     def _went_back(self, part: Part) -> bool:
@@ -339,9 +341,9 @@ class Launcher:
 
     def _restore_absent(self, part: Part) -> None:
         """A worker that died before it had followed the others back: its cells are still those from before."""
-        if self._restored is not None and part.kind in ("chief", "worker"):
-            if self.board.heard[part.index] < self._returned:
-                snapshots.restore_worker(self.stage, part.index, self._restored)
+        trains = part.kind in ("chief", "worker")
+        if self._restored is not None and trains and self.board.heard[part.index] < self._returned:
+            snapshots.restore_worker(self.stage, part.index, self._restored)
 
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""

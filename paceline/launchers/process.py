@@ -19,6 +19,7 @@ from pathlib import Path
 from paceline.control import Control
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, socket.socket]:
@@ -39,6 +40,7 @@ def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, s
         _die_with(parent)
         _quietly(log)
         _entitle(name)
+        _keep_memory()
         code = play(Control(theirs))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -69,6 +71,14 @@ def _quietly(log: Path) -> None:
     os.close(null)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _keep_memory() -> None:
+    """Let freed vectors stay with the process: taking fresh pages for each new one costs more than filling it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 512 << 20)
 
 
 def _entitle(name: str) -> None:

@@ -93,6 +93,8 @@ class Link:
         self._servers = range(stage.plan.servers)
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._answered = [board.answered[shard] for shard in self._servers]
+        self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
+        self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._count = max((board.posted[lane.index] % GENERATIONS for lane in self._lanes), default=0)
         self._state = stage.server_state()
         self._x = self._state.x.data_ptr()
@@ -110,7 +112,11 @@ class Link:
             raise SchemeError(f"worker:{self.rank} called {method.name}(), which is not a method of its own scheme")
         if not method.atomic:
             return self._here(method, call.args)
+        if method.silent:
+            self._go_on(call)
+            return None
         if method.reads:
+            self._settle()
             seen, result = self._look(method, call.args)
             if seen:
                 return result
@@ -120,6 +126,42 @@ class Link:
         """Send a call without waiting for it."""
         return self._send(self._methods[call.method.name], call.args)
 
+    def _go_on(self, call: Call[Any]) -> None:
+        """Send a call that gives nothing back, and go on: the server performs a worker's calls in their order, so
+        whatever this worker asks for next comes after it. Gradients stay where they are, all else is copied."""
+        if not self._free:
+            self._settle()
+        grads, segment = self._grads, self.stage.segment
+        held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in grads]
+        args = tuple(a.clone() if isinstance(a, Tensor) and segment.offset(a) not in grads else a for a in call.args)
+        lane = self._send(self._methods[call.method.name], args)
+        self._silent.append((lane, call.method.name, [(a, a._version) for a in held]))
+
+    def _settle(self) -> None:
+        """Wait until everything that was sent on the way is done."""
+        if self._silent:
+            last = self._silent[-1][0]
+            self._wait_for(lambda: self.ready(last), "the server")
+            self._settled()
+
+    def _settled(self) -> None:
+        sent, self._silent = self._silent, []
+        for lane, name, held in sent:
+            self._free.append(lane)
+            for gradient, version in held:
+                if gradient._version != version:
+                    raise SchemeError(
+                        f"worker:{self.rank} changed a gradient in place after {name}() had been given it; "
+                        "arguments cross by value: change a copy"
+                    )
+
+    def returned(self, place: int) -> bool:
+        """Whether no call under way still needs what lies there."""
+        if self._silent and self.ready(self._silent[-1][0]):
+            self._settled()
+        offset = self.stage.segment.offset
+        return not any(offset(gradient) == place for _, _, held in self._silent for gradient, _ in held)
+
     def special(self, kind: int, *args: Any) -> None:
         """Have the servers do something that is no method of the scheme."""
         self.collect(self.ask(kind, *args))
@@ -128,6 +170,8 @@ class Link:
         return self._send(kind, args)
 
     def _send(self, method: int, args: tuple[Any, ...]) -> Lane:
+        if not self._free:
+            self._settle()
         if not self._free:
             raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
         lane = self._free.pop()
@@ -166,11 +210,14 @@ class Link:
 
         (result,) = decode(_got(lane.reply), tensor)
         self._free.append(lane)
+        if self._silent:  # sent before this one, so done before it
+            self._settled()
         return result
 
     def forget(self) -> None:
         """Whatever was under way is void."""
         self._free = list(reversed(self._lanes))
+        self._silent.clear()
 
     def _look(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
         """Perform a method that only reads, at a moment at which no server writes."""

@@ -26,6 +26,7 @@ from paceline.result import Result
 from paceline.run import execute, planned
 
 BACK = 10.0  # seconds within which a killed role must be at work again
+Kill = str | tuple[str, signal.Signals]  # a role's name, and a signal other than SIGKILL
 LINGER = 0.05  # seconds of a step near the goal, while faults are still to come
 
 
@@ -62,7 +63,7 @@ class Story:
     said: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     standstill: dict[str, float] = field(default_factory=dict)  # of each worker while nobody had killed it
-    lowest: list[int] = field(default_factory=list)  # (updates - last checkpoint) whenever updates fell
+    falls: list[int] = field(default_factory=list)  # whenever updates fell: how far they stayed above the checkpoint
     seconds: float = 0.0
 
     def told(self, *words: str) -> bool:
@@ -76,12 +77,12 @@ class Story:
 class Watch:
     """Kills roles one after another, each at a random moment after the last one is back, and notes who stands still."""
 
-    def __init__(self, story: Story, kills: Sequence[str], seed: int, first: int, gap: float, done: Path) -> None:
+    def __init__(self, story: Story, kills: Sequence[Kill], seed: int, first: int, gap: float, done: Path) -> None:
         self._story, self._todo, self._random, self._done = story, list(kills), random.Random(seed), done
         self._first, self._gap = first, gap
         self._due: float | None = None
         self._seen: dict[str, tuple[int, float]] = {}  # worker -> its step, and since when
-        self._updates = 0
+        self._updates = self._saved = 0
         if not self._todo:
             done.touch()
 
@@ -112,9 +113,9 @@ class Watch:
 
     def _note_updates(self, updates: int) -> None:
         if updates < self._updates:
-            saved = checkpoint.steps(self._story.directory.checkpoints)
-            self._story.lowest.append(updates - saved[-1])
+            self._story.falls.append(updates - self._saved)
         self._updates = updates
+        self._saved = max(checkpoint.steps(self._story.directory.checkpoints), default=0)
 
     def _deal(self, status: Status, roles: dict[str, RoleStatus], now: float, waiting: bool) -> None:
         if not self._todo:
@@ -126,11 +127,13 @@ class Watch:
         elif self._due is None:
             self._due = now + self._gap * self._random.random()
         elif now >= self._due:
-            role = roles[self._todo.pop(0)]
+            kill = self._todo.pop(0)
+            name, number = (kill, signal.SIGKILL) if isinstance(kill, str) else kill
+            role = roles[name]
             self._story.faults.append(Fault(role.name, role.pid, role.step, now))
             self._due = None
             with suppress(ProcessLookupError):
-                os.kill(role.pid, signal.SIGKILL)
+                os.kill(role.pid, number)
 
 
 def at_work(role: RoleStatus, fault: Fault) -> bool:
@@ -145,10 +148,10 @@ def run(
     task: Any,
     scheme: Any,
     *,
-    kills: Sequence[str] = (),
+    kills: Sequence[Kill] = (),
     seed: int = 0,
     first: int = 20,
-    gap: float = 0.25,
+    gap: float = 0.15,
     watch: Callable[[Status], None] | None = None,
     resume: bool = False,
     hooks: Sequence[Any] = (),

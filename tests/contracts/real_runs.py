@@ -1,0 +1,45 @@
+"""Runs of any scheme in real processes, begun by fork from the test's own: each takes a few tenths of a second."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import config, find
+from paceline.directory import RunDirectory
+from paceline.result import Result
+from paceline.run import execute, planned
+from paceline.scheme import Scheme
+
+
+def trained(directory: Path, task: Any, scheme: Any, *, hyper: dict[str, Any] | None = None, **settings: Any) -> Result:
+    """Train into a new directory; what the processes wrote into their logs is told if it fails."""
+    plan, chosen, objects = planned(task, scheme, hyper=hyper, **settings)
+    place = RunDirectory.create(directory, "run")
+    plan = dataclasses.replace(plan, directory=str(place.path), title="test")
+    threads = torch.get_num_threads()
+    try:
+        return execute(plan, chosen, objects, tell=lambda *_: None, watch=lambda _: None)
+    except BaseException as error:
+        for log in sorted(place.logs.iterdir()):
+            error.add_note(f"{log.name}: {log.read_text(encoding='utf-8')[-2000:]}")
+        raise
+    finally:
+        torch.set_num_threads(threads)
+
+
+def default(name: str) -> Scheme:
+    return config.scheme_of(find.schemes()[name].value, {})
+
+
+def servers(name: str, wanted: int) -> int:
+    """So many servers, or the one that a scheme takes which needs all of the vector at once."""
+    return 1 if default(name).whole() else wanted
+
+
+def enough_updates(name: str) -> int:
+    """To be past the steep part of the curve, where the order of two pushes makes a difference."""
+    return 300 if getattr(default(name), "window", 1) < 10 else 150

@@ -1,0 +1,136 @@
+"""Every scheme in real processes: it does what it was asked for, learns what it learns in virtual time, and where its
+order is fixed gives the simulator's very bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from real_runs import default, enough_updates, servers, trained
+from runs import crew
+
+from paceline import config, simulate
+from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.worker import Worker
+
+TASK = "digits-mlp"
+SEEDS = range(2)
+NOISE = 0.03  # of the mean accuracy: the order of real pushes differs from run to run
+
+
+def at_most(name: str, workers: int, asked: int) -> int:
+    """Where workers write into the vector themselves, each may be inside one more update when the last one is made."""
+    direct = any(not method.atomic for method in default(name).methods.values())
+    return asked + (workers - 1 if direct else 0)
+
+
+def test_it_learns_what_it_learns_in_virtual_time(name: str, tmp_path: Path) -> None:
+    workers, asked = crew(name), enough_updates(name)
+    real = [
+        trained(tmp_path / str(seed), TASK, name, workers=workers, servers=servers(name, 2), steps=asked, seed=seed)
+        for seed in SEEDS
+    ]
+    virtual = [simulate(TASK, name, workers=workers, steps=asked, seed=seed, warn=lambda _: None) for seed in SEEDS]
+    for run in real:
+        assert asked <= run.updates <= at_most(name, workers, asked)
+        assert (run.workers, run.scheme, run.task) == (workers, name, TASK)
+        assert run.servers == (servers(name, 2) if default(name).methods else 0)
+        assert run.samples == run.gradients * run.batch
+        assert run.restarts == 0
+        stale = run.staleness
+        assert stale.max >= stale.mean >= 0
+        if default(name).asynchronous and workers > 1:
+            # each of the others may push a few times while one computes, but not all the time
+            assert stale.mean <= 3 * (workers - 1)
+        else:
+            assert stale.mean == 0
+    gap = mean(run.metrics["accuracy"] for run in real) - mean(run.metrics["accuracy"] for run in virtual)
+    assert abs(gap) <= NOISE
+
+
+@pytest.mark.parametrize(
+    ("shards", "rule", "kind"), [(1, None, "float32"), (2, "momentum", "float32"), (3, "adam", "float64")]
+)
+def test_where_the_order_is_fixed_it_gives_the_simulators_bits(
+    name: str, shards: int, rule: str | None, kind: str, tmp_path: Path
+) -> None:
+    """Means and barriers fix the order of what is added up; of an asynchronous scheme it is fixed with one worker."""
+    workers = 1 if default(name).asynchronous else crew(name)
+    hyper: dict[str, Any] = {}
+    if rule is not None and "rule" in config.keys_of(type(default(name))):
+        hyper = {"rule": rule, "lr": 0.01}
+    settings: dict[str, Any] = {"workers": workers, "steps": 20, "seed": 7, "task_options": {"dtype": kind}}
+    real = trained(tmp_path / "run", TASK, name, hyper=hyper, servers=servers(name, shards), **settings)
+    virtual = simulate(TASK, name, warn=lambda _: None, **settings, **hyper)
+    assert real.digest == virtual.digest
+    assert real.metrics == virtual.metrics
+    assert (real.updates, real.staleness.histogram) == (virtual.updates, virtual.staleness.histogram)
+
+
+# a scheme of the user's own
+
+PART_WAY = '''
+from dataclasses import dataclass
+
+from paceline.scheme import Rate, Scheme, on_server
+
+
+@dataclass(frozen=True)
+class PartWay(Scheme, name="part-way"):
+    """Goes part of the way."""
+
+    stride: Rate = 0.5
+
+    @on_server
+    def push(self, s, g):
+        s.x -= 0.1 * self.stride * g
+        s.v += 1
+        return s.x
+
+    async def step(self, w):
+        w.x = await self.push(await w.grad(w.x))
+'''
+
+
+@dataclass(frozen=True)
+class Stride(Scheme, name="stride"):
+    """Goes part of the way, and tells the server how far with a number and a tuple."""
+
+    stride: Rate = 0.5
+
+    def server(self, x0: Vector, workers: int) -> State:
+        return State(x=x0, pushes=0)
+
+    @on_server
+    def push(self, s: State, g: Vector, stride: float, who: tuple[int, str]) -> tuple[Vector, int]:
+        s.x -= 0.1 * stride * g
+        s.v += 1
+        s.pushes += who[0] + 1
+        return s.x, s.pushes
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        w.x, pushes = await self.push(g, self.stride, (w.rank, "worker"))
+        assert pushes > 0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_users_scheme_as_an_object(shards: int, tmp_path: Path) -> None:
+    real = trained(tmp_path / "run", TASK, Stride(stride=0.25), workers=1, servers=shards, steps=20)
+    virtual = simulate(TASK, Stride(stride=0.25), workers=1, steps=20)
+    assert real.digest == virtual.digest
+    assert real.hyper == {"stride": 0.25}
+    several = trained(tmp_path / "more", TASK, Stride, workers=3, servers=shards, steps=30)
+    assert (several.scheme, several.updates, several.hyper) == ("stride", 30, {"stride": 0.5})
+
+
+def test_a_users_scheme_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PART_WAY, encoding="utf-8")
+    named = f"{file}:PartWay"
+    real = trained(tmp_path / "run", TASK, named, workers=1, servers=2, steps=20, hyper={"stride": "0.25"})
+    assert real.digest == simulate(TASK, named, workers=1, steps=20, stride=0.25).digest
+    assert (real.scheme, real.hyper) == ("part-way", {"stride": 0.25})
