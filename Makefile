@@ -17,8 +17,10 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $(READY)
 
-demo: $(READY) ## DOWNPOUR against synchronous SGD on real MNIST, simulated
-	$(BIN)/python examples/demo.py
+demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
+	$(BIN)/paceline train mnist-mlp --scheme agn --workers 2 --servers 1 --steps 3000 --every 500 lr=0.3 window=10
+	@echo
+	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest

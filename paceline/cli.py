@@ -145,6 +145,7 @@ def simulate(
 
 app.command("train", epilog=EXIT_CODES)(cli_train.train_command)
 app.command("run", epilog=EXIT_CODES)(cli_train.run_command)
+app.command("role", hidden=True)(cli_train.role_command)
 app.command(epilog=EXIT_CODES)(cli_runs.runs)
 app.command(epilog=EXIT_CODES)(cli_runs.evaluate)
 app.command(epilog=EXIT_CODES)(cli_runs.predict)

@@ -18,6 +18,7 @@ from rich.markup import escape
 from paceline import config
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
+from paceline.launchers import program
 from paceline.plan import Plan
 from paceline.report import tables
 from paceline.report.live import Display
@@ -71,6 +72,9 @@ def train_command(
     quorum: QuorumOption = None,
     patience: Patience = None,
     restarts: Restarts = None,
+    start: Annotated[
+        str | None, typer.Option(help="fork: roles begin at once; exec: each in a fresh interpreter.")
+    ] = None,
     device: Device = None,
     threads: Threads = None,
     feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
@@ -109,6 +113,7 @@ def train_command(
         "quorum": quorum,
         "patience": patience,
         "restarts": restarts,
+        "start": start,
         "device": device,
         "threads": threads,
         "feed": feed,
@@ -199,6 +204,14 @@ def run_command(
     check(plan, chosen)
     place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, script.stem)
     conduct(place, plan, chosen, {}, as_json=as_json, plain=plain)
+
+
+def role_command(
+    name: Annotated[str, typer.Argument(help="chief, worker:N, server:N (or ps:N), evaluator")],
+    handle: Annotated[int, typer.Option(help="The descriptor by which a launcher hands everything over.")],
+) -> None:
+    """Play one role of a run. Launchers start this; you do not."""
+    raise typer.Exit(program.play(name, handle))
 
 
 def split(words: list[str], of: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,6 +16,9 @@ class Control:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
     def send(self, message: dict[str, Any]) -> None:
         # should the launcher be gone, the kernel is about to end this process too
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

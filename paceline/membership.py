@@ -24,7 +24,9 @@ class Membership(View):
     """Taking part and no longer taking part."""
 
     buffers: dict[str, Tensor]
+    live: dict[str, Tensor]
     returns: int
+    _counted: tuple[int, int]
     _state: State
     _means: SharedMeans
     _begun: list[Hook]
@@ -96,8 +98,15 @@ class Membership(View):
     def _refresh(self) -> None:
         """The shared cells have changed under this worker."""
         self.worker.t = self.board.t[self.rank]
+        self._count()
         if self.worker.state is not self._state:
             self.worker.state.restore(self._state.saved())
+            for name, buffer in self.buffers.items():
+                self.live[name].copy_(buffer)
+
+    def _count(self) -> None:
+        """Between two steps: gradients of a step that is never finished do not count, as they will be computed again."""
+        self._counted = self.board.gradients[self.rank], self.board.samples[self.rank]
 
     def _abandon(self) -> None:
         self._driver.close()
@@ -130,6 +139,7 @@ class Membership(View):
         """Say goodbye. The chief goes last: it waits for the others, saves for the last time, and tells the result."""
         board, rank, bells = self.board, self.rank, self.stage.bells
         self._abandon()
+        board.gradients[rank], board.samples[rank] = self._counted
         board.state[rank] = ENDING
         self._keep(FINAL)
         others = [other for other in range(board.workers) if other != rank]
@@ -228,3 +238,5 @@ class Membership(View):
             for name in self._state:
                 if self._state.cell(name).dim():
                     self._state.cell(name).copy_(self.worker.state.cell(name))
+            for name, buffer in self.live.items():
+                self.buffers[name].copy_(buffer)

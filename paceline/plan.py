@@ -10,6 +10,7 @@ from paceline.errors import UsageError
 from paceline.task import Feed
 
 Quorum = Literal["shrink", "hold"]
+Start = Literal["fork", "exec"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Plan:
     quorum: Quorum = "shrink"
     patience: float = 30.0
     restarts: int = 3  # of one role in a row, without progress between them
+    start: Start = "fork"  # how a role's process begins
     device: str = "cpu"
     threads: int = 1
     checkpoint_steps: int | None = None

@@ -211,8 +211,11 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
     """A worker's whole life."""
     plan, board = stage.plan, stage.board
     task = task_of(plan, props.objects)
-    if plan.device != "cpu":
-        task = task.on(torch.device(plan.device))
+    if plan.device != "cpu" and not torch.cuda.is_available():
+        raise UsageError(f"device {plan.device!r} was asked for, but torch finds no GPU here; leave --device away")
+    device = stage.device(part.index)
+    if device.type != "cpu":
+        task = task.on(device)
     if part.kind == "chief" and not board.get("ready"):
         if task.notice:
             control.send({"notice": task.notice})
@@ -234,7 +237,7 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
 def train(session: RealSession, task: Task) -> None:
     """Compute the gradients that the session asks for, until it asks for no more."""
     plan, rank, board = session.stage.plan, session.rank, session.board
-    buffers = session.buffers or None
+    buffers = session.live or None
     room = Room(session)
     request = session.begin()
     batches: Iterator[Batch] | None = None

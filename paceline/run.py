@@ -94,6 +94,8 @@ def check(plan: Plan, scheme: Scheme) -> None:
                 raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
     if plan.quorum not in ("shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
+    if plan.start not in ("fork", "exec"):
+        raise UsageError(f"start must be fork or exec, not {plan.start!r}")
     if scheme.methods:
         if plan.servers < 1:
             raise UsageError(f"{scheme.name} needs a server: servers must be at least 1, not {plan.servers}")

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline import snapshots
@@ -38,12 +37,13 @@ class RealSession(Membership):
         self.chief = rank == 0
         self._generation = self.board.get("generation")
         self._state = stage.worker_state(rank)
-        self.device = torch.device(stage.plan.device)
+        self.device = stage.device(rank)
         self.worker = Worker(rank, stage.plan.workers, self._on_device(), stage.plan.seed)
         self.worker.t = self.board.t[rank]
         if self.worker.t:  # back, or gone on from a checkpoint: not the numbers of the beginning once more
             self.worker.rng.manual_seed(mixed(stage.plan.seed, "worker", rank, "again", self.worker.t))
         self.buffers = stage.buffers(rank)
+        self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
         self._driver = Driver(stage.scheme, self.worker)
         self._means = SharedMeans(stage, rank, self._wait_for)
         self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
@@ -62,6 +62,7 @@ class RealSession(Membership):
         self._leaving: str | None = None
         self._met = -1  # the last step that came to a mean
         self._writing = 0  # the snapshot that the chief has asked for and not yet written
+        self._count()
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
@@ -145,6 +146,7 @@ class RealSession(Membership):
                     raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 worker.t += 1
                 board.t[self.rank] = worker.t
+                self._count()
                 self._mirror()
                 for hook in self._hooks:
                     hook.after_step(self)

@@ -115,6 +115,12 @@ class Stage:
             self.plan = replace(self.plan, **self.layout.notes["plan"])
         self.load_overrides()
 
+    def device(self, rank: int) -> torch.device:
+        """Where a worker computes: `cuda` gives each worker of the machine a GPU of its own, as far as there are."""
+        if self.plan.device == "cuda":
+            return torch.device("cuda", rank % max(torch.cuda.device_count(), 1))
+        return torch.device(self.plan.device)
+
     def direct(self) -> bool:
         """Whether workers change the server's vector themselves."""
         return any(not method.atomic for method in self.scheme.methods.values())

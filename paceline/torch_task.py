@@ -34,10 +34,12 @@ class MapDataset(Protocol):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's CPU random numbers drawn from `seed` inside, and gone on with as before outside. Costs 3 µs."""
+    """Torch's random numbers drawn from `seed` inside; those of the CPU go on as before outside. Costs 3 µs."""
     generator = torch.default_generator
     before = generator.get_state()
     generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
     try:
         yield
     finally:

@@ -65,7 +65,8 @@ class View:
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         buffers = snapshots.buffers_of(self.stage, self.task.buffer_policy)
         vector = self.model() if x is None else x
-        return self.task.evaluate(vector.to(self.device), buffers or None)
+        there = {name: buffer.to(self.device) for name, buffer in buffers.items()}
+        return self.task.evaluate(vector.to(self.device), there or None)
 
     def say(self, text: str) -> None:
         print(text, flush=True)  # into the role's log

@@ -19,6 +19,7 @@ from paceline.control import Listener
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, PacelineError, RunError
 from paceline.launchers.process import forked
+from paceline.launchers.program import become
 from paceline.memory import anonymous
 from paceline.plan import Plan
 from paceline.role import Part, Props, crew, error_of, main, servers_of
@@ -36,7 +37,7 @@ class Child:
     pid: int = 0
     listener: Listener | None = None
     restarts: int = 0
-    in_a_row: int = 0  # restarts without progress between them
+    in_a_row: int = 0  # deaths without progress between them
     progress: dict[bool, int] = field(default_factory=dict)  # at its last death outside, inside a call
     done: bool = False
     frozen: float = 0.0  # since when it has been stopped by a signal
@@ -168,7 +169,7 @@ class Launcher:
                 if other.listener is not None and other.listener.connection.fileno() not in keep:
                     other.listener.connection.close()
             self._selector.close()
-            return main(part, self._props, control)
+            return (become if self.plan.start == "exec" else main)(part, self._props, control)
 
         child.pid, connection = forked(str(part), log, play)
         child.listener = Listener(connection)
@@ -259,13 +260,13 @@ class Launcher:
         torn = part.kind == "server" and self._torn(part.index)
         if not hopeless:
             progress = board.get("checkpoint") if torn else self._progress(part)  # all since then is lost with it
-            child.in_a_row = 0 if progress > child.progress.get(torn, -1) else child.in_a_row + 1
+            child.in_a_row = 1 if progress > child.progress.get(torn, 0) else child.in_a_row + 1
             child.progress[torn] = progress
             if child.in_a_row > self.plan.restarts:
-                hopeless = True
+                hopeless, number = True, child.in_a_row
+                how = f"{number} times in a row without any progress between" if number > 1 else "once"
                 self.outcome.error = RunError(
-                    f"{part} died by {cause} {child.in_a_row + 1} times in a row without any progress between; "
-                    f"--restarts allows {self.plan.restarts}; see logs/{part.file}.log"
+                    f"{part} died by {cause} {how}; --restarts allows {self.plan.restarts}; see logs/{part.file}.log"
                 )
         if hopeless:
             self._finished(child)

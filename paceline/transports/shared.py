@@ -89,6 +89,7 @@ class Link:
         self._wait_for = wait_for
         self._lanes = [Lane(stage, rank, number) for number in range(LANES)]
         self._free = list(reversed(self._lanes))
+        self._void: list[Lane] = []  # forgotten, and perhaps still being read by a server
         self._methods = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
         self._servers = range(stage.plan.servers)
         self.device = torch.device("cpu")  # where the worker's own tensors lie
@@ -170,8 +171,13 @@ class Link:
         return self._send(kind, args)
 
     def _send(self, method: int, args: tuple[Any, ...]) -> Lane:
+        if self._void:
+            self._free += [lane for lane in self._void if self.ready(lane)]
+            self._void = [lane for lane in self._void if lane not in self._free]
         if not self._free:
             self._settle()
+        if not self._free and method < 0 and self._void:  # the end must not fail because calls wait for ever
+            self._free.append(self._void.pop(0))
         if not self._free:
             raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
         lane = self._free.pop()
@@ -215,8 +221,9 @@ class Link:
         return result
 
     def forget(self) -> None:
-        """Whatever was under way is void."""
-        self._free = list(reversed(self._lanes))
+        """Whatever was under way is void; its lanes serve again once no server can be reading them any more."""
+        self._void = [lane for lane in self._lanes if not self.ready(lane)]
+        self._free = [lane for lane in reversed(self._lanes) if lane not in self._void]
         self._silent.clear()
 
     def _look(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> tuple[bool, Any]:

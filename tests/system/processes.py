@@ -1,12 +1,13 @@
 """Runs of real processes that are killed on the way, and what must be left of them: nothing.
 
-The launcher runs inside the test's own process; its roles are forks. `watch` is called several times a second, so faults
-are dealt out and standstills are measured there, without any sleeping.
+The launcher runs inside the test's own process; its roles are forks. `watch` is called several times a second: there
+faults are dealt out and standstills are measured, without any sleeping.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import random
 import signal
@@ -64,6 +65,7 @@ class Story:
     faults: list[Fault] = field(default_factory=list)
     standstill: dict[str, float] = field(default_factory=dict)  # of each worker while nobody had killed it
     falls: list[int] = field(default_factory=list)  # whenever updates fell: how far they stayed above the checkpoint
+    steps: dict[str, int] = field(default_factory=dict)  # how far each role had got at the end
     seconds: float = 0.0
 
     def told(self, *words: str) -> bool:
@@ -89,6 +91,7 @@ class Watch:
     def __call__(self, status: Status) -> None:
         now = time.monotonic()
         roles = {role.name: role for role in status.roles}
+        self._story.steps = {role.name: role.step for role in status.roles}
         self._note_updates(status.updates)
         for fault in self._story.faults:
             if fault.back is None and at_work(roles[fault.name], fault):
@@ -157,7 +160,7 @@ def run(
     hooks: Sequence[Any] = (),
     **settings: Any,
 ) -> Story:
-    """Run a plan to its end, whatever that is. `kills`: roles to kill one after another, once `first` updates are made."""
+    """Run a plan to its end, whatever that is. `kills`: one after another, once `first` updates are made."""
     steps = settings.get("steps")
     gate = directory.parent / f"{directory.name}.gate"
     if kills and steps:
@@ -178,7 +181,7 @@ def run(
     try:
         story.result = execute(plan, chosen, objects, tell=lambda _, text: story.said.append(text), watch=looking)
     except Exception as error:
-        story.error = error
+        story.error = error.with_traceback(None)  # whose frames hold the launcher, and with it the shared memory
     story.seconds = time.monotonic() - began
     return story
 
@@ -230,6 +233,7 @@ def leaving_nothing() -> Iterator[None]:
     """Whatever happens inside leaves no child, no descriptor and no shared file behind."""
     before = set(children()), descriptors(), shared_files()
     yield
+    gc.collect()  # a mapping of shared memory holds a descriptor
     assert set(children()) <= before[0]
     assert descriptors() <= before[1]
     assert not {name for name in shared_files() - before[2] if "paceline" in name or "torch" in name}

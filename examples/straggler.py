@@ -1,7 +1,4 @@
-"""Three ways to keep pace on real MNIST, four workers, one of them slow: what 97 % accuracy costs in (virtual) time.
-
-Run by `make demo`.
-"""
+"""Three ways to keep pace on real MNIST, four workers, one of them slow: what 97 % accuracy costs in virtual time."""
 
 from __future__ import annotations
 

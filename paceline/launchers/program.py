@@ -1,0 +1,69 @@
+"""A role as a program of its own: `paceline role NAME --handle DESCRIPTOR`, for code that does not bear a fork.
+
+Everything that it needs comes by inherited descriptors: a handle, which names the others, and the memory itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from paceline import carry
+from paceline.board import Board
+from paceline.control import Control
+from paceline.errors import UsageError
+from paceline.memory import anonymous
+from paceline.plan import Plan
+from paceline.role import KINDS, Part, Props, main
+
+LONGEST = 1 << 22  # bytes of a handle
+
+
+def become(part: Part, props: Props, control: Control) -> int:
+    """Replace this (just forked) process by a fresh interpreter that plays the role."""
+    named = {name: one for name, one in props.objects.items() if name != "ready"}  # it makes the task itself
+    objects = carry.packed(named) if named else -1
+    handle = {
+        "plan": json.loads(props.plan.to_json()),
+        "servers": props.board.servers,
+        "board": props.board.descriptor,
+        "bells": props.bells,
+        "state": props.state,
+        "control": control.fileno(),
+        "objects": objects,
+    }
+    data = json.dumps(handle).encode()
+    descriptor = anonymous("paceline-handle", len(data))
+    os.pwrite(descriptor, data, 0)
+    for one in (descriptor, props.board.descriptor, *props.bells, props.state, control.fileno(), objects):
+        if one >= 0:
+            os.set_inheritable(one, True)
+    os.execv(sys.executable, [sys.executable, "-m", "paceline", "role", str(part), "--handle", str(descriptor)])
+
+
+def play(name: str, handle: int) -> int:
+    """The program's side: take up what the launcher has prepared; gives the exit code."""
+    part = part_of(name)
+    try:
+        data: dict[str, Any] = json.loads(os.pread(handle, LONGEST, 0))
+        plan = Plan.from_dict(data["plan"])
+        board = Board(data["board"], plan.workers, data["servers"])
+        control = Control(socket.socket(fileno=data["control"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{handle} is not the handle of a run ({error}); roles are started by a launcher: paceline train"
+        ) from error
+    objects = carry.unpacked(data["objects"]) if data["objects"] >= 0 else {}
+    return main(part, Props(plan, board, data["bells"], data["state"], objects), control)
+
+
+def part_of(name: str) -> Part:
+    """`chief`, `worker:1`, `server:0` (or `ps:0`), `evaluator`."""
+    kind, _, index = name.partition(":")
+    kind = "server" if kind == "ps" else kind
+    if kind not in KINDS or (index and not index.isdigit()):
+        raise UsageError(f"no role {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
+    return Part(kind, int(index or 0))

@@ -1,0 +1,200 @@
+"""Servers that die inside a call: what they were changing may be torn, so all go back to the last checkpoint.
+
+Data: scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Linger, Story, finished, leaving_nothing, run
+
+from paceline.errors import RunError
+from paceline.hook import Hook, Session
+from paceline.report.live import Status
+from paceline.scheme import Scheme, State, Vector, on_server
+from paceline.schemes.async_ import AsyncSGD
+from paceline.schemes.sync import SyncSGD
+
+STEPS, EVERY = 400, 100
+
+
+def die_if_told(victim: str, s: State) -> None:
+    """Spoil half of x and be gone, if this process is the one that the file names; well between two checkpoints."""
+    path = Path(victim)
+    if EVERY // 2 <= s.v % EVERY < EVERY - 20 and path.exists() and path.read_text() == str(os.getpid()):
+        path.unlink()
+        s.x[: len(s.x) // 2] = 1e6
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class FrailAsync(AsyncSGD, name="frail-async"):
+    """Asynchronous SGD whose server dies inside a push."""
+
+    victim: str = ""
+
+    @on_server
+    def push(self, s: State, g: Vector, v: int) -> None:
+        die_if_told(self.victim, s)
+        if v > s.v:
+            Path(f"{self.victim}.future").touch()
+        AsyncSGD.push.function(self, s, g, v)
+
+
+@dataclass(frozen=True)
+class FrailSync(SyncSGD, name="frail-sync"):
+    """Synchronous SGD whose server dies inside a push."""
+
+    victim: str = ""
+
+    @on_server
+    def push(self, s: State, g: Vector, v: int, rank: int) -> None:
+        die_if_told(self.victim, s)
+        SyncSGD.push.function(self, s, g, v, rank)
+
+
+@dataclass(frozen=True)
+class Doomed(AsyncSGD, name="doomed"):
+    """Asynchronous SGD whose server dies inside every push."""
+
+    @on_server
+    def push(self, s: State, g: Vector, v: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Marksman:
+    """Names servers to die, one after another, once the first checkpoint on the way is there."""
+
+    def __init__(self, victim: Path, servers: list[str], gate: Path, needed: str = "chief") -> None:
+        self._victim, self._servers, self._gate, self._needed = victim, list(servers), gate, needed
+        self._server, self._aimed = "", 0
+
+    def __call__(self, status: Status) -> None:
+        pids = {role.name: role.pid for role in status.roles}
+        if self._victim.exists():
+            if pids[self._server] != self._aimed:  # it was seen before its predecessor was known to be dead
+                self._aim(pids)
+        elif not self._servers:
+            if any(role.name == self._needed and role.step for role in status.roles):
+                self._gate.touch()  # the run may end
+        elif status.updates >= EVERY + 20:
+            self._server = self._servers.pop(0)
+            self._aim(pids)
+
+    def _aim(self, pids: dict[str, int]) -> None:
+        self._aimed = pids[self._server]
+        aside = self._victim.with_suffix(".new")
+        aside.write_text(str(self._aimed))
+        aside.replace(self._victim)
+
+
+def shoot(tmp_path: Path, scheme: type[Scheme], victims: list[str], needed: str = "chief", **settings: Any) -> Story:
+    victim, gate = tmp_path / "victim", tmp_path / "gate"
+    settings = {"workers": 2, "steps": STEPS, "checkpoint_steps": EVERY} | settings
+    hooks = [Linger(gate, EVERY + 10), *settings.pop("hooks", ())]
+    with leaving_nothing():
+        return run(
+            tmp_path / "run",
+            "digits-mlp",
+            scheme(victim=str(victim)),  # type: ignore[call-arg]
+            watch=Marksman(victim, victims, gate, needed),
+            hooks=hooks,
+            **settings,
+        )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "number", "victims"),
+    [
+        (FrailAsync, 1, ["server:0", "server:0"]),
+        (FrailSync, 1, ["server:0"]),
+        (FrailAsync, 2, ["server:0", "server:1"]),
+        (FrailSync, 2, ["server:1", "server:0"]),
+    ],
+)
+def test_all_go_back_to_the_last_checkpoint(
+    scheme: type[Scheme], number: int, victims: list[str], tmp_path: Path
+) -> None:
+    story = shoot(tmp_path, scheme, victims, servers=number)
+    result = finished(story, STEPS)
+    pattern = re.compile(r"(server:\d) died inside a call: .* update (\d+) \((\d+) updates are lost")
+    told = [match.groups() for match in map(pattern.match, story.said) if match]
+    assert [server for server, _, _ in told] == victims
+    assert all(int(step) >= EVERY for _, step, _ in told), "an older checkpoint than the newest one"
+    assert result.rolled_back_updates == sum(int(lost) for _, _, lost in told) > 0
+    assert result.restarts == len(victims)
+    assert result.metrics["accuracy"] > 0.9  # nothing of the spoilt half is left
+
+
+@dataclass
+class SlowGradient(Hook):
+    """One worker computes while the server dies and all others go back."""
+
+    flag: Path
+
+    def after_gradient(self, session: Session, loss: float) -> None:
+        if session.worker.rank == 1 and session.updates >= EVERY + 40 and not self.flag.exists():
+            self.flag.touch()
+            threading.Event().wait(1.5)
+
+
+def test_a_gradient_of_the_course_that_was_given_up_enters_nothing(tmp_path: Path) -> None:
+    story = shoot(tmp_path, FrailAsync, ["server:0"], hooks=[SlowGradient(tmp_path / "slow")])
+    result = finished(story, STEPS)
+    assert result.rolled_back_updates > 0
+    assert not (tmp_path / "victim.future").exists()
+    assert sum(result.staleness.histogram.values()) == STEPS
+
+
+def test_a_worker_that_waits_in_a_hook_goes_back_with_the_others(tmp_path: Path) -> None:
+    story = shoot(tmp_path, FrailAsync, ["server:0"], "worker:1", hooks=["global-step-waiter:step=200"])
+    result = finished(story, STEPS)
+    assert result.rolled_back_updates > 0
+    assert story.steps["worker:1"] > 0  # it did come
+
+
+@pytest.mark.parametrize("second", ["worker:1", "chief"])
+def test_a_worker_dies_while_all_go_back(second: str, tmp_path: Path) -> None:
+    """Its successor must not go on from cells of the course that was given up."""
+    seen: dict[str, int] = {}
+
+    def also(status: Status) -> None:
+        marksman(status)
+        pids = {role.name: role.pid for role in status.roles}
+        if "server:0" in seen and pids["server:0"] != seen["server:0"] and second not in seen:
+            seen[second] = pids[second]  # the server is just back: the others are on their way to the checkpoint
+            os.kill(pids[second], signal.SIGKILL)
+        seen.setdefault("server:0", pids["server:0"])
+
+    victim, gate = tmp_path / "victim", tmp_path / "gate"
+    marksman = Marksman(victim, ["server:0"], gate)
+    story = run(
+        tmp_path / "run",
+        "digits-mlp",
+        FrailSync(victim=str(victim)),
+        watch=also,
+        hooks=[Linger(gate, EVERY + 10)],
+        workers=2,
+        steps=STEPS,
+        checkpoint_steps=EVERY,
+        patience=5.0,
+    )
+    result = finished(story, STEPS)
+    assert result.restarts == 2
+    assert result.rolled_back_updates > 0
+
+
+def test_a_server_that_dies_inside_every_call_is_given_up(tmp_path: Path) -> None:
+    with leaving_nothing():
+        story = run(tmp_path / "run", "digits-mlp", Doomed(), workers=2, steps=STEPS, restarts=2)
+    assert isinstance(story.error, RunError)
+    assert "server:0 died by signal SIGKILL 3 times in a row" in str(story.error)
+    assert "--restarts allows 2" in str(story.error)
