@@ -95,7 +95,13 @@ def table(rows: dict[str, list[float]], limit: float, workers: int) -> Table:
         middle = statistics.median(shares)
         aim = AIMS.get(name, 0.95 if "window" in name else None)
         extra = f"{(1 / middle - 1) * gradient * 1e6:.0f} µs"
-        cells = (f"{middle:.2f}", f"{min(shares):.2f}", f"{max(shares):.2f}", extra, "" if aim is None else f"{aim:.2f}")
+        cells = (
+            f"{middle:.2f}",
+            f"{min(shares):.2f}",
+            f"{max(shares):.2f}",
+            extra,
+            "" if aim is None else f"{aim:.2f}",
+        )
         found.add_row(name, *cells)
     return found
 

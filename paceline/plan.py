@@ -39,6 +39,7 @@ class Plan:
     checkpoint_steps: int | None = None
     checkpoint_seconds: float | None = 60.0
     keep: int = 5
+    summaries: bool = True  # for TensorBoard
     evaluator: bool = False
     throttle: float = 0.0  # seconds between two evaluations of the evaluator
     delay: float = 0.0  # before its first

@@ -17,6 +17,7 @@ from paceline.directory import RunDirectory
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
+from paceline.hooks.summary_saver import SummarySaver
 from paceline.hooks.validation import Validation
 from paceline.plan import Plan
 from paceline.scheme import Scheme
@@ -110,6 +111,8 @@ def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
             hooks.append(CheckpointSaver(every=plan.checkpoint_steps))
         elif plan.checkpoint_seconds:
             hooks.append(CheckpointSaver(seconds=plan.checkpoint_seconds))
+    if plan.summaries and not any(isinstance(hook, SummarySaver) for hook in hooks):
+        hooks.append(SummarySaver(seconds=1.0))
     if plan.every:
         hooks.insert(0, Validation(every=plan.every))
     return [hook for hook in hooks if kind in hook.roles]

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline import config
 from paceline.board import LANES, Bells, Board
 from paceline.ledger import Ledger
-from paceline.memory import Layout, Segment
+from paceline.memory import WORD, Layout, Segment
 from paceline.plan import Plan
 from paceline.result import Staleness
 from paceline.scheme import Scheme
@@ -43,6 +43,8 @@ class Stage:
         self.plan, self.board, self.bells = plan, board, bells
         self.first_scheme = self.scheme = scheme
         self._descriptor = descriptor
+        self._versions: list[int] = []  # where the centre's version stands
+        self._direct = False
         self.segment: Segment
         self.layout: Layout
 
@@ -162,10 +164,13 @@ class Stage:
     @property
     def updates(self) -> int:
         """Changes of the centre so far."""
-        if not self.scheme.methods:
-            return int(self.tensor(f"worker.{self.centre_of()}.v"))
-        counted = self.segment.words[self.layout.places["server.0.v"].offset // 8]
-        return int(counted) + sum(self.board.direct)
+        if not self._versions:
+            workers = range(self.plan.workers)
+            names = ["server.0.v"] if self.scheme.methods else [f"worker.{rank}.v" for rank in workers]
+            self._versions = [self.layout.places[name].offset // WORD for name in names]
+            self._direct = self.direct()
+        counted: int = self.segment.words[self._versions[0 if len(self._versions) == 1 else self.centre_of()]]
+        return counted + sum(self.board.direct) if self._direct else counted
 
     def staleness(self) -> Staleness:
         """As the server, or the workers that write into its vector themselves, have counted it."""

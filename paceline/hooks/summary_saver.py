@@ -11,18 +11,23 @@ from paceline.hooks._checked import Checked
 from paceline.hooks._pace import Pace
 from paceline.hooks._speed import Speed
 from paceline.hooks._summaries import add_counts, writer
-from paceline.scheme import Count
+from paceline.scheme import Count, Rate
 
 
 @dataclass
 class SummarySaver(Checked):
-    """Writes loss, speed and staleness for TensorBoard every `every` updates, into `summaries` of the run directory.
+    """Writes loss, speed and staleness for TensorBoard, into `summaries` of the run directory.
 
-    The loss is that of the chief's last mini-batch; metrics on test data come from the hook `validation`.
+    Every `every` updates (100 if nothing is said) or `seconds`. Real runs have it by default, once a second. The loss is that of the chief's last mini-batch; metrics on test data come from the hook `validation`.
     """
 
-    every: Count = 100
+    every: Count | None = None
+    seconds: Rate | None = None
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._only_one("every", "seconds")
 
     def begin(self, session: Session) -> None:
         if session.directory is None:
@@ -30,7 +35,7 @@ class SummarySaver(Checked):
                 f"{self.name}: this run has no directory for summaries; the simulator writes no files, "
                 "so use paceline train, or the hook log here"
             )
-        self._pace = Pace(self.every, None, session.updates, session.seconds)
+        self._pace = Pace(self.every or 100, self.seconds, session.updates, session.seconds)
         self._speed = Speed(session)
         self._writer = writer(session.directory / "summaries")
 

@@ -37,10 +37,11 @@ class Linger(Hook):
 
     gate: Path
     update: int
+    seconds: float = LINGER
 
     def before_step(self, session: Session) -> None:
         if session.updates >= self.update and not self.gate.exists():
-            threading.Event().wait(LINGER)
+            threading.Event().wait(self.seconds)
 
 
 @dataclass

@@ -99,7 +99,7 @@ class Marksman:
 def shoot(tmp_path: Path, scheme: type[Scheme], victims: list[str], needed: str = "chief", **settings: Any) -> Story:
     victim, gate = tmp_path / "victim", tmp_path / "gate"
     settings = {"workers": 2, "steps": STEPS, "checkpoint_steps": EVERY} | settings
-    hooks = [Linger(gate, EVERY + 10), *settings.pop("hooks", ())]
+    hooks = [Linger(gate, EVERY + 10, 0.02), *settings.pop("hooks", ())]
     with leaving_nothing():
         return run(
             tmp_path / "run",
@@ -181,7 +181,7 @@ def test_a_worker_dies_while_all_go_back(second: str, tmp_path: Path) -> None:
         "digits-mlp",
         FrailSync(victim=str(victim)),
         watch=also,
-        hooks=[Linger(gate, EVERY + 10)],
+        hooks=[Linger(gate, EVERY + 10, 0.02)],
         workers=2,
         steps=STEPS,
         checkpoint_steps=EVERY,
