@@ -1,7 +1,7 @@
 """What keeping pace costs in real processes: each scheme's samples per second as a share of the limit.
 
 The limit is as many independent processes that never talk, measured before and after every scheme in the same run,
-because the machine's speed drifts. Beside paceline's schemes: torch DDP over Gloo and torch's own shared-memory HogWild.
+because the machine's speed drifts. Beside paceline's schemes: torch DDP over Gloo, and torch's shared-memory HogWild.
 
     python benchmarks/processes.py --rounds 5 --seconds 3
 """

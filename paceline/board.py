@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from paceline.memory import WORD, Segment, anonymous
 
-LONG, SHORT = 400_000, 20_000  # ns of looking before sleeping
+LONG = 400_000  # ns of looking before sleeping
 LANES = 4  # calls that one worker may have under way
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
@@ -68,6 +68,7 @@ class Board:
         "known",  # the lead server counts it among those present
         "begun",  # has begun its first step once
         "gone",  # has said goodbye
+        "awaited",  # 1 + the lane whose answer it waits for
         "direct",  # updates it has made in the shared vector itself
         "busy",  # odd while its step runs: dying there may leave a cell half written
         "joining",  # is back and waits to be taken in
@@ -124,6 +125,7 @@ class Board:
     known: memoryview
     begun: memoryview
     gone: memoryview
+    awaited: memoryview
     direct: memoryview
     busy: memoryview
     joining: memoryview
@@ -185,11 +187,11 @@ STOP, GENERATION, ALARM = _RUN["stop"], _RUN["generation"], _RUN["alarm"]
 class Bells:
     """One bell per role. Whoever has to wait looks a few times, then sleeps until somebody rings."""
 
-    def __init__(self, board: Board, descriptors: Sequence[int], me: int, patient: bool = False) -> None:
+    def __init__(self, board: Board, descriptors: Sequence[int], me: int) -> None:
         self.board, self.descriptors, self.me = board, descriptors, me
         # where every role has a core to itself, looking is cheaper than sleeping; elsewhere somebody wants the core
         enough = len(os.sched_getaffinity(0)) >= board.workers + board.servers
-        self.spin = LONG if enough else SHORT if patient else 0
+        self.spin = LONG if enough else 0
         self._poll = select.poll()
         self._poll.register(descriptors[2 * me], select.POLLIN)
 

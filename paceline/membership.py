@@ -105,7 +105,7 @@ class Membership(View):
                 self.live[name].copy_(buffer)
 
     def _count(self) -> None:
-        """Between two steps: gradients of a step that is never finished do not count, as they will be computed again."""
+        """Between two steps: gradients of a step that is never finished do not count; they will be computed again."""
         self._counted = self.board.gradients[self.rank], self.board.samples[self.rank]
 
     def _abandon(self) -> None:
@@ -201,7 +201,7 @@ class Membership(View):
     def _result(self) -> dict[str, Any]:
         staleness = self.staleness
         return {
-            "updates": self.updates,
+            "updates": self.stage.updates,
             "gradients": sum(self.board.gradients),
             "samples": sum(self.board.samples),
             "metrics": self.evaluate(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline import checkpoint, config, evaluator, snapshots
+from paceline import checkpoint, config, cores, evaluator, snapshots
 from paceline.board import FAILED, LANES, STOP, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
@@ -124,8 +125,11 @@ def main(part: Part, props: Props, control: Control) -> int:
     torch.set_num_threads(plan.threads)
     where: list[str] = []
     try:
-        bells = Bells(board, props.bells, place(part, plan), patient=part.kind in ("chief", "worker"))
+        bells = Bells(board, props.bells, place(part, plan))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
+        crowded = len(os.sched_getaffinity(0)) < board.workers + board.servers
+        if crowded:
+            (cores.serve if part.kind == "server" else cores.compute)()
         if part.kind == "server":
             wait_until_ready(stage)
             if stage.scheme.methods:

@@ -134,6 +134,10 @@ def execute(
         launcher.board.put("began", began)
         outcome = launcher.run()
         result = result_of(launcher.plan, launcher.scheme, outcome, before, first)
+        if result is not None and _due_at_the_end(plan, result):
+            last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)
+            result.history.append(last)
+            directory.append_history({"update": last.update, "seconds": last.seconds, **last.metrics})
         if outcome.error is not None:
             told = {"error": str(outcome.error)}
             directory.write_result((result.as_dict() if result else {}) | told)
@@ -147,6 +151,12 @@ def execute(
         if outcome.interrupted:
             raise KeyboardInterrupt
     return result
+
+
+def _due_at_the_end(plan: Plan, result: Result) -> bool:
+    """Whether the last update is one to evaluate at: the chief may have no step after it in which it would."""
+    due = bool(plan.every and result.metrics and result.updates % plan.every == 0)
+    return due and not any(point.update == result.updates and "loss" in point.metrics for point in result.history)
 
 
 def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory) -> Checkpoint | None:

@@ -28,7 +28,7 @@ class Server:
 
     def _enter(self) -> None:
         self._generation = self.board.get("generation")
-        self.desk = SharedDesk(self.stage, self.shard)
+        self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal)
         self._taken = [0] * len(self._posted)  # calls that wait at the desk
 
     def run(self) -> None:
@@ -41,6 +41,7 @@ class Server:
             if board.run[GENERATION] != self._generation:
                 self._return()
             moved = self._lead_on() if self._lead else self._follow()
+            self.desk.wake()
             if moved:
                 continue
             if all(board.gone) or board.get("over"):
@@ -66,18 +67,25 @@ class Server:
             return []
         rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
         new = [
-            (posted, index)
+            (self._lanes[index].request[-1] < 0, posted, index)
             for index, (posted, answered, taken) in enumerate(rows)
             if posted != answered and posted != taken
         ]
-        return [index for _, index in sorted(new)]  # each worker's calls in the order in which it sent them
+        # each worker's calls in the order in which it sent them; what is saved holds all that had been sent before
+        return [index for *_, index in sorted(new)]
 
     def _due(self, index: int) -> bool:
         """A call of this generation that may still be performed: after the stop only what the end itself needs."""
         lane = self._lanes[index]
         if self._posted[index] // GENERATIONS != self._generation or not self._alive[lane.rank]:
             return False
-        return self.board.run[STOP] == RUNNING or lane.request[-1] < 0
+        number = lane.request[-1]
+        return self.board.run[STOP] == RUNNING or number < 0 or self._owed(number)
+
+    def _owed(self, number: int) -> bool:
+        """After the stop: what a worker has sent and gone on from counts, or its part would be ahead of this one."""
+        reached = 0 <= self._goal <= self.desk.state.v
+        return self.board.run[STOP] != FAILED and self._methods[number].silent and not reached
 
     def _lead_on(self) -> bool:
         moved = False
@@ -85,11 +93,11 @@ class Server:
             moved = True
             for rank in [rank for rank, one in enumerate(self._alive) if one != self._known[rank]]:
                 present = bool(self._alive[rank])
+                if not present:
+                    self._last_calls(rank)
                 if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
                     self._known[rank] = int(present)
                     continue
-                if not present:
-                    self._last_calls(rank)
                 if self._several:
                     self.desk.order((JOINED if present else LEFT) - 10 * rank)
                 self._member(rank, present)
@@ -105,7 +113,7 @@ class Server:
             lane = self._lanes[index]
             number = lane.request[-1]
             current = self._posted[index] // GENERATIONS == self._generation
-            if lane.rank == rank and current and number >= 0 and self._methods[number].silent:
+            if lane.rank == rank and current and number >= 0 and self._owed(number):
                 self._take(index)
 
     def _take(self, index: int) -> None:
@@ -114,7 +122,6 @@ class Server:
         request = received(self.stage, lane, self._methods, self._bounds)
         if isinstance(request, Call):
             self.desk.submit(lane.rank, request, lane)
-            self._stop_at_goal()
         else:
             if self._several:
                 self.desk.order(index)

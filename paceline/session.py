@@ -152,12 +152,18 @@ class RealSession(Membership):
                     hook.after_step(self)
                 continue
             if isinstance(op, Grad):
-                return op
+                return self._asked(op)
             if isinstance(op, Start) and isinstance(op.op, Grad):
                 self._wanted = Pending(op.op)
-                return Grad(op.op.x.clone())
+                return self._asked(Grad(op.op.x.clone()))
             self._op = op
             answer = self._performed(op)
+
+    def _asked(self, op: Grad) -> Grad:
+        """A gradient, unless the run ends: no server would take it any more."""
+        if self.board.run[STOP]:
+            raise Stopped
+        return op
 
     def _performed(self, op: Op[Any]) -> Any:
         match op:
@@ -230,8 +236,11 @@ class RealSession(Membership):
         if self._writing and self._all_saved():
             self._write()
         goal = board.get("goal")
-        if board.run[STOP] == RUNNING and goal >= 0 and (link is None or self.stage.direct()) and self.updates >= goal:
-            self._set_stop(STOPPING)
+        if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
+            self.stage.bells.wait(lambda: self.stage.updates >= goal or self._interrupted())
+        if board.run[STOP] == RUNNING and goal >= 0 and (link is None or self.stage.direct()):
+            if self.stage.updates >= goal:
+                self._set_stop(STOPPING)
         if board.run[STOP] or self._leaving is not None:
             return False
         board.state[rank] = TRAINING
@@ -264,8 +273,17 @@ class RealSession(Membership):
             return ready() or bool(run[STOP]) or run[GENERATION] != generation
 
         board.state[self.rank] = WAITING
-        moved = self._motion()
-        since = self.stage.now()
+        if not self.stage.bells.wait(woken, patience / 4):
+            self._outwait(woken, what, patience)
+        board.state[self.rank] = TRAINING
+        if run[GENERATION] != generation:
+            raise RolledBack
+        if not ready():
+            raise Stopped
+
+    def _outwait(self, woken: Callable[[], bool], what: str, patience: float) -> None:
+        """Go on waiting as long as anything in the run moves, and for `patience` seconds more."""
+        moved, since = self._motion(), self.stage.now() - int(patience / 4 * 1e9)
         while not self.stage.bells.wait(woken, patience / 4):
             if self._motion() != moved:
                 moved, since = self._motion(), self.stage.now()
@@ -273,11 +291,6 @@ class RealSession(Membership):
                 raise Deadlock(
                     f"worker:{self.rank} waited {patience:g} s at {self._driver.line()} for {self._why(what)}"
                 )
-        board.state[self.rank] = TRAINING
-        if run[GENERATION] != generation:
-            raise RolledBack
-        if not ready():
-            raise Stopped
 
     def _motion(self) -> tuple[int, ...]:
         """Numbers that change as long as anything in the run moves."""

@@ -199,8 +199,8 @@ class Reading:
 
 def sum_of(vectors: Sequence[Vector]) -> Vector:
     """The sum, added up in the order given: the one order that every reduction here uses."""
-    total = vectors[0].clone()
-    for vector in vectors[1:]:
+    total = vectors[0] + vectors[1] if len(vectors) > 1 else vectors[0].clone()
+    for vector in vectors[2:]:
         total += vector
     return total
 
@@ -211,7 +211,8 @@ def mean_of(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -
     Vectors of weight 0 are left out, so a mean with one weight that is not 0 is that vector, bit for bit.
     """
     if weights is None or all(weight == 1.0 for weight in weights):
-        return sum_of(vectors) / len(vectors)
+        total = sum_of(vectors)
+        return total.div_(len(vectors)) if total.is_floating_point() else total / len(vectors)
     counted = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if weight]
     if not counted:
         raise SchemeError("the weights of a mean are all 0")

@@ -6,7 +6,9 @@ It is safe here because the launcher has one thread and has never computed anyth
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import os
 import signal
 import socket
@@ -15,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from paceline.control import Control
 
@@ -69,8 +72,24 @@ def _quietly(log: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     os.close(null)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(_Log(number, "w", closefd=False)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        for number in (1, 2)
+    )
+
+
+class _Log(io.FileIO):
+    """A log that cannot be written, on a full disk for one, is no reason to end a run, nor to lose the real one."""
+
+    def write(self, text: Any) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(text) or 0
+        return len(text)
 
 
 def _keep_memory() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -41,31 +41,63 @@ def summary(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-def listing(runs: Sequence[RunDirectory]) -> Table:
+class Column(NamedTuple):
+    """One of the listing: the lowest `rank` stays longest when the terminal is narrow."""
+
+    heading: str
+    rank: int
+    justify: JustifyMethod
+    cell: Callable[[Mapping[str, Any]], str | Text]
+
+
+COLUMNS = (
+    Column("run", 0, "left", lambda one: Text(one["run"], "bold")),
+    Column("task", 6, "left", lambda one: _number(one["task"])),
+    Column("scheme", 4, "left", lambda one: _number(one["scheme"])),
+    Column("workers/servers", 8, "right", lambda one: f"{_number(one['workers'])}/{_number(one['servers'])}"),
+    Column("updates", 3, "right", lambda one: _number(one["updates"])),
+    Column("reached", 2, "right", lambda one: _reached(one)),
+    Column("state", 1, "left", lambda one: Text(one["state"], STYLES[one["state"]])),
+    Column("when", 5, "left", lambda one: _when(datetime.fromisoformat(one["started"]))),
+    Column("seconds", 7, "right", lambda one: _number(one["wall_seconds"])),
+)
+
+
+class Listing:
+    """Runs, a line each. Columns that have no room are left out: one cut to two letters would say nothing."""
+
+    def __init__(self, runs: Sequence[RunDirectory]) -> None:
+        self._rows = [[_text(column.cell(one)) for column in COLUMNS] for one in map(summary, runs)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(title="runs", title_justify="left", box=None, padding=(0, 2, 0, 0))
+        fitting = self._fitting(options.max_width)
+        for index in fitting:
+            table.add_column(COLUMNS[index].heading, justify=COLUMNS[index].justify, overflow="fold")
+        for row in self._rows:
+            table.add_row(*(row[index] for index in fitting))
+        yield table
+
+    def _fitting(self, width: int) -> list[int]:
+        wanted = [
+            max(len(column.heading), *(row[index].cell_len for row in self._rows), 0) + 2
+            for index, column in enumerate(COLUMNS)
+        ]
+        kept: list[int] = []
+        for index in sorted(range(len(COLUMNS)), key=lambda index: COLUMNS[index].rank):
+            if kept and sum(wanted[other] for other in kept) + wanted[index] > width:
+                break
+            kept.append(index)
+        return sorted(kept)
+
+
+def listing(runs: Sequence[RunDirectory]) -> Listing:
     """Runs, a line each."""
-    table = Table(title="runs", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("run", style="bold", no_wrap=True)
-    for column in ("task", "scheme"):
-        table.add_column(column)
-    for column in ("workers/servers", "updates", "reached"):
-        table.add_column(column, justify="right")
-    for column in ("state", "when"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("seconds", justify="right")
-    for run in runs:
-        one = summary(run)
-        table.add_row(
-            Text(one["run"]),
-            Text(_number(one["task"])),
-            Text(_number(one["scheme"])),
-            f"{_number(one['workers'])}/{_number(one['servers'])}",
-            _number(one["updates"]),
-            _reached(one),
-            Text(one["state"], style=STYLES[one["state"]]),
-            _when(run.started),
-            _number(one["wall_seconds"]),
-        )
-    return table
+    return Listing(runs)
+
+
+def _text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
 
 
 def detail(run: RunDirectory) -> list[RenderableType]:

@@ -142,6 +142,7 @@ class Link:
         """Wait until everything that was sent on the way is done."""
         if self._silent:
             last = self._silent[-1][0]
+            self._board.awaited[self.rank] = last.index + 1
             self._wait_for(lambda: self.ready(last), "the server")
             self._settled()
 
@@ -168,7 +169,9 @@ class Link:
         self.collect(self.ask(kind, *args))
 
     def ask(self, kind: int, *args: Any) -> Lane:
-        return self._send(kind, args)
+        lane = self._send(kind, args)
+        self._board.awaited[self.rank] = lane.index + 1
+        return lane
 
     def _send(self, method: int, args: tuple[Any, ...]) -> Lane:
         if self._void:
@@ -204,6 +207,7 @@ class Link:
     def collect(self, lane: Lane) -> Any:
         """Wait for a call's answer."""
         index, number, answered = lane.index, self._board.posted[lane.index], self._answered
+        self._board.awaited[self.rank] = index + 1
         if len(answered) == 1:
             first = answered[0]
             self._wait_for(lambda: first[index] == number, "the server")
@@ -261,16 +265,18 @@ class Link:
 class SharedDesk(Desk):
     """A server's desk that writes results where the worker reads them, and marks when it is inside a call."""
 
-    def __init__(self, stage: Stage, shard: int) -> None:
+    def __init__(self, stage: Stage, shard: int, before_answer: Callable[[], None] | None = None) -> None:
         state = stage.shard_state(shard)
         super().__init__(stage.scheme, state, stage.plan.workers, stage.ledger(f"ledger.{shard}."))
         self._stage, self._shard = stage, shard
         self._mark, self._performed = stage.board.mark, stage.board.performed
         self._answered = stage.board.answered[shard]
+        self._to_wake: set[int] = set()
         self._length = stage.layout.notes["length"]
         self._low, self._high = stage.bounds(shard)
         self._cut = stage.plan.servers > 1
         self._lead = shard == 0 and self._cut
+        self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
 
     def order(self, entry: int) -> None:
         """Fix what comes next for all servers; the lead does, and the others follow."""
@@ -292,6 +298,8 @@ class SharedDesk(Desk):
             self.order(lane.index)
         self._mark[self._shard] += 1
         result = super()._perform(rank, call, ticket)
+        if self._before_answer is not None:
+            self._before_answer()
         self.done(lane)
         return result
 
@@ -301,7 +309,15 @@ class SharedDesk(Desk):
         self._performed[self._shard] += 1
         self._answered[lane.index] = board.posted[lane.index]
         self._mark[self._shard] += 1
-        self._stage.bells.ring(lane.rank)
+        fence()
+        if board.awaited[lane.rank] == lane.index + 1:
+            self._to_wake.add(lane.rank)
+
+    def wake(self) -> None:
+        """Wake those whose answers are there, when nothing is left to do: they may want this core."""
+        for rank in self._to_wake:
+            self._stage.bells.ring(rank)
+        self._to_wake.clear()
 
     def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
         self._mark[self._shard] += 1
