@@ -67,6 +67,7 @@ class Board:
         "saved",  # number of the last snapshot that it has taken
         "known",  # the lead server counts it among those present
         "begun",  # has begun its first step once
+        "parted",  # will not come back: no barrier waits for it, whatever the quorum
         "gone",  # has said goodbye
         "awaited",  # 1 + the lane whose answer it waits for
         "direct",  # updates it has made in the shared vector itself
@@ -124,6 +125,7 @@ class Board:
     saved: memoryview
     known: memoryview
     begun: memoryview
+    parted: memoryview
     gone: memoryview
     awaited: memoryview
     direct: memoryview

@@ -28,6 +28,11 @@ from paceline.run import check, execute, planned, ready_task
 from paceline.scheme import Scheme
 from paceline.training import folder_name, train
 
+# options whose name differs from the argument's
+OPTIONS = {
+    **{"checkpoint_steps": "checkpoint-every", "directory": "dir"},
+    **{"hooks": "hook", "faults": "fault", "links": "link"},
+}
 screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
 
 Words = Annotated[
@@ -102,6 +107,8 @@ def train_command(
     """Train for real: one process per role on this machine, parameters in shared memory."""
     if data is not None:
         os.environ["PACELINE_DATA"] = data
+    if resume is not None and task is not None and "=" in task:  # the task is known: this is the first of the words
+        task, words = None, [task, *(words or [])]
     hyper, task_options = split(words or [], train)
     given: dict[str, Any] = {
         "workers": workers,
@@ -220,7 +227,8 @@ def split(words: list[str], of: Callable[..., Any]) -> tuple[dict[str, Any], dic
     task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
     hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
     for key in hyper.keys() & inspect.signature(of).parameters.keys():
-        raise UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{key.replace('_', '-')}")
+        option = OPTIONS.get(key) or key.replace("_", "-")
+        raise UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{option}")
     return hyper, task_options
 
 

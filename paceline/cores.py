@@ -7,6 +7,7 @@ needed for either; a kernel that does not know one of them leaves it as it is.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -32,10 +33,8 @@ class _Attributes(ctypes.Structure):
 
 def compute() -> None:
     """This process computes: when it is woken, whoever runs may finish first."""
-    try:
+    with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:
-        pass
 
 
 def serve() -> None:

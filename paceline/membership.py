@@ -130,6 +130,7 @@ class Membership(View):
         if board.run[STOP]:
             raise Stopped
         snapshots.restore_worker(stage, self.rank, saved)
+        self.worker.rng.set_state(stage.tensor(f"rng.{self.rank}"))
         self._refresh()
         stage.load_overrides()
         self._driver = Driver(stage.scheme, self.worker)
@@ -143,6 +144,7 @@ class Membership(View):
         board.state[rank] = ENDING
         self._keep(FINAL)
         others = [other for other in range(board.workers) if other != rank]
+        board.parted[rank] = 1
         if not self.chief:
             self._end_hooks()
             board.alive[rank] = 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline import checkpoint, config, cores, evaluator, snapshots
-from paceline.board import FAILED, LANES, STOP, Bells, Board
+from paceline.board import FAILED, STOP, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
 from paceline.errors import PacelineError, RunError, UsageError
@@ -29,7 +29,6 @@ from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
 
 KINDS = ("chief", "worker", "server", "evaluator")
-assert LANES
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,6 @@ def main(part: Part, props: Props, control: Control) -> int:
     """Play a role to its end; gives the exit code."""
     plan, board = props.plan, props.board
     torch.set_num_threads(plan.threads)
-    where: list[str] = []
     try:
         bells = Bells(board, props.bells, place(part, plan))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
@@ -147,12 +145,12 @@ def main(part: Part, props: Props, control: Control) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return 0
-        _report(part, props, control, error, where)
+        _report(part, props, control, error)
         return 1
     return 0
 
 
-def _report(part: Part, props: Props, control: Control, error: BaseException, where: list[str]) -> None:
+def _report(part: Part, props: Props, control: Control, error: BaseException) -> None:
     """Tell the launcher, and let everybody else end."""
     traceback.print_exc()
     sys.stderr.flush()

@@ -6,7 +6,7 @@ from paceline import config, snapshots
 from paceline.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.ops import Call
 from paceline.stage import Stage
-from paceline.transports.shared import GENERATIONS, JOINED, LEFT, SAVE, SET, Lane, SharedDesk, received
+from paceline.transports.shared import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, Lane, SharedDesk, received
 from paceline.wire import encode
 
 
@@ -98,9 +98,10 @@ class Server:
                 if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
                     self._known[rank] = int(present)
                     continue
+                kind = JOINED if present else PARTED if self.board.parted[rank] else LEFT
                 if self._several:
-                    self.desk.order((JOINED if present else LEFT) - 10 * rank)
-                self._member(rank, present)
+                    self.desk.order(kind - 10 * rank)
+                self._member(rank, kind)
         for index in self._new():
             if self._due(index):
                 moved = True
@@ -149,8 +150,9 @@ class Server:
             lane.reply[1 : 1 + len(words)] = words
         self.desk.done(lane)
 
-    def _member(self, rank: int, present: bool) -> None:
-        """A worker came or went."""
+    def _member(self, rank: int, kind: int) -> None:
+        """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
+        present = kind == JOINED
         for number in range(LANES):
             index = self.board.lane(rank, number)
             if not present:  # what a dead worker had posted is void
@@ -160,7 +162,7 @@ class Server:
         if present:
             self.desk.joined(rank, quorum=self._shrink)
         else:
-            self.desk.left(rank, quorum=self._shrink)
+            self.desk.left(rank, quorum=self._shrink or kind == PARTED)
         self.stage.bells.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
     def _follow(self) -> bool:
@@ -171,7 +173,7 @@ class Server:
             entry = board.ring[board.performed[self.shard] % len(board.ring)]
             if entry < 0:
                 rank, kind = divmod(-entry, 10)
-                self._member(rank, -kind == JOINED)
+                self._member(rank, -kind)
                 continue
             lane = self._lanes[entry]
             request = received(self.stage, lane, self._methods, self._bounds)

@@ -40,8 +40,10 @@ class RealSession(Membership):
         self.device = stage.device(rank)
         self.worker = Worker(rank, stage.plan.workers, self._on_device(), stage.plan.seed)
         self.worker.t = self.board.t[rank]
-        if self.worker.t:  # back, or gone on from a checkpoint: not the numbers of the beginning once more
+        if self.board.begun[rank]:  # back from the dead: not the numbers of its first life once more
             self.worker.rng.manual_seed(mixed(stage.plan.seed, "worker", rank, "again", self.worker.t))
+        elif self.worker.t:
+            self.worker.rng.set_state(stage.tensor(f"rng.{rank}"))
         self.buffers = stage.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
         self._driver = Driver(stage.scheme, self.worker)
@@ -238,9 +240,9 @@ class RealSession(Membership):
         goal = board.get("goal")
         if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
             self.stage.bells.wait(lambda: self.stage.updates >= goal or self._interrupted())
-        if board.run[STOP] == RUNNING and goal >= 0 and (link is None or self.stage.direct()):
-            if self.stage.updates >= goal:
-                self._set_stop(STOPPING)
+        counts_itself = link is None or self.stage.direct()
+        if board.run[STOP] == RUNNING and counts_itself and 0 <= goal <= self.stage.updates:
+            self._set_stop(STOPPING)
         if board.run[STOP] or self._leaving is not None:
             return False
         board.state[rank] = TRAINING

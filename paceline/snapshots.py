@@ -25,6 +25,13 @@ from paceline.state import Vector
 KEEP = "keep."
 
 
+def _own(stage: Stage, rank: int) -> list[str]:
+    """The names of a worker's part."""
+    whole = {f"rng.{rank}", f"person.{rank}"}
+    prefixes = (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.")
+    return [name for name in stage.layout.places if name in whole or name.startswith(prefixes)]
+
+
 def keep_worker(stage: Stage, rank: int, generator: torch.Generator | None) -> None:
     """Copy a worker's part aside; it stands between two steps."""
     board = stage.board
@@ -32,8 +39,8 @@ def keep_worker(stage: Stage, rank: int, generator: torch.Generator | None) -> N
         stage.tensor(f"rng.{rank}").copy_(generator.get_state())
     counted = [board.t[rank], board.gradients[rank], board.samples[rank]]
     stage.tensor(f"person.{rank}").copy_(torch.tensor(counted))
-    for prefix in (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.", f"rng.{rank}", f"person.{rank}"):
-        _copy(stage, prefix)
+    for name in _own(stage, rank):
+        stage.tensor(KEEP + name).copy_(stage.tensor(name))
 
 
 def keep_shard(stage: Stage, shard: int) -> None:
@@ -149,10 +156,8 @@ def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:
 def restore_worker(stage: Stage, rank: int, saved: Checkpoint) -> None:
     """A worker's part as it was in the checkpoint."""
     board = stage.board
-    for prefix in (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.", f"rng.{rank}", f"person.{rank}"):
-        for name in stage.layout.places:
-            if name.startswith(prefix):
-                stage.tensor(name).copy_(saved.tensors[name])
+    for name in _own(stage, rank):
+        stage.tensor(name).copy_(saved.tensors[name])
     board.t[rank], board.gradients[rank], board.samples[rank] = stage.tensor(f"person.{rank}").tolist()
     board.direct[rank] = 0
 

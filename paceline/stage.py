@@ -19,6 +19,7 @@ from paceline.memory import WORD, Layout, Segment
 from paceline.plan import Plan
 from paceline.result import Staleness
 from paceline.scheme import Scheme
+from paceline.seeds import mixed
 from paceline.state import State, Vector
 
 LANE_VECTORS = 4  # a call may carry so many vectors each way, and
@@ -52,7 +53,6 @@ class Stage:
         """Decide where everything lies, and make the memory so large. Only the chief does this."""
         plan, scheme, layout = self.plan, self.scheme, Layout()
         cap = LANE_VECTORS * x0.numel() * x0.element_size() + LANE_BYTES
-        generator = torch.Generator().get_state()
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
         saved: dict[str, Tensor] = {}
         if scheme.methods:
@@ -75,7 +75,8 @@ class Stage:
             cells = scheme.worker(x0, plan.workers)
             saved |= {f"worker.{rank}.{name}": cells.cell(name) for name in cells}
             saved |= {f"buffer.{rank}.{name}": buffer for name, buffer in buffers.items()}
-            saved[f"rng.{rank}"] = generator
+            stream = torch.Generator().manual_seed(mixed(plan.seed, "worker", rank))
+            saved[f"rng.{rank}"] = stream.get_state()
             saved[f"person.{rank}"] = torch.zeros(3, dtype=torch.int64)  # t, gradients, samples
             for number in range(2):
                 layout.like(f"grad.{rank}.{number}", x0)

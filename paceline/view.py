@@ -120,8 +120,10 @@ class View:
             self.stage.bells.ring_all()
         while not condition():  # others do not ring for what a hook waits for: look now and then
             self.stage.bells.wait(lambda: bool(condition() or self._interrupted()), 0.02)
-            if self._interrupted() and not condition():
+            if self.board.run[STOP] and not condition():
                 raise Stopped
+            if self._interrupted():
+                self._return()
         if away:
             self._join()
 
@@ -140,3 +142,6 @@ class View:
 
     def _join(self) -> None:
         """Be counted again."""
+
+    def _return(self) -> None:
+        """Go back to a checkpoint with the run."""

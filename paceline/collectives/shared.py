@@ -174,7 +174,7 @@ class SharedMeans:
             taken = any(board.row_valid[d] and board.joint[d][other] == board.at_seq[other] for d in members)
             if here and not taken and (alive[other] or self._hold):
                 present.append(other)
-            elif (alive[other] or self._hold) and not board.gone[other]:
+            elif (alive[other] or self._hold) and not board.parted[other]:
                 return False
         shapes = {board.at_shape[other] for other in present}
         if len(shapes) > 1:

@@ -18,8 +18,8 @@ from paceline.scheme import Count, Rate
 class SummarySaver(Checked):
     """Writes loss, speed and staleness for TensorBoard, into `summaries` of the run directory.
 
-    Every `every` updates (100 if nothing is said) or `seconds`. Real runs have it by default, once a second. The loss is
-    that of the chief's last mini-batch; metrics on test data come from the hook `validation`.
+    Every `every` updates (100 if nothing is said) or `seconds`. Real runs have it by default, once a second. The loss
+    is that of the chief's last mini-batch; metrics on test data come from the hook `validation`.
     """
 
     every: Count | None = None

@@ -1,6 +1,6 @@
 """A launcher in a process of its own, for callers that cannot be one: a notebook has threads, a script has computed.
 
-The caller starts `python -m paceline.launchers.apart` with two inherited descriptors, hears of the run in JSON lines,
+The caller starts `python -m paceline.launchers` with two inherited descriptors, hears of the run in JSON lines,
 and hands Ctrl-C on. If the caller dies, the launcher ends the run in order.
 """
 
@@ -33,7 +33,7 @@ def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[
     """Run a plan through a launcher of its own; raises what the run raised."""
     ours, theirs = socket.socketpair()
     descriptor = carry.packed(objects)
-    command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(descriptor), str(os.getpid())]
+    command = [sys.executable, "-m", "paceline.launchers", str(theirs.fileno()), str(descriptor), str(os.getpid())]
     paths = os.pathsep.join(path for path in sys.path if path)  # what the caller can import, its objects may need
     process = subprocess.Popen(
         command,
@@ -125,7 +125,3 @@ def main() -> int:
         control.send({"error": told})
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

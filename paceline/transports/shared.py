@@ -24,7 +24,8 @@ from paceline.stage import HEAD_WORDS, Stage
 from paceline.state import State
 from paceline.wire import decode, encode
 
-SAVE, SET, LEFT, JOINED = -1, -2, -3, -4  # what a worker may ask for beside the scheme's own methods
+SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
+LEFT, JOINED, PARTED = -3, -4, -5  # what may befall it
 READS = 16  # tries to read while nobody writes, before the server is asked
 GENERATIONS = 1 << 32
 
