@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,9 @@ def train_command(
     best: Annotated[str | None, typer.Option(help="The metric by which the best checkpoint is kept.")] = None,
     every: Annotated[int | None, typer.Option(help="The chief evaluates every so many updates.")] = None,
     curvature: Annotated[float | None, typer.Option(help="Of the loss, for stability warnings.")] = None,
+    summaries: Annotated[
+        bool | None, typer.Option("--summaries/--no-summaries", help="For TensorBoard. Default: yes.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="A directory with data sets (or set PACELINE_DATA).")] = None,
     as_json: AsJson = False,
     plain: Plain = False,
@@ -108,7 +112,7 @@ def train_command(
     if data is not None:
         os.environ["PACELINE_DATA"] = data
     if resume is not None and task is not None and "=" in task:  # the task is known: this is the first of the words
-        task, words = None, [task, *(words or [])]
+        words, task = [task, *(words or [])], None
     hyper, task_options = split(words or [], train)
     given: dict[str, Any] = {
         "workers": workers,
@@ -121,6 +125,7 @@ def train_command(
         "patience": patience,
         "restarts": restarts,
         "start": start,
+        "summaries": summaries,
         "device": device,
         "threads": threads,
         "feed": feed,
@@ -146,7 +151,7 @@ def train_command(
     else:
         if task is None:
             raise UsageError("what is to be trained? give a task (`paceline list tasks`), or --resume RUN")
-        if steps is None and seconds is None and not hook:
+        if steps is None and seconds is None and not any(one.startswith("stop-at-step") for one in hook or []):
             settings["steps"] = 1000
         name = f"{task}-{scheme or 'sync'}"
         plan, chosen, _ = planned(task, scheme or "sync", hooks=hook or [], hyper=hyper, **settings)
@@ -266,7 +271,10 @@ def conduct(
             result = execute(plan, scheme, objects, tell=tell, watch=display.update)
     except KeyboardInterrupt:
         path = escape(str(place.path))
-        again = f"run {escape(plan.script[0])} --resume --dir {path}" if plan.script else f"train --resume {path}"
+        again = f"train --resume {path}"
+        if plan.script:
+            chosen = f" --scheme {plan.scheme}" if plan.scheme else ""
+            again = f"run --workers {plan.workers}{chosen} --resume --dir {path} {escape(shlex.join(plan.script))}"
         messages.print(f"interrupted; go on with: paceline {again}", soft_wrap=True)
         raise typer.Exit(130) from None
     except RunError as error:

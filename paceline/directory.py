@@ -26,7 +26,7 @@ from paceline import durable
 from paceline.errors import DataError, UsageError
 
 RUNS = Path("runs")
-State = Literal["running", "done", "failed", "broken off"]
+State = Literal["running", "done", "interrupted", "failed", "broken off"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ class RunDirectory:
             result = None
         if result is None:
             return "broken off"
-        return "failed" if result.get("error") else "done"
+        if result.get("error"):
+            return "failed"
+        return "interrupted" if result.get("stopped") == "interrupted" else "done"
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """What was asked for."""

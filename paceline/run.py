@@ -22,6 +22,7 @@ from paceline.plan import Plan
 from paceline.report.live import Status
 from paceline.result import Point, Result, Staleness
 from paceline.scheme import Scheme
+from paceline.state import Vector
 from paceline.task import Task
 from paceline.values import converted
 from paceline.watching import Watcher
@@ -123,9 +124,11 @@ def execute(
     directory.logs.mkdir(exist_ok=True)
     began = time.monotonic_ns()
     with directory.lock():
-        first = _checked_checkpoint(plan, scheme, directory)
+        x0 = None
         if not plan.script:
-            objects = objects | {"ready": ready_task(plan, objects)}
+            ready = ready_task(plan, objects)
+            objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
+        first = _checked_checkpoint(plan, scheme, directory, x0)
         before = directory.history()
         directory.write_plan(dataclasses.asdict(plan))
         (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
@@ -159,11 +162,11 @@ def _due_at_the_end(plan: Plan, result: Result) -> bool:
     return due and not any(point.update == result.updates and "loss" in point.metrics for point in result.history)
 
 
-def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory) -> Checkpoint | None:
+def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory, x0: Vector | None) -> Checkpoint | None:
     """What the run goes on from. One of another run is refused before this plan takes the place of its own."""
     found = checkpoint.newest(directory.checkpoints, lambda _: None)  # of damaged ones the chief will tell
     if found is not None and not plan.script:
-        snapshots.check(plan, scheme, found)
+        snapshots.check(plan, scheme, found, x0)
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from paceline.board import FAILED, STOP, fence
 from paceline.checkpoint import Checkpoint
 from paceline.config import hyper_of
 from paceline.errors import DataError, UsageError
+from paceline.plan import Plan
+from paceline.scheme import Scheme
 from paceline.stage import Stage
 from paceline.state import Vector
 
@@ -132,14 +133,30 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor]) -> Path:
     return path
 
 
-def check(stage_plan: Any, scheme: Any, saved: Checkpoint) -> None:
+def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = None) -> None:
     """Refuse a checkpoint that is of another run than the one that is to go on with it."""
     found = saved.numbers
-    for name, wanted in (("scheme", scheme.name), ("workers", stage_plan.workers)):
+    for name, wanted in (("scheme", scheme.name), ("workers", stage_plan.workers), ("task", stage_plan.task)):
         if found.get(name) != wanted:
             raise UsageError(
                 f"{saved.path} was written with {name} {found.get(name)!r}; it cannot go on with {wanted!r}"
             )
+    if x0 is None:
+        return
+    parts = {"worker.0.": scheme.worker(x0, stage_plan.workers)}
+    if scheme.methods:
+        parts["server."] = scheme.server(x0, stage_plan.workers)
+    for prefix, state in parts.items():
+        vectors = state.vectors(scheme.uncut) if prefix == "server." else set(state)
+        for cell in state:
+            name = prefix + (cell if cell in vectors else f"0.{cell}")
+            there = saved.tensors.get(name)
+            if there is None or there.shape != state.cell(cell).shape:
+                found_there = "missing" if there is None else tuple(there.shape)
+                raise UsageError(
+                    f"{saved.path} does not fit these settings: its cell {name!r} is {found_there}; "
+                    "the model and the rules must stay as they were"
+                )
 
 
 def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:

@@ -18,7 +18,7 @@ from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.launchers.apart import launch
-from paceline.plan import Quorum
+from paceline.plan import Quorum, Start
 from paceline.report.live import Display, Status
 from paceline.result import Result
 from paceline.run import planned
@@ -40,6 +40,7 @@ def train(
     quorum: Quorum = "shrink",
     patience: float = 30.0,
     restarts: int = 3,
+    start: Start = "fork",
     device: str = "cpu",
     threads: int = 1,
     feed: Feed | None = None,
@@ -56,6 +57,7 @@ def train(
     eval_steps: int | None = None,
     best: str = "",
     every: int = 0,
+    summaries: bool = True,
     curvature: float | None = None,
     say: Callable[[str], None] | None = None,
     watch: Callable[[Status], None] | None = None,
@@ -84,6 +86,7 @@ def train(
         quorum=quorum,
         patience=patience,
         restarts=restarts,
+        start=start,
         device=device,
         threads=threads,
         feed=feed,
@@ -98,6 +101,7 @@ def train(
         eval_steps=eval_steps,
         best=best,
         every=every,
+        summaries=summaries,
         curvature=curvature,
     )
     if checkpoint_seconds is None:

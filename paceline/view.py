@@ -41,7 +41,8 @@ class View:
 
     @property
     def updates(self) -> int:
-        if self._link is None:  # everybody has the centre: by another's count, schedules would differ among workers
+        # without a server all who take part have the centre: by another's count, schedules would differ among workers
+        if self._link is None and self.board.alive[self.rank]:
             return int(self.worker.state.v)
         return self.stage.updates
 

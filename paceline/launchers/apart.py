@@ -31,8 +31,8 @@ Tell = Callable[[str, str], None]
 
 def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
     """Run a plan through a launcher of its own; raises what the run raised."""
-    ours, theirs = socket.socketpair()
     descriptor = carry.packed(objects)
+    ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "paceline.launchers", str(theirs.fileno()), str(descriptor), str(os.getpid())]
     paths = os.pathsep.join(path for path in sys.path if path)  # what the caller can import, its objects may need
     process = subprocess.Popen(

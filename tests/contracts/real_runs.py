@@ -41,5 +41,8 @@ def servers(name: str, wanted: int) -> int:
 
 
 def enough_updates(name: str) -> int:
-    """To be past the steep part of the curve, where the order of two pushes makes a difference."""
+    """To be past the steep part of the curve, where the order of two pushes makes a difference; where order is fixed,
+    no difference is allowed at all."""
+    if not default(name).asynchronous:
+        return 60
     return 300 if getattr(default(name), "window", 1) < 10 else 150

@@ -28,6 +28,7 @@ from paceline.run import execute, planned
 
 BACK = 10.0  # seconds within which a killed role must be at work again
 Kill = str | tuple[str, signal.Signals]  # a role's name, and a signal other than SIGKILL
+LIMIT = 60.0  # seconds that any run may take; past them it hangs
 LINGER = 0.05  # seconds of a step near the goal, while faults are still to come
 
 
@@ -170,15 +171,16 @@ def run(
     place = RunDirectory.open(directory) if resume else RunDirectory.create(directory, "run")
     plan = dataclasses.replace(plan, directory=str(place.path), title="test")
     place.write_plan(dataclasses.asdict(dataclasses.replace(plan, hooks=[])))
-    story = Story(place)
+    story, began = Story(place), time.monotonic()
     look = Watch(story, kills, seed, first, gap, gate)
 
     def looking(status: Status) -> None:
+        seen = [(role.name, role.state, role.step) for role in status.roles]
+        assert time.monotonic() < began + LIMIT, f"the run hangs at update {status.updates}: {seen}"
         look(status)
         if watch is not None:
             watch(status)
 
-    began = time.monotonic()
     try:
         story.result = execute(plan, chosen, objects, tell=lambda _, text: story.said.append(text), watch=looking)
     except (Exception, KeyboardInterrupt) as error:

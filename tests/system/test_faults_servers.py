@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,13 @@ STEPS, EVERY = 400, 100
 
 def die_if_told(victim: str, s: State) -> None:
     """Spoil half of x and be gone, if this process is the one that the file names; well between two checkpoints."""
-    path = Path(victim)
-    if EVERY // 2 <= s.v % EVERY < EVERY - 20 and path.exists() and path.read_text() == str(os.getpid()):
-        path.unlink()
+    if not EVERY // 2 <= s.v % EVERY < EVERY - 20:
+        return
+    named = ""
+    with suppress(FileNotFoundError):  # another server may be the victim, and take the file with it
+        named = Path(victim).read_text()
+    if named == str(os.getpid()):
+        Path(victim).unlink()
         s.x[: len(s.x) // 2] = 1e6
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,0 +1,335 @@
+"""`paceline.train` and `train_and_evaluate` from Python: the launcher is a process of its own, objects come along."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import children, until
+from torch import Tensor
+
+import paceline
+from paceline import Batch, Hook, Task, UsageError, checkpoint
+from paceline.hook import Session
+from paceline.report.live import Status
+from paceline.result import Result
+from paceline.state import Vector
+from paceline.training import EvalSpec, TrainSpec, train_and_evaluate
+
+MINE = '''
+import json, sys
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import paceline
+from paceline.scheme import Rate, Scheme, on_server
+
+x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+task = paceline.TorchTask(lambda: nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), batch=8, name="sums")
+
+
+@dataclass(frozen=True)
+class Mine(Scheme, name="mine"):
+    """Of the script's own."""
+
+    lr: Rate = 0.1
+
+    @on_server
+    def push(self, s, g):
+        s.x -= self.lr * g
+        s.v += 1
+        return s.x
+
+    async def step(self, w):
+        w.x = await self.push(await w.grad(w.x))
+
+
+@dataclass
+class Told(paceline.Hook):
+    """Says what a lambda of the script gives."""
+
+    what: object = None
+
+    def end(self, session):
+        session.say(f"worker:{session.worker.rank} says {self.what(session)}")
+
+
+if __name__ == "__main__":
+    said = []
+    hook = Told(lambda session: session.updates + 1)
+    run = paceline.train(task, Mine(lr=0.05), workers=2, servers=2, steps=40, hooks=[hook], say=said.append)
+    one = paceline.train(task, Mine, workers=1, steps=40, directory="one", lr=0.2)
+    virtual = paceline.simulate(task, Mine, workers=1, steps=40, lr=0.2)
+    print(json.dumps({"run": run.as_dict(), "said": said, "same": one.digest == virtual.digest}))
+'''
+
+
+def check_told(out: str) -> None:
+    told = json.loads(out)
+    run = told["run"]
+    assert (run["task"], run["scheme"], run["updates"], run["hyper"]) == ("sums", "mine", 40, {"lr": 0.05})
+    assert run["servers"] == 2
+    assert sorted(told["said"])[-2:] == ["worker:0 says 41", "worker:1 says 41"]
+    assert told["same"] is True
+
+
+def test_objects_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    check_told(ran.stdout)
+    plan = json.loads((tmp_path / "runs/sums-mine-001/plan.json").read_text(encoding="utf-8"))
+    assert (plan["task"], plan["scheme"]) == (None, None)
+
+
+def test_objects_of_a_session_without_any_file(tmp_path: Path) -> None:
+    """As in a notebook: the program comes through a pipe."""
+    ran = subprocess.run(
+        [sys.executable, "-"], input=MINE, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    check_told(ran.stdout)
+
+
+# the result, and what becomes of errors
+
+
+def test_the_result_is_that_of_the_command_and_watched_on_the_way(tmp_path: Path) -> None:
+    seen: list[Status] = []
+    result = paceline.train(
+        "digits-mlp", "sync", workers=2, steps=30, seed=3, directory=tmp_path / "run", every=10, watch=seen.append
+    )
+    virtual = paceline.simulate("digits-mlp", "sync", workers=2, steps=30, seed=3)
+    assert (result.digest, result.metrics) == (virtual.digest, virtual.metrics)
+    assert torch.equal(result.vector, virtual.vector)
+    assert result.directory == str(tmp_path / "run")
+    assert json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8")) == result.as_dict()
+    assert [point.update for point in result.history][-1] == 30
+    assert {role.name for role in seen[-1].roles} == {"chief", "worker:1", "server:0"}
+    assert seen[-1].updates == 30
+    more = paceline.train("digits-mlp", "sync", workers=2, steps=50, seed=3, directory=tmp_path / "run", resume=True)
+    assert more.digest == paceline.simulate("digits-mlp", "sync", workers=2, steps=50, seed=3).digest
+
+
+def test_an_error_carries_what_was_reached(tmp_path: Path) -> None:
+    with pytest.raises(paceline.errors.LossError, match="the loss is inf") as raised:
+        paceline.train("toy", "async", lr=3.0, workers=2, checkpoint_steps=5, directory=tmp_path, say=lambda _: None)
+    reached = raised.value.result
+    assert isinstance(reached, Result)
+    assert reached.gradients > 0
+    assert any("log" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"workers": "two"}, "workers must be a whole number, not 'two'"),
+        ({"steps": None}, "nothing would end this run"),
+        ({"resume": True}, "give its directory"),
+        ({"quorum": "half"}, "quorum must be one of shrink, hold"),
+        ({"lr": "much"}, "lr must be a number"),
+        ({"windo": 3}, "no hyper-parameter"),
+        ({"task": "digits-mpl"}, "did you mean 'digits-mlp'?"),
+        ({"hooks": "valdation"}, "did you mean 'validation'?"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_mistake_is_told_before_anything_is_started(
+    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=said):
+        paceline.train(**({"task": "digits-mlp"} | settings))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_cannot_be_handed_over_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "open").open("w") as file:
+
+        @dataclass
+        class Holds(Hook, name="holds"):
+            what: Any = file
+
+        with pytest.raises(UsageError, match="cannot be handed to other processes"):
+            paceline.train("toy", "sgd", steps=3, hooks=[Holds()], directory=tmp_path / "run")
+
+
+def test_a_watcher_that_breaks_ends_the_run(tmp_path: Path) -> None:
+    def broken(status: Status) -> None:
+        if status.updates:
+            raise ZeroDivisionError("in my watcher")
+
+    with pytest.raises(ZeroDivisionError):
+        paceline.train("digits-mlp", "async", steps=100_000_000, directory=tmp_path, watch=broken)
+    assert not any("apart" in name for name in map(command_of, children()))
+    saved = checkpoint.newest(tmp_path / "checkpoints", lambda _: None)
+    assert saved is not None
+    assert saved.step > 0
+
+
+# the end of the caller
+
+ENDLESS = """
+import sys
+
+import paceline
+
+try:
+    paceline.train("digits-mlp", "async", workers=2, steps=10**9, directory="run", checkpoint_steps=200)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A script that trains, and the launcher and roles that it has, once they have trained a while."""
+    command = [sys.executable, "-c", ENDLESS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            until(lambda: max(checkpoint.steps(tmp_path / "run/checkpoints"), default=0) > 0, 60, "a checkpoint")
+            (launcher,) = children(process.pid)
+            roles = children(launcher)
+            assert len(roles) == 3
+            yield process, [launcher, *roles]
+        finally:
+            process.kill()
+
+
+def test_control_c_ends_in_order(caller: tuple[subprocess.Popen[str], list[int]], tmp_path: Path) -> None:
+    process, others = caller
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == "interrupted\n"
+    assert "ending in order" in err
+    assert all(map(is_gone, others))
+    result = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
+    assert result["stopped"] == "interrupted"
+    saved = checkpoint.newest(tmp_path / "run/checkpoints", lambda _: None)
+    assert saved is not None
+    assert saved.step == result["updates"]
+
+
+def test_the_death_of_the_caller_ends_all(caller: tuple[subprocess.Popen[str], list[int]], tmp_path: Path) -> None:
+    process, others = caller
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: all(map(is_gone, others)), 60, "the end of the launcher and its roles")
+    assert (tmp_path / "run/result.json").exists()  # the launcher ended in order
+
+
+# train_and_evaluate
+
+
+class Finite(Task):
+    """Walks towards zero; has so many mini-batches and no more."""
+
+    name, batch = "finite", 1
+
+    def __init__(self, batches: int) -> None:
+        self.number = batches
+
+    def start(self, seed: int) -> Vector:
+        return torch.ones(2)
+
+    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
+        for number in count(first):
+            if number == self.number:
+                return
+            yield Batch((), 1, number)
+
+    def grad(
+        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, Vector]:
+        out = torch.empty_like(x) if out is None else out
+        out.copy_(x)
+        return float(x.square().sum()), out
+
+    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        return {"loss": float(x.square().sum())}
+
+
+def quiet(text: str) -> None: ...
+
+
+@pytest.mark.parametrize(("scheme", "workers", "updates"), [("sgd", 1, 30), ("async", 3, 90)])
+def test_it_ends_when_the_data_run_out(scheme: str, workers: int, updates: int, tmp_path: Path) -> None:
+    spec = TrainSpec(Finite(30), scheme, max_steps=1_000_000)
+    result = train_and_evaluate(spec, workers=workers, directory=tmp_path, say=quiet)
+    assert result.updates == updates
+    assert result.history[-1].update == updates
+    assert result.history[-1].metrics == result.metrics
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    assert (best.metric, best.step) == ("loss", updates)  # it always falls
+
+
+@dataclass
+class Slowly(Hook, name="slowly"):
+    """A step takes a while: several evaluations fit into the run."""
+
+    seconds: float = 0.01
+
+    def before_step(self, session: Session) -> None:
+        signal.sigtimedwait([], self.seconds)
+
+
+def test_training_and_evaluation_side_by_side(tmp_path: Path) -> None:
+    spec = TrainSpec("digits-mlp", "downpour", max_steps=60, hooks=(Slowly(),), hyper={"lr": 0.2})
+    evaluation = EvalSpec(steps=3, metric="loss")
+    settings: dict[str, Any] = {"workers": 2, "checkpoint_steps": 10, "say": quiet}
+    result = train_and_evaluate(spec, evaluation, directory=tmp_path, **settings)
+    points = [point for point in result.history if "loss" in point.metrics]
+    assert points[-1].update == result.updates == 60
+    assert len(points) >= 3
+    assert all((point.metrics["accuracy"] * 96).is_integer() for point in points)  # three batches of 32
+    assert result.hyper["lr"] == 0.2
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    assert (best.metric, best.value) == ("loss", min(point.metrics["loss"] for point in points))
+
+
+def test_one_worker_and_evaluations_far_apart(tmp_path: Path) -> None:
+    spec = TrainSpec("digits-mlp", "sgd", max_steps=60)
+    far = EvalSpec(throttle=60.0)
+    result = train_and_evaluate(spec, far, directory=tmp_path, checkpoint_steps=5, say=quiet)
+    assert result.workers == 1
+    updates = [point.update for point in result.history]
+    assert len(updates) <= 2
+    assert updates[-1] == 60
+    assert result.digest == paceline.simulate("digits-mlp", "sgd", steps=60).digest
+
+
+def test_a_task_without_samples_cannot_be_evaluated_in_part(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leave eval_steps away"):
+        train_and_evaluate(TrainSpec("toy", "sgd", max_steps=5), EvalSpec(steps=1), directory=tmp_path, say=quiet)

@@ -1,0 +1,194 @@
+"""Means between forked processes: weights, groups, and the death of a member on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from theatre import PATIENCE, Company, Theatre, waiting
+
+from paceline.collectives.shared import SMALL, SharedMeans
+from paceline.errors import SchemeError
+from paceline.ops import Mean
+from paceline.scheme import Scheme
+from paceline.state import Vector, mean_of
+
+LARGE = SMALL // 4 + 3  # numbers of 4 bytes: more than one core adds up alone, and cut unevenly
+
+
+@dataclass(frozen=True)
+class Plain(Scheme, name="plain"):
+    """Has no server."""
+
+
+class Band(Theatre):
+    """Workers that come to means; what each takes home stays in its row of `results`."""
+
+    def __init__(self, length: int, workers: int = 3, **plan: str) -> None:
+        super().__init__(Plain(), torch.zeros(length), workers=workers, servers=0, **plan)
+        self.results = torch.zeros(workers, length).share_memory_()
+
+    def means(self, rank: int) -> SharedMeans:
+        stage = self.stage(rank)
+        return SharedMeans(stage, rank, waiting(stage))
+
+    def until(self, rank: int, ready: Callable[[], bool]) -> None:
+        assert self.stage(rank).bells.wait(ready, PATIENCE)
+
+    def at_mean(self, rank: int, weight: float = 1.0, among: Sequence[int] | None = None) -> None:
+        op = Mean(vector_of(rank, self.results.shape[1]), weight, None if among is None else tuple(among))
+        self.results[rank] = self.means(rank).mean(op, first=True)
+
+
+def vector_of(rank: int, length: int, number: int = 0) -> Vector:
+    return torch.randn(length, generator=torch.Generator().manual_seed(100 * number + rank))
+
+
+lengths = pytest.mark.parametrize("length", [5, LARGE], ids=["small", "large"])
+
+
+@lengths
+def test_everybody_gets_the_same_bits(length: int) -> None:
+    band = Band(length)
+    assert Company(*(lambda r=rank: band.at_mean(r) for rank in range(3))).end() == [0, 0, 0]
+    expected = mean_of([vector_of(rank, length) for rank in range(3)], [1.0] * 3)
+    assert all(torch.equal(row, expected) for row in band.results)
+    band.close()
+
+
+@lengths
+def test_weights(length: int) -> None:
+    band, weights = Band(length), [0.5, 2.0, 0.25]
+    assert Company(*(lambda r=rank: band.at_mean(r, weights[r]) for rank in range(3))).end() == [0, 0, 0]
+    expected = mean_of([vector_of(rank, length) for rank in range(3)], weights)
+    assert all(torch.equal(row, expected) for row in band.results)
+    band.close()
+
+
+@lengths
+def test_groups_do_not_wait_for_each_other(length: int) -> None:
+    band = Band(length, workers=4)
+    first = Company(*(lambda r=rank: band.at_mean(r, among=(1, 3)) for rank in (1, 3)))
+    assert first.end() == [0, 0]
+    second = Company(*(lambda r=rank: band.at_mean(r, among=(0, 2)) for rank in (0, 2)))
+    assert second.end() == [0, 0]
+    for group in ((0, 2), (1, 3)):
+        expected = mean_of([vector_of(rank, length) for rank in group], [1.0, 1.0])
+        assert all(torch.equal(band.results[rank], expected) for rank in group)
+    band.close()
+
+
+@pytest.mark.parametrize(("length", "rounds"), [(5, 400), (LARGE, 30)], ids=["small", "large"])
+def test_many_in_a_row(length: int, rounds: int) -> None:
+    """Nobody may overwrite what another still reads: the quickest is as far ahead as it can be."""
+    band = Band(length)
+
+    def play(rank: int) -> None:
+        means = band.means(rank)
+        for number in range(rounds):
+            result = means.mean(Mean(vector_of(rank, length, number), 1.0, None), first=True)
+            expected = mean_of([vector_of(other, length, number) for other in range(3)], [1.0] * 3)
+            assert torch.equal(result, expected), f"worker {rank}, mean {number}"
+
+    assert Company(*(lambda r=rank: play(r) for rank in range(3))).end() == [0, 0, 0]
+    band.close()
+
+
+@lengths
+def test_a_member_that_dies_before_it_arrives_is_not_waited_for(length: int) -> None:
+    band = Band(length)
+    others = Company(*(lambda r=rank: band.at_mean(r) for rank in range(2)))
+    band.died(2)
+    assert others.end() == [0, 0]
+    expected = mean_of([vector_of(rank, length) for rank in range(2)], [1.0, 1.0])
+    assert all(torch.equal(band.results[rank], expected) for rank in range(2))
+    band.close()
+
+
+@lengths
+def test_a_member_that_dies_before_the_decision_is_left_out(length: int) -> None:
+    band = Band(length)
+
+    def arrive_and_die() -> None:
+        band.means(2).arrive(Mean(vector_of(2, length), 1.0, None), first=True)
+        os._exit(9)
+
+    assert Company(arrive_and_die).end() == [9]
+    band.died(2)
+    assert Company(*(lambda r=rank: band.at_mean(r) for rank in range(2))).end() == [0, 0]
+    expected = mean_of([vector_of(rank, length) for rank in range(2)], [1.0, 1.0])
+    assert all(torch.equal(band.results[rank], expected) for rank in range(2))
+    band.close()
+
+
+@lengths
+@pytest.mark.parametrize("victim", [0, 2], ids=["who decided", "another"])
+def test_a_member_that_dies_after_the_decision_still_counts(length: int, victim: int) -> None:
+    """Its vector lies in shared memory; its slice is done by another."""
+    band = Band(length)
+
+    def die_in_the_middle() -> None:
+        means = band.means(victim)
+        meeting = means.arrive(Mean(vector_of(victim, length), 1.0, None), first=True)
+        band.until(victim, lambda: means._decided(meeting) or means._decide(meeting))
+        os._exit(9)
+
+    rest = [rank for rank in range(3) if rank != victim]
+    company = Company(die_in_the_middle, *(lambda r=rank: band.at_mean(r) for rank in rest))
+    assert company.end(0) == [9]
+    band.died(victim)
+    assert company.end(1, 2) == [0, 0]
+    expected = mean_of([vector_of(rank, length) for rank in range(3)], [1.0] * 3)
+    assert all(torch.equal(band.results[rank], expected) for rank in rest)
+    band.close()
+
+
+def test_under_hold_the_dead_are_waited_for() -> None:
+    band = Band(5, quorum="hold")
+    others = Company(*(lambda r=rank: band.at_mean(r) for rank in range(2)))
+    band.died(2)
+    band.until(2, lambda: bool(band.board.at_seq[0] and band.board.at_seq[1]))
+    assert not any(band.board.row_valid)
+    band.board.alive[2] = 1
+    assert Company(lambda: band.at_mean(2)).end() == [0]
+    assert others.end() == [0, 0]
+    assert torch.equal(band.results[0], mean_of([vector_of(rank, 5) for rank in range(3)], [1.0] * 3))
+    band.close()
+
+
+def test_an_abandoned_mean_is_left(length: int = 5) -> None:
+    band = Band(length)
+    means = band.means(0)
+    means.arrive(Mean(vector_of(0, length), 1.0, None), first=True)
+    means.forget()
+    company = Company(*(lambda r=rank: band.at_mean(r) for rank in (1, 2)))
+    band.until(0, lambda: bool(band.board.at_seq[1] and band.board.at_seq[2]))
+    assert not any(band.board.row_valid)  # who lives and is not here is waited for
+    band.results[0] = means.mean(Mean(vector_of(0, length), 1.0, None), first=True)
+    assert company.end() == [0, 0]
+    assert torch.equal(band.results[0], band.results[2])
+    band.close()
+
+
+def test_what_is_refused() -> None:
+    band = Band(5, workers=1)
+    means = band.means(0)
+    with pytest.raises(SchemeError, match="where it is not a member"):
+        means.arrive(Mean(torch.zeros(5), 1.0, (1, 2)), first=True)
+    with pytest.raises(SchemeError, match="too large for the shared memory"):
+        means.arrive(Mean(torch.zeros(4_000_000), 1.0, None), first=True)
+    means.arrive(Mean(torch.zeros(5), 1.0, None), first=True)
+    with pytest.raises(SchemeError, match="while its last one is open"):
+        means.arrive(Mean(torch.zeros(5), 1.0, None), first=True)
+    band.close()
+
+
+def test_vectors_of_different_lengths_are_refused() -> None:
+    band = Band(5, workers=2)
+    band.means(1).arrive(Mean(torch.zeros(4), 1.0, None), first=True)
+    with pytest.raises(SchemeError, match="different lengths"):
+        band.means(0).mean(Mean(torch.zeros(5), 1.0, None), first=True)
+    band.close()

@@ -1,0 +1,148 @@
+"""A stage with shared memory for tests, and plays on it by forked processes, without any launcher."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.board import Bells, Board
+from paceline.memory import anonymous
+from paceline.plan import Plan
+from paceline.scheme import Scheme
+from paceline.server import Server
+from paceline.stage import Stage
+from paceline.state import Vector
+from paceline.transports.shared import Link
+
+PATIENCE = 30.0  # seconds for anything that should take milliseconds
+
+
+class Theatre:
+    """Board, bells and state of a run; every process opens its own view of them."""
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        x0: Vector,
+        *,
+        workers: int = 2,
+        servers: int = 1,
+        directory: Path | None = None,
+        **plan: Any,
+    ) -> None:
+        shards = servers if scheme.methods else 0
+        self.plan = Plan(workers=workers, servers=shards, directory=str(directory or ""), **plan)
+        self.scheme = scheme
+        self.board = Board.create(workers, shards)
+        for rank in range(workers):
+            self.board.alive[rank] = self.board.known[rank] = 1
+        self.board.put("goal", -1)
+        self.board.put("checkpoint", -1)
+        self._bells = Bells.create(self.board.roles)
+        self._state = anonymous("paceline-test")
+        chief = Stage(self.plan, scheme, self.board, Bells(self.board, self._bells, 0), self._state)
+        chief.lay_out(x0, {}, {})
+        self.board.put("ready", 1)
+
+    def stage(self, place: int) -> Stage:
+        """A process's own view; `place` is the number of its bell."""
+        stage = Stage(self.plan, self.scheme, self.board, Bells(self.board, self._bells, place), self._state)
+        stage.open()
+        return stage
+
+    def link(self, rank: int) -> Link:
+        stage = self.stage(rank)
+        return Link(stage, rank, waiting(stage))
+
+    def serve(self, shard: int) -> Callable[[], None]:
+        """A server's whole life, for a process of its own; it ends when all workers have gone."""
+
+        def play() -> None:
+            Server(self.stage(self.board.server_place(shard)), shard).run()
+
+        return play
+
+    def servers(self) -> list[Callable[[], None]]:
+        return [self.serve(shard) for shard in range(self.plan.servers)]
+
+    def gone(self, rank: int) -> None:
+        """A worker has said goodbye."""
+        self.board.alive[rank] = 0
+        self.board.gone[rank] = self.board.parted[rank] = 1
+        self.stage(rank).bells.ring_all()
+
+    def all_gone(self) -> None:
+        for rank in range(self.plan.workers):
+            self.gone(rank)
+
+    def died(self, rank: int) -> None:
+        """What a launcher does when it hears of a death."""
+        self.board.alive[rank] = self.board.at_key[rank] = 0
+        self.stage(rank).bells.ring_all()
+
+    def close(self) -> None:
+        for descriptor in (*self._bells, self._state, self.board.descriptor):
+            os.close(descriptor)
+
+
+def waiting(stage: Stage) -> Callable[[Callable[[], bool], str], None]:
+    def wait_for(ready: Callable[[], bool], what: str) -> None:
+        assert stage.bells.wait(ready, PATIENCE), f"waited too long for {what}"
+
+    return wait_for
+
+
+class Company:
+    """Forked processes: each plays its part, and what went wrong in it is told."""
+
+    def __init__(self, *parts: Callable[[], object]) -> None:
+        self.pids = [self._start(part) for part in parts]
+
+    def _start(self, part: Callable[[], object]) -> int:
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            part()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def end(self, *indices: int) -> list[int]:
+        """Wait for some of them, or all; gives their exit codes."""
+        chosen = [self.pids[index] for index in indices] if indices else self.pids
+        return [self._wait(pid) for pid in chosen]
+
+    def _wait(self, pid: int) -> int:
+        handle = os.pidfd_open(pid)
+        try:
+            if not select.select([handle], [], [], PATIENCE)[0]:
+                os.kill(pid, signal.SIGKILL)
+        finally:
+            os.close(handle)
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def played(*parts: Callable[[], object]) -> None:
+    """All parts at once, to their ends, without any fault."""
+    codes = Company(*parts).end()
+    assert codes == [0] * len(parts), codes
+
+
+def as_list(vectors: Sequence[Vector]) -> list[list[float]]:
+    return [vector.tolist() for vector in vectors]
