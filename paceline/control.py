@@ -32,9 +32,11 @@ class Listener:
         self.connection = connection
         connection.setblocking(False)
         self._rest = b""
+        self._torn = False  # the beginning of the line that is coming in was too long to be kept
 
     def messages(self) -> list[dict[str, Any]]:
         """All that is there by now."""
+        found: list[dict[str, Any]] = []
         while True:
             try:
                 data = self.connection.recv(1 << 16)
@@ -42,17 +44,19 @@ class Listener:
                 break
             if not data:
                 break
-            self._rest += data
-            if len(self._rest) > LONGEST:
-                self._rest = b""
-        return self._whole()
+            found += self._whole(data)
+        return found
 
     def wait(self) -> tuple[list[dict[str, Any]], bool]:
         """Wait for the next messages; False when the other end has closed."""
         data = self.connection.recv(1 << 16)
-        self._rest += data
-        return self._whole(), bool(data)
+        return self._whole(data), bool(data)
 
-    def _whole(self) -> list[dict[str, Any]]:
-        *lines, self._rest = self._rest.split(b"\n")
+    def _whole(self, data: bytes) -> list[dict[str, Any]]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines and self._torn:
+            del lines[0]
+            self._torn = False
+        if len(self._rest) > LONGEST:
+            self._rest, self._torn = b"", True
         return [json.loads(line) for line in lines if line]

@@ -165,6 +165,8 @@ class RealSession(Membership):
         """A gradient, unless the run ends: no server would take it any more."""
         if self.board.run[STOP]:
             raise Stopped
+        if self._link is not None:
+            self._link.flush()
         return op
 
     def _performed(self, op: Op[Any]) -> Any:
@@ -221,6 +223,8 @@ class RealSession(Membership):
     def _pause(self, seconds: float) -> None:
         if not (math.isfinite(seconds)):
             raise SchemeError(f"worker:{self.rank} would sleep {seconds} seconds; give a finite number, at least 0")
+        if self._link is not None:
+            self._link.flush()
         until = self.stage.now() + int(seconds * 1e9)
         while (left := (until - self.stage.now()) / 1e9) > 0:
             self.stage.bells.wait(self._interrupted, left)
@@ -269,6 +273,8 @@ class RealSession(Membership):
         """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""
         if ready():
             return
+        if self._link is not None:
+            self._link.flush()
         board, run, generation, patience = self.board, self.board.run, self._generation, self.stage.plan.patience
 
         def woken() -> bool:

@@ -96,6 +96,7 @@ class Link:
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
+        self._unheard = False
         self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._count = max((board.posted[lane.index] % GENERATIONS for lane in self._lanes), default=0)
         self._state = stage.server_state()
@@ -130,18 +131,28 @@ class Link:
 
     def _go_on(self, call: Call[Any]) -> None:
         """Send a call that gives nothing back, and go on: the server performs a worker's calls in their order, so
-        whatever this worker asks for next comes after it. Gradients stay where they are, all else is copied."""
-        if not self._free:
-            self._settle()
-        grads, segment = self._grads, self.stage.segment
-        held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in grads]
-        args = tuple(a.clone() if isinstance(a, Tensor) and segment.offset(a) not in grads else a for a in call.args)
-        lane = self._send(self._methods[call.method.name], args)
+        whatever this worker asks for next comes after it. Gradients stay where they are, all else is copied. The server
+        is woken when this worker waits or computes: often another call follows at once."""
+        segment = self.stage.segment
+        held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in self._grads]
+        lane = self._send(self._methods[call.method.name], call.args, silent=True)
         self._silent.append((lane, call.method.name, [(a, a._version) for a in held]))
+        self._unheard = True
+
+    def flush(self) -> None:
+        """Let the servers know of what was sent on the way."""
+        if self._unheard:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._unheard = False
+        for shard in self._servers:
+            self.stage.bells.ring(self._board.server_place(shard))
 
     def _settle(self) -> None:
         """Wait until everything that was sent on the way is done."""
         if self._silent:
+            self.flush()
             last = self._silent[-1][0]
             self._board.awaited[self.rank] = last.index + 1
             self._wait_for(lambda: self.ready(last), "the server")
@@ -174,7 +185,7 @@ class Link:
         self._board.awaited[self.rank] = lane.index + 1
         return lane
 
-    def _send(self, method: int, args: tuple[Any, ...]) -> Lane:
+    def _send(self, method: int, args: tuple[Any, ...], *, silent: bool = False) -> Lane:
         if self._void:
             self._free += [lane for lane in self._void if self.ready(lane)]
             self._void = [lane for lane in self._void if lane not in self._free]
@@ -188,8 +199,8 @@ class Link:
         segment, room = self.stage.segment, lane.area("args")
 
         def place(tensor: Tensor) -> int:
-            at = segment.offset(tensor)  # what lies in shared memory already is not copied: the caller waits
-            return lane.copy_in(tensor, room) if at is None else at
+            at = segment.offset(tensor)  # what lies in shared memory already is not copied, if the caller waits
+            return lane.copy_in(tensor, room) if at is None or (silent and at not in self._grads) else at
 
         words = encode(args, place)
         lane.request[HEAD_WORDS - 1] = method
@@ -197,8 +208,8 @@ class Link:
         self._count += 1
         board = self._board
         board.posted[lane.index] = board.run[GENERATION] * GENERATIONS + self._count
-        for shard in self._servers:
-            self.stage.bells.ring(board.server_place(shard))
+        if not silent:
+            self._ring()
         return lane
 
     def ready(self, lane: Lane) -> bool:
