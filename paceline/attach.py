@@ -193,7 +193,7 @@ def _seed(session: RealSession) -> None:
 
 def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, Any]) -> tuple[str, Scheme]:
     """The scheme, and a name by which every process of the run finds its class."""
-    if plan.scheme is not None:
+    if plan.scheme is not None and plan.scheme != scheme:
         return _absolute(plan.scheme), config.scheme_of(plan.scheme, plan.hyper)
     chosen = config.scheme_of(scheme, hyper | plan.hyper)
     return _absolute(scheme) if isinstance(scheme, str) else _reference(type(chosen)), chosen

@@ -8,6 +8,7 @@ from paceline import checkpoint, snapshots
 from paceline.board import DONE, FAILED, STOP, TRAINING, WAITING
 from paceline.control import Control
 from paceline.errors import DataError
+from paceline.hooks._summaries import writer
 from paceline.stage import Stage
 from paceline.task import Task
 
@@ -21,6 +22,7 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
         task = task.limited(plan.eval_steps * task.batch)
     done = words[STEP] - 1 if words[STEP] else -1  # a predecessor has done so far
     ready_at = stage.seconds() + plan.delay
+    generation, summaries = board.get("generation"), None
 
     def due() -> bool:
         return bool(board.get("over") or board.run[STOP] == FAILED)
@@ -31,6 +33,8 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
             stage.bells.wait(due, ready_at - stage.seconds())
         stage.bells.wait(lambda seen=done: board.get("checkpoint") > seen or due())  # type: ignore[misc]
         step = board.get("checkpoint")
+        if board.get("generation") != generation:  # the run went back: what comes now are other checkpoints
+            generation, done = board.get("generation"), min(done, step)
         if step > done:
             words[STATE] = TRAINING
             try:
@@ -50,6 +54,10 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
             words[STEP] = step + 1
             seconds = float(saved.numbers["seconds"])
             control.send({"record": {"update": step, "seconds": seconds, **metrics}, "by": "evaluator"})
+            if plan.summaries:
+                summaries = summaries or writer(Path(plan.directory) / "summaries" / "evaluator")
+                for name, value in metrics.items():
+                    summaries.add_scalar(name, value, global_step=step)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             control.send({"say": f"evaluator: update {step:,}  {shown}"})
             metric = plan.best or ("accuracy" if "accuracy" in metrics else "loss")
@@ -59,4 +67,6 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
             ready_at = stage.seconds() + plan.throttle
         elif due():
             break
+    if summaries is not None:
+        summaries.close()
     words[STATE] = DONE

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint, snapshots
-from paceline.board import DONE, FAILED, RUNNING, STARTING, STOP, STOPPING, Bells, Board
+from paceline.board import DONE, ENDING, FAILED, RUNNING, STARTING, STOP, STOPPING, Bells, Board
 from paceline.checkpoint import Checkpoint
 from paceline.control import Listener
 from paceline.directory import RunDirectory
@@ -396,10 +396,12 @@ class Launcher:
                 child.frozen = 0.0
 
     def _on_its_own(self, child: Child) -> bool:
-        """The evaluator's last look, and what a script does after its training, may take as long as they like."""
-        kind, rank = child.part.kind, child.part.index
-        trained = kind in ("chief", "worker") and bool(self.plan.script and self.board.gone[rank])
-        return kind == "evaluator" or (trained and self.board.run[STOP] != FAILED)
+        """The last looks of evaluator and chief, and what a script does after its training, may take their time."""
+        board, kind, rank = self.board, child.part.kind, child.part.index
+        trained = kind in ("chief", "worker") and bool(self.plan.script and board.gone[rank])
+        alone = all(board.gone[other] for other in range(1, board.workers))
+        looking = alone and (kind == "server" or (kind == "chief" and board.state[0] == ENDING))
+        return kind == "evaluator" or ((trained or looking) and board.run[STOP] != FAILED)
 
     def _end_all(self) -> None:
         """Whoever is still there is ended now."""

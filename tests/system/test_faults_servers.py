@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Linger, Story, finished, leaving_nothing, run
+from processes import Linger, Story, finished, leaving_nothing, run, until
 
 from paceline.errors import RunError
 from paceline.hook import Hook, Session
@@ -78,8 +77,11 @@ class Doomed(AsyncSGD, name="doomed"):
 class Marksman:
     """Names servers to die, one after another, once the first checkpoint on the way is there."""
 
-    def __init__(self, victim: Path, servers: list[str], gate: Path, needed: str = "chief") -> None:
-        self._victim, self._servers, self._gate, self._needed = victim, list(servers), gate, needed
+    def __init__(
+        self, victim: Path, servers: list[str], gate: Path, needed: str = "chief", after: Path | None = None
+    ) -> None:
+        self._victim, self._servers, self._gate = victim, list(servers), gate
+        self._needed, self._after = needed, after
         self._server, self._aimed = "", 0
 
     def __call__(self, status: Status) -> None:
@@ -88,9 +90,10 @@ class Marksman:
             if pids[self._server] != self._aimed:  # it was seen before its predecessor was known to be dead
                 self._aim(pids)
         elif not self._servers:
-            if any(role.name == self._needed and role.step for role in status.roles):
+            seen = self._after is None or self._after.with_suffix(".over").exists()
+            if seen and any(role.name == self._needed and role.step for role in status.roles):
                 self._gate.touch()  # the run may end
-        elif status.updates >= EVERY + 20:
+        elif status.updates >= EVERY + 20 and (self._after is None or self._after.exists()):
             self._server = self._servers.pop(0)
             self._aim(pids)
 
@@ -101,7 +104,14 @@ class Marksman:
         aside.replace(self._victim)
 
 
-def shoot(tmp_path: Path, scheme: type[Scheme], victims: list[str], needed: str = "chief", **settings: Any) -> Story:
+def shoot(
+    tmp_path: Path,
+    scheme: type[Scheme],
+    victims: list[str],
+    needed: str = "chief",
+    after: Path | None = None,
+    **settings: Any,
+) -> Story:
     victim, gate = tmp_path / "victim", tmp_path / "gate"
     settings = {"workers": 2, "steps": STEPS, "checkpoint_steps": EVERY} | settings
     hooks = [Linger(gate, EVERY + 10, 0.02), *settings.pop("hooks", ())]
@@ -110,7 +120,7 @@ def shoot(tmp_path: Path, scheme: type[Scheme], victims: list[str], needed: str 
             tmp_path / "run",
             "digits-mlp",
             scheme(victim=str(victim)),  # type: ignore[call-arg]
-            watch=Marksman(victim, victims, gate, needed),
+            watch=Marksman(victim, victims, gate, needed, after),
             hooks=hooks,
             **settings,
         )
@@ -146,13 +156,16 @@ class SlowGradient(Hook):
     flag: Path
 
     def after_gradient(self, session: Session, loss: float) -> None:
-        if session.worker.rank == 1 and session.updates >= EVERY + 40 and not self.flag.exists():
+        begun = session.updates
+        if session.worker.rank == 1 and begun >= EVERY + 40 and not self.flag.exists():
             self.flag.touch()
-            threading.Event().wait(1.5)
+            until(lambda: session.updates < begun, 20, "the return to the checkpoint")
+            self.flag.with_suffix(".over").touch()
 
 
 def test_a_gradient_of_the_course_that_was_given_up_enters_nothing(tmp_path: Path) -> None:
-    story = shoot(tmp_path, FrailAsync, ["server:0"], hooks=[SlowGradient(tmp_path / "slow")])
+    slow = tmp_path / "slow"
+    story = shoot(tmp_path, FrailAsync, ["server:0"], after=slow, hooks=[SlowGradient(slow)])
     result = finished(story, STEPS)
     assert result.rolled_back_updates > 0
     assert not (tmp_path / "victim.future").exists()

@@ -49,8 +49,9 @@ MAY_IMPORT = {
     "control": "",
     "plan": "errors task",
     "board": "memory",
-    "stage": "board config ledger memory plan result scheme state",
-    "snapshots": "board checkpoint config errors stage state",
+    "cores": "",
+    "stage": "board config ledger memory plan result scheme seeds state",
+    "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
     "transports.shared": "board desk errors ops scheme stage state wire",
     "transports.inproc": "board config desk errors ops snapshots stage transports.shared",
@@ -62,15 +63,18 @@ MAY_IMPORT = {
     "task transports.shared worker",
     "server": "board config ops snapshots stage transports.shared wire",
     "evaluator": "board checkpoint control errors snapshots stage task",
-    "role": "board checkpoint config control directory errors evaluator hook hooks.* plan scheme server session "
+    "role": "board checkpoint config control cores directory errors evaluator hook hooks.* plan scheme server session "
     "snapshots stage task torch_task",
     "launchers": "",
     "launchers.process": "control",
-    "launchers.local": "board checkpoint control directory errors launchers.process memory plan role scheme stage",
+    "launchers.program": "board carry control errors memory plan role",
+    "launchers.local": "board checkpoint control directory errors launchers.process launchers.program memory plan role "
+    "scheme snapshots stage",
     "launchers.apart": "carry control errors plan report.live role",
+    "launchers.__main__": "launchers.apart",
     "watching": "board report.live",
-    "run": "checkpoint config directory errors hook launchers.local plan report.live result role scheme snapshots task "
-    "values watching",
+    "run": "checkpoint config directory errors hook launchers.local plan report.live result role scheme snapshots "
+    "state task values watching",
     "training": "checkpoint directory errors find hook launchers.apart plan report.live result run scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
@@ -94,7 +98,7 @@ MAY_IMPORT = {
     "sim.run": "config errors hook result scheme sim.cost sim.engine sim.faults sim.session task values",
     "cli": "cli_runs cli_train config data errors find paceline report report.* result sim.cost sim.engine sim.faults "
     "sim.run",
-    "cli_train": "config directory errors plan report.* result role run scheme training",
+    "cli_train": "config directory errors launchers.program plan report.* result role run scheme training",
     "cli_runs": "directory durable errors report.* torch_task trained",
     "__init__": "attach errors hook pace result scheme sim.cost sim.faults sim.run state task torch_task trained "
     "training worker",

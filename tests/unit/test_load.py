@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from paceline import checkpoint, cli_runs, config
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, PacelineError, UsageError
-from paceline.trained import evaluate, load, predict
 from paceline.torch_task import TorchTask
+from paceline.trained import evaluate, load, predict
 
 
 def parameters(module: nn.Module) -> list:

@@ -59,6 +59,21 @@ class TestListing:
         ):
             assert all(word in line for word in words), (line, words)
 
+    @pytest.mark.parametrize("width", [30, 60, 80, 100, 120, 200])
+    def test_on_a_narrow_terminal_columns_are_left_out_and_never_cut(self, width, tmp_path):
+        run = made(tmp_path, "mnist-mlp-downpour-easy")
+        run.write_result(RESULT)
+        shown = printed(listing([run]), width=width)
+        assert "…" not in shown
+        assert all(len(line) <= width for line in shown.splitlines())
+        head, line = shown.splitlines()[1:3]
+        if width >= 60:
+            assert {"run", "reached", "state"} <= set(head.split())
+            assert {run.name, "97.31%", "done"} <= set(line.split())
+        if width >= 80:
+            assert {"scheme", "updates"} <= set(head.split())
+        assert ("workers/servers" in head) == (width >= 120)
+
     def test_a_running_one(self, tmp_path):
         run = made(tmp_path)
         with run.lock():

@@ -159,7 +159,8 @@ def test_under_hold_the_dead_are_waited_for() -> None:
     band.close()
 
 
-def test_an_abandoned_mean_is_left(length: int = 5) -> None:
+def test_an_abandoned_mean_is_left() -> None:
+    length = 5
     band = Band(length)
     means = band.means(0)
     means.arrive(Mean(vector_of(0, length), 1.0, None), first=True)

@@ -66,10 +66,13 @@ def world(servers: int = 1, workers: int = 2, length: int = LENGTH) -> Iterator[
     scheme = Ledgered()
     theatre = Theatre(scheme, torch.arange(float(length)), workers=workers, servers=servers)
     company = Company(*theatre.servers())
-    yield theatre, scheme
-    theatre.all_gone()
-    assert company.end() == [0] * servers
-    theatre.close()
+    try:
+        yield theatre, scheme
+        theatre.all_gone()
+        assert company.end() == [0] * servers
+    finally:
+        company.kill()
+        theatre.close()
 
 
 def asked(link: Link, call: Any) -> Any:
@@ -159,7 +162,7 @@ class TestCalls:
                     asked(link, scheme.fill(float(value)))
 
             writer, link, versions = Company(write), theatre.link(0), []
-            asked(theatre.link(0), scheme.fill(0.0))
+            asked(link, scheme.fill(0.0))
             while not versions or versions[-1] < 301:
                 x, v = asked(link, scheme.look())
                 assert float(x.min()) == float(x.max())
