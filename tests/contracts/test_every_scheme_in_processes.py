@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from real_runs import default, enough_updates, servers, trained
+from simulated_runs import crew, scheme_named
 
 from paceline import simulate
 from paceline.errors import UsageError
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
 from paceline.worker import Worker
-from runs import crew, scheme_named
 
 TASK = "digits-mlp"
 SEEDS = range(2)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
-from runs import crew, scheme_named
+from simulated_runs import crew, scheme_named
 
 from paceline import config, find, simulate, values
 from paceline.errors import UnknownName, UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import check_sound, different, engine, run_counting, same_bits
+from simulated_runs import check_sound, different, engine, run_counting, same_bits
 
 from paceline.feed import portion
 from paceline.sim import snapshot

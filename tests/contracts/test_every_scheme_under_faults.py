@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
-from runs import check_sound, crew, different, engine, run_counting
+from simulated_runs import check_sound, crew, different, engine, run_counting
 
 from paceline import config, find, simulate
 from paceline.errors import Deadlock, RunError
