@@ -122,6 +122,8 @@ class Membership(View):
         """The run has gone back to a checkpoint: so does this worker."""
         board, stage = self.board, self.stage
         self._generation = generation = board.get("generation")
+        if self._link is not None:
+            self._link.generation = generation
         self._writing = 0
         saved = snapshots.find(stage, board.get("restore"))
         stage.bells.wait(
@@ -184,7 +186,7 @@ class Membership(View):
             return
         while board.run[STOP] != FAILED:
             if self._rolled_back():
-                self._generation = board.get("generation")
+                self._generation = link.generation = board.get("generation")
                 stage.bells.wait(lambda: all(one == self._generation for one in board.server_generation))
                 saved = snapshots.find(stage, board.get("restore"))
                 for rank in range(board.workers):  # the others have gone: their parts go back with the servers'

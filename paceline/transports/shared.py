@@ -93,6 +93,7 @@ class Link:
         self._void: list[Lane] = []  # forgotten, and perhaps still being read by a server
         self._methods = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
         self._servers = range(stage.plan.servers)
+        self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
@@ -207,7 +208,7 @@ class Link:
         _put(lane.request, words)
         self._count += 1
         board = self._board
-        board.posted[lane.index] = board.run[GENERATION] * GENERATIONS + self._count
+        board.posted[lane.index] = self.generation * GENERATIONS + self._count
         if not silent:
             self._ring()
         return lane

@@ -156,7 +156,7 @@ def run(
     kills: Sequence[Kill] = (),
     seed: int = 0,
     first: int = 20,
-    gap: float = 0.15,
+    gap: float = 0.1,
     watch: Callable[[Status], None] | None = None,
     resume: bool = False,
     hooks: Sequence[Any] = (),

@@ -152,13 +152,13 @@ class Diary(Hook):
         return [int(path.read_text()) for path in sorted(self.folder.glob(f"{name}.*"))]
 
 
-@pytest.mark.parametrize("scheme", ["async", "sync", "allreduce"])
-def test_a_worker_joins_late_and_all_end_at_the_last_step(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "over"), [("async", 4), ("sync", 1), ("allreduce", 0)])
+def test_a_worker_joins_late_and_all_end_at_the_last_step(scheme: str, over: int, tmp_path: Path) -> None:
     diary = Diary(tmp_path)
     hooks = [diary, Linger(tmp_path / "never", 200, 0.005), "global-step-waiter:step=200", "stop-at-step:last_step=300"]
     with leaving_nothing():
         story = run(tmp_path / "run", "digits-mlp", scheme, hooks=hooks, workers=2)
-    result = finished(story, 300, over=1)  # a step of another worker that was under way
+    result = finished(story, 300, over=over)  # two pushes of each worker may be under way when one sees the last step
     first = diary.read("first")
     assert first[0] == 0
     assert 200 <= first[1] < 290
@@ -175,10 +175,10 @@ def test_each_worker_leaves_after_its_own_count(scheme: str, tmp_path: Path) -> 
     with leaving_nothing():
         story = run(tmp_path / "run", "digits-mlp", scheme, hooks=hooks, workers=2)
     first, last = diary.read("first"), diary.read("last")
-    result = finished(story, first[1] + 200, over=2)
+    result = finished(story, first[1] + 200, over=4)
     assert first[0] == 0
     assert 100 <= first[1] < 190
-    assert result.updates <= last[1] + 1 <= first[1] + 203  # the late one goes last,
+    assert result.updates <= last[1] + 1 <= first[1] + 205  # the late one goes last,
     assert last[0] == result.updates  # but the chief's end is the run's: it saves what the others have made of it
     assert story.steps["chief"] < story.steps["worker:1"] + first[1]
 

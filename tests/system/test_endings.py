@@ -131,7 +131,7 @@ def test_a_guard_that_never_opens_is_a_deadlock(tmp_path: Path) -> None:
     assert isinstance(story.error, Deadlock)
     text = str(story.error)
     line = next(n for n, one in enumerate(Path(__file__).read_text().splitlines(), 1) if "self.pull(7)" in one)
-    for words in ("waited 1 s", f"test_life.py:{line}", "pull(r=7)", "s.v >= r", "v = 0"):
+    for words in ("waited 1 s", f"test_endings.py:{line}", "pull(r=7)", "s.v >= r", "v = 0"):
         assert words in text
     assert text.startswith(("chief", "worker:"))
     assert 1.0 < story.seconds < 8.0
