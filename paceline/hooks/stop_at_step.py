@@ -26,11 +26,15 @@ class StopAtStep(Checked):
 
     def begin(self, session: Session) -> None:
         self._base: int | None = None
+        self._stopped = False
         self._stop_if_reached(session)  # a run that goes on from a checkpoint may be there already
 
     def before_step(self, session: Session) -> None:
         if self._base is None:  # not in begin: a worker may be held there while the others go on
             self._base = session.updates
+
+    def after_gradient(self, session: Session, loss: float) -> None:
+        self._stop_if_reached(session)  # before this gradient makes one update more
 
     def after_step(self, session: Session) -> None:
         self._stop_if_reached(session)
@@ -38,5 +42,6 @@ class StopAtStep(Checked):
             session.leave(f"{self.num_steps} global steps since update {self._base}")
 
     def _stop_if_reached(self, session: Session) -> None:
-        if self.last_step is not None and session.updates >= self.last_step:
+        if self.last_step is not None and session.updates >= self.last_step and not self._stopped:
+            self._stopped = True
             session.stop(f"global step {session.updates} reached the last step {self.last_step}")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from paceline.board import GENERATION, LANES, STOP, fence
+from paceline.board import LANES, STOP, fence
 from paceline.desk import Desk
 from paceline.errors import RunError, SchemeError
 from paceline.ops import Call
