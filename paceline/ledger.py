@@ -73,7 +73,8 @@ class Ledger:
 
     def histogram(self) -> dict[int, int]:
         """Staleness -> how many gradients had it."""
-        return {int(k): int(self._histogram[k]) for k in self._histogram.nonzero()[0]}
+        counts = self._histogram.copy()  # another process may be counting: numpy refuses to search what changes
+        return {int(k): int(counts[k]) for k in counts.nonzero()[0]}
 
     def saved(self) -> dict[str, Tensor]:
         return self.cells.saved()

@@ -157,8 +157,6 @@ class Server:
             index = self.board.lane(rank, number)
             if not present:  # what a dead worker had posted is void
                 self._answered[index] = self._posted[index]
-        if self._lead:
-            self._known[rank] = int(present)
         if present:
             self.desk.joined(rank, quorum=self._shrink)
         else:

@@ -50,7 +50,7 @@ class RealSession(Membership):
         self._means = SharedMeans(stage, rank, self._wait_for)
         self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
         if self._link is not None:
-            self._link.device = self.device
+            self._link.device, self._link.generation = self.device, self._generation
         self._hooks = list(hooks)
         self._begun: list[Hook] = []
         self._feeding = [hook for hook in hooks if type(hook).feed is not Hook.feed]
@@ -75,10 +75,17 @@ class RealSession(Membership):
             self.stage.bells.ring_all()
             for hook in self._hooks:
                 self._begun.append(hook)
-                hook.begin(self)
+                self._begin(hook)
         except Stopped:
             return None
         return self.advance(None)
+
+    def _begin(self, hook: Hook) -> None:
+        while True:
+            try:
+                return hook.begin(self)
+            except RolledBack:  # it has asked the server for something; once more on the course that counts now
+                self._return()
 
     def advance(self, answer: Any) -> Grad | None:
         """Go on with an answer until a gradient is wanted; None at the end."""
@@ -234,6 +241,7 @@ class RealSession(Membership):
     def _between(self) -> bool:
         """Between two steps: what the run as a whole wants of this worker. False when it is to end."""
         board, rank, link = self.board, self.rank, self._link
+        board.heard[rank] = self.stage.now()  # first: the launcher takes it for a sign that this generation was seen
         if board.run[GENERATION] != self._generation:
             raise RolledBack
         wanted = board.get("snapshot")
@@ -250,7 +258,6 @@ class RealSession(Membership):
         if board.run[STOP] or self._leaving is not None:
             return False
         board.state[rank] = TRAINING
-        board.heard[rank] = self.stage.now()
         for hook in self._hooks:
             hook.before_step(self)
         return not board.run[STOP] and self._leaving is None
@@ -272,6 +279,8 @@ class RealSession(Membership):
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""
         if ready():
+            if self._rolled_back():  # a server that goes back calls everything answered
+                raise RolledBack
             return
         if self._link is not None:
             self._link.flush()

@@ -334,6 +334,8 @@ class SharedDesk(Desk):
 
     def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
         self._mark[self._shard] += 1
+        if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
+            self._stage.board.known[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
         self._performed[self._shard] += 1
         self._mark[self._shard] += 1

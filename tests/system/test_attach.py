@@ -283,7 +283,10 @@ if pace.rank == {rank}:
     Path("resumed").write_text(str(pace.resumed))
 keep(f"{{pace.rank}}.weights", model)
 """)
-        assert (result.updates, result.restarts) == (600, 1)  # so many that the other one cannot make them all before this one has begun
+        assert (result.updates, result.restarts) == (
+            600,
+            1,
+        )  # so many that the other one cannot make them all before this one has begun
         assert Path("resumed").read_text() == "True"
         assert all(same(weights(f"{one}.weights"), result.vector) for one in range(2))
 
