@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "session": "board collectives.shared control desk drive errors hook membership ops seeds snapshots stage state "
     "task transports.shared worker",
     "server": "board config ops snapshots stage transports.shared wire",
-    "evaluator": "board checkpoint control errors snapshots stage task",
+    "evaluator": "board checkpoint control errors snapshots stage task hooks.*",
     "role": "board checkpoint config control cores directory errors evaluator hook hooks.* plan scheme server session "
     "snapshots stage task torch_task",
     "launchers": "",
