@@ -85,8 +85,10 @@ def evaluate(
 def predict(
     run: Run,
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="INPUT...", help="A .npy, .npz, .safetensors or .csv file, or images.")
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="[INPUT]...", help="A .npy, .npz, .safetensors or .csv file, or images."),
+    ] = None,
+    given: Annotated[list[Path] | None, typer.Option("--input", "-i", help="The same, as an option.")] = None,
     which: Which = "newest",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the model's outputs to this .npy file.")
@@ -97,11 +99,14 @@ def predict(
     """The outputs of a trained model for samples from a file, as its data set has them: a JSON line each."""
     if output is not None and output.suffix != ".npy":
         raise UsageError(f"--output must be a .npy file, not {output}")
+    files = [*(inputs or []), *(given or [])]
+    if not files:
+        raise UsageError("predict needs samples: give --input FILE")
     _look_for_data_in(data)
     directory = RunDirectory.open(run)
     kept = trained(directory, which, ema=ema, say=_say)
     task = torch_task_of(directory)
-    samples = _read(inputs, expected(task))
+    samples = _read(files, expected(task))
     _warn_of_other_scale(task, samples)
     scores = predicted(kept, task, samples).to(torch.float64)
     if output is not None:
