@@ -63,7 +63,6 @@ class Board:
         "t",
         "gradients",
         "samples",
-        "seconds",  # ns spent in gradients
         "saved",  # number of the last snapshot that it has taken
         "known",  # the lead server counts it among those present
         "begun",  # has begun its first step once
@@ -89,7 +88,6 @@ class Board:
         "mark",  # odd inside a call
         "performed",
         "server_generation",
-        "server_saved",
     )
     REALS: ClassVar = ("loss",)  # per worker, floating
 
@@ -121,7 +119,6 @@ class Board:
     t: memoryview
     gradients: memoryview
     samples: memoryview
-    seconds: memoryview
     saved: memoryview
     known: memoryview
     begun: memoryview
@@ -145,7 +142,6 @@ class Board:
     mark: memoryview
     performed: memoryview
     server_generation: memoryview
-    server_saved: memoryview
     loss: memoryview[float]
 
     @classmethod

@@ -183,6 +183,8 @@ def test_the_commands_on_runs(paceline: Commands, tmp_path: Path) -> None:
     assert (told["metrics"], told["step"]) == (result["metrics"], 40)
     np.save(tmp_path / "digits.npy", np.zeros((3, 8, 8), dtype=np.float32))
     lines = [json.loads(line) for line in paceline("predict", "digits-mlp-sync-001", "digits.npy").out.splitlines()]
+    by_option = paceline("predict", "digits-mlp-sync-001", "--input", "digits.npy").out.splitlines()
+    assert [json.loads(line) for line in by_option] == lines
     assert len(lines) == 3
     assert all(len(line["scores"]) == 10 and line["label"] in range(10) for line in lines)
 
