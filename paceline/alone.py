@@ -16,7 +16,7 @@ from paceline.control import Control
 from paceline.directory import RunDirectory
 from paceline.errors import UsageError
 from paceline.hook import Hook
-from paceline.launchers.local import Outcome
+from paceline.launchers.recovery import Outcome
 from paceline.memory import anonymous
 from paceline.plan import Plan
 from paceline.role import prepare

@@ -14,7 +14,8 @@ from paceline.drive import Driver
 from paceline.hook import Hook
 from paceline.ops import Pending
 from paceline.state import State
-from paceline.transports.shared import SAVE, Lane, Stopped
+from paceline.transports.lane import SAVE, Lane
+from paceline.transports.shared import Stopped
 from paceline.view import View
 
 FINAL = 1 << 40  # the number of the last snapshot

@@ -241,18 +241,14 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
 
 def train(session: RealSession, task: Task) -> None:
     """Compute the gradients that the session asks for, until it asks for no more."""
-    plan, rank, board = session.stage.plan, session.rank, session.board
+    rank = session.rank
     buffers = session.live or None
-    room = Room(session)
+    room, supply = Room(session), Supply(session, task)
     request = session.begin()
-    batches: Iterator[Batch] | None = None
-    returns = 0
+    session.meanwhile = supply.prepare
     with torch.no_grad():
         while request is not None:
-            if batches is None or returns != session.returns:
-                returns = session.returns
-                batches = task.batches(rank, plan.workers, plan.seed, first=board.gradients[rank])
-            batch = next(batches, None)
+            batch = supply.next()
             if batch is None:
                 session.say(f"worker:{rank} leaves: its data have run out")
                 session.leave("its data have run out")
@@ -269,6 +265,30 @@ def train(session: RealSession, task: Task) -> None:
             del g
 
 
+class Supply:
+    """A worker's mini-batches. While it would wait for others, it makes the next one ready."""
+
+    def __init__(self, session: RealSession, task: Task) -> None:
+        self._session, self._task = session, task
+        self._batches: Iterator[Batch] = iter(())
+        self._returns = -1
+        self._ready: list[Batch | None] = []
+
+    def next(self) -> Batch | None:
+        """The next one; None when the data have run out."""
+        if self._returns != self._session.returns:  # at first, and after a return to a checkpoint
+            self._ready.clear()
+            self._returns = self._session.returns
+            plan, rank = self._session.stage.plan, self._session.rank
+            first = self._session.board.gradients[rank]
+            self._batches = self._task.batches(rank, plan.workers, plan.seed, first=first)
+        return self._ready.pop() if self._ready else next(self._batches, None)
+
+    def prepare(self) -> None:
+        if not self._ready and self._returns == self._session.returns:
+            self._ready.append(next(self._batches, None))
+
+
 class Room:
     """Where gradients are written: in shared memory, so that a push is a signal and no copy."""
 
@@ -276,17 +296,16 @@ class Room:
         self._like = session.worker.state.x
         shared = session.device.type == "cpu"
         self._places = [session.stage.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
-        self._next = 0
         self._returned = session.returned
         # what a place is held by when no step holds it
         self._idle = sys.getrefcount(self._places[0]) if self._places else 0
 
     def free(self) -> torch.Tensor:
         """One that no step holds any more; a step may keep a gradient as long as it likes."""
-        for _ in range(len(self._places)):  # over numbers: a name for a place would hold it
-            self._next = (self._next + 1) % len(self._places)
-            if sys.getrefcount(self._places[self._next]) <= self._idle and self._returned(self._places[self._next]):
-                return self._places[self._next]
+        for k in range(len(self._places)):  # over numbers: a name for a place would hold it
+            # the first again and again, if it is free: it is still in the core's cache
+            if sys.getrefcount(self._places[k]) <= self._idle and self._returned(self._places[k]):
+                return self._places[k]
         return torch.empty_like(self._like)
 
 

@@ -17,7 +17,8 @@ from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
-from paceline.launchers.local import Launcher, Outcome
+from paceline.launchers.local import Launcher
+from paceline.launchers.recovery import Outcome
 from paceline.plan import Plan
 from paceline.report.live import Status
 from paceline.result import Point, Result, Staleness

@@ -97,8 +97,8 @@ class ServerMethod(Generic[P, R]):
             )
         if when is not None and not atomic:
             raise SchemeError(f"{function.__qualname__}: a guarded method is atomic; drop when= or atomic=False")
-        if reads and (when is not None or not atomic):
-            raise SchemeError(f"{function.__qualname__}: reads=True stands alone, without when= or atomic=False")
+        if reads and not atomic:
+            raise SchemeError(f"{function.__qualname__}: reads=True is atomic; drop it or atomic=False")
         self.function = function
         self.when = when
         self.atomic = atomic
@@ -156,7 +156,8 @@ def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool 
 
     `when(self, s, *args)` is a pure guard: the call waits until it is true. `atomic=False` lets the call run
     without a lock, in pieces that interleave with other workers' calls (HogWild). `reads=True` promises that the
-    method changes nothing: where memory is shared, a worker then looks for itself and no server has to be woken.
+    method changes nothing: where memory is shared, a worker then looks for itself and no server has to be woken
+    (with a guard: the server only says when).
     """
     if method is not None:
         return ServerMethod(method, when, atomic)

@@ -6,7 +6,8 @@ from paceline import config, snapshots
 from paceline.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.ops import Call
 from paceline.stage import Stage
-from paceline.transports.shared import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, Lane, SharedDesk, received
+from paceline.transports.lane import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, TELL, Lane, received
+from paceline.transports.shared_desk import SharedDesk
 from paceline.wire import encode
 
 
@@ -85,7 +86,7 @@ class Server:
     def _owed(self, number: int) -> bool:
         """After the stop: what a worker has sent and gone on from counts, or its part would be ahead of this one."""
         reached = 0 <= self._goal <= self.desk.state.v
-        return self.board.run[STOP] != FAILED and self._methods[number].silent and not reached
+        return self.board.run[STOP] != FAILED and self._methods[number % TELL].silent and not reached
 
     def _lead_on(self) -> bool:
         moved = False

@@ -24,7 +24,8 @@ from paceline.seeds import mixed
 from paceline.stage import Stage
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
-from paceline.transports.shared import SAVE, Lane, Link, RolledBack, Stopped
+from paceline.transports.lane import SAVE, Lane
+from paceline.transports.shared import Link, RolledBack, Stopped
 from paceline.worker import Worker
 
 
@@ -55,6 +56,9 @@ class RealSession(Membership):
         self._begun: list[Hook] = []
         self._feeding = [hook for hook in hooks if type(hook).feed is not Hook.feed]
         self._watching = [hook for hook in hooks if type(hook).after_gradient is not Hook.after_gradient]
+        self._before = [hook for hook in hooks if type(hook).before_step is not Hook.before_step]
+        self._after = [hook for hook in hooks if type(hook).after_step is not Hook.after_step]
+        self.meanwhile: Callable[[], None] | None = None  # what the loop can do for itself before this worker sleeps
         self._guarded = any(hook.guards_loss for hook in hooks)
         self.returns = 0  # to a checkpoint: the loop must take its batches anew
         self._kept: dict[str, Tensor] = {}
@@ -157,7 +161,7 @@ class RealSession(Membership):
                 board.t[self.rank] = worker.t
                 self._count()
                 self._mirror()
-                for hook in self._hooks:
+                for hook in self._after:
                     hook.after_step(self)
                 continue
             if isinstance(op, Grad):
@@ -258,7 +262,7 @@ class RealSession(Membership):
         if board.run[STOP] or self._leaving is not None:
             return False
         board.state[rank] = TRAINING
-        for hook in self._hooks:
+        for hook in self._before:
             hook.before_step(self)
         return not board.run[STOP] and self._leaving is None
 
@@ -284,6 +288,8 @@ class RealSession(Membership):
             return
         if self._link is not None:
             self._link.flush()
+        if self.meanwhile is not None:
+            self.meanwhile()
         board, run, generation, patience = self.board, self.board.run, self._generation, self.stage.plan.patience
 
         def woken() -> bool:

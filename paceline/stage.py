@@ -173,6 +173,12 @@ class Stage:
         counted: int = self.segment.words[self._versions[0 if len(self._versions) == 1 else self.centre_of()]]
         return counted + sum(self.board.direct) if self._direct else counted
 
+    @property
+    def furthest(self) -> int:
+        """Changes of the centre that anybody has made: without a server, one worker may be an update ahead."""
+        updates = self.updates
+        return updates if self.scheme.methods else max(self.segment.words[at] for at in self._versions)
+
     def staleness(self) -> Staleness:
         """As the server, or the workers that write into its vector themselves, have counted it."""
         gradients = sum(self.board.gradients)

@@ -17,7 +17,8 @@ from paceline.result import Staleness
 from paceline.stage import Stage
 from paceline.state import Vector
 from paceline.task import Task
-from paceline.transports.shared import SET, Link, Stopped
+from paceline.transports.lane import SET
+from paceline.transports.shared import Link, Stopped
 from paceline.worker import Worker
 
 

@@ -10,7 +10,8 @@ from paceline.board import DONE, ENDING, STARTING, TRAINING, WAITING
 from paceline.report.live import RoleStatus, Status
 
 if TYPE_CHECKING:
-    from paceline.launchers.local import Child, Launcher
+    from paceline.launchers.local import Launcher
+    from paceline.launchers.recovery import Child
 
 STATES = {STARTING: "starting", TRAINING: "training", WAITING: "waiting", ENDING: "ending", DONE: "done"}
 SPAN = 2.0  # seconds over which a speed is measured

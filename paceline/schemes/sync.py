@@ -14,8 +14,6 @@ from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, mean_of, on_server, sum_of
 from paceline.worker import Worker
 
-ANYBODY = -1  # calls with equal arguments wait in one line at the desk
-
 
 @dataclass(frozen=True)
 class SyncSGD(Scheme):
@@ -67,9 +65,14 @@ class SyncSGD(Scheme):
     def begin(self, s: State) -> None:
         """The start barrier: nobody computes before everybody is here."""
 
-    @on_server(when=lambda self, s, r, rank: s.tokens > 0 or s.holds[rank] > 0 if self.repeat else s.v >= r)
-    def pull(self, s: State, r: int, rank: int) -> tuple[Vector, int]:
-        if self.repeat and not s.holds[rank]:  # a restarted worker still has its token
+    @on_server(reads=True, when=lambda self, s, r: s.v >= r)
+    def pull(self, s: State, r: int) -> tuple[Vector, int]:
+        return s.x, s.v
+
+    @on_server(when=lambda self, s, rank: s.tokens > 0 or s.holds[rank] > 0)
+    def begin_another(self, s: State, rank: int) -> tuple[Vector, int]:
+        """With `repeat`: a version may be pulled as often as it wants gradients."""
+        if not s.holds[rank]:  # a restarted worker still has its token
             s.tokens -= 1
             s.holds[rank] = 1
         return s.x, s.v
@@ -82,17 +85,19 @@ class SyncSGD(Scheme):
             s.refuse()
             return
         s.admit(v)
-        s.kept[s.got] = g
-        s.whose[s.got] = rank
         s.latest[rank] = v
-        s.got += 1
-        self._close(s)
+        if s.got + 1 < s.need:
+            s.kept[s.got] = g
+            s.whose[s.got] = rank
+            s.got += 1
+        else:
+            self._close(s, [(rank, g)])
 
     async def step(self, w: Worker) -> None:
         if self.barrier and w.t == 0:
             await self.arrive(w.rank)
             await self.begin()
-        w.x, w.v = await self.pull(w.next, w.rank if self.repeat else ANYBODY)
+        w.x, w.v = await (self.begin_another(w.rank) if self.repeat else self.pull(w.next))
         g = await self.gradient(w)
         await self.push(g, w.v, w.rank)
         w.next = w.v + 1
@@ -108,18 +113,19 @@ class SyncSGD(Scheme):
         s.holds[rank] = 0
         if not self.repeat and 0 < s.present < s.need:
             s.need = s.present
-        self._close(s)
+        if s.got >= s.need:
+            self._close(s, [])
 
     def joined(self, s: State, rank: int) -> None:
         s.arrived[rank] = 1
         s.present += 1
         s.need = min(len(s.whose), s.present) if not self.repeat else s.need
 
-    def _close(self, s: State) -> None:
-        if s.got < s.need:
-            return
-        order = torch.argsort(s.whose[: s.got], stable=True).tolist()
-        reduced = (mean_of if self.reduce == "mean" else sum_of)([s.kept[k] for k in order])
+    def _close(self, s: State, last: list[tuple[int, Vector]]) -> None:
+        """The version has its gradients: those that are kept, and the last one, which needs no keeping."""
+        all_of_them = [*zip(s.whose[: s.got].tolist(), s.kept[: s.got], strict=True), *last]
+        in_order = [g for _, g in sorted(all_of_them, key=lambda pair: pair[0])]
+        reduced = (mean_of if self.reduce == "mean" else sum_of)(in_order)
         self._centre_rule().apply(s, reduced, self.lr)
         s.v += 1
         s.got = 0

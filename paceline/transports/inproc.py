@@ -13,7 +13,8 @@ from paceline.desk import Desk
 from paceline.errors import Deadlock, SchemeError
 from paceline.ops import Call
 from paceline.stage import Stage
-from paceline.transports.shared import SAVE, SET, Lane, Link, Stopped
+from paceline.transports.lane import SAVE, SET, Lane
+from paceline.transports.shared import Link, Stopped
 
 
 class InProcess(Link):

@@ -141,7 +141,7 @@ class TestMessages:
 
     def test_sync_meets_at_the_start_once(self) -> None:
         start = self.wire(8, 8, 0, 8)
-        pull, push, done = self.wire(8 + 8, 16 + 8), self.wire(16 + 8 + 8), self.wire(8)
+        pull, push, done = self.wire(8, 16 + 8), self.wire(16 + 8 + 8), self.wire(8)
         expected = start + 20 * (pull + 1 + push) + 19 * done
         assert self.toy("sync", 3, 20, network=self.NETWORK) == expected
         assert self.toy("sync", 3, 20, network=self.NETWORK, barrier=False) == expected - start

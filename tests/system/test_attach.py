@@ -3,98 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import multiprocessing
-import os
-import runpy
-import subprocess
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import sklearn.datasets  # here, so that the processes, which are forks of this one, need not
 import torch
+from attached import PLAIN, launch, one_thread, same, weights
 from torch import Tensor, nn
 
 from paceline import checkpoint, find
 from paceline.directory import RunDirectory
 from paceline.errors import LossError, RunError, UsageError
 from paceline.plan import Plan
-from paceline.result import Result
 from paceline.role import scheme_of
 from paceline.run import execute
 
-PRELUDE = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from torch import nn
-from torch.nn import functional as F
-from sklearn.datasets import load_digits
-from paceline.attach import attach
-
-digits = load_digits()
-X = torch.tensor(digits.data, dtype=torch.float32) / 16
-Y = torch.tensor(digits.target)
-items = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, 40 * 32, 32)]
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-
-def keep(name, model):
-    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    Path(name).write_bytes(weights.numpy().tobytes())
-"""
-
-PLAIN = """
-with attach(model, "sync", lr=0.2, steps=30) as pace:
-    for images, labels in pace.share(items):
-        pace.step(F.cross_entropy(model(images), labels))
-keep(f"{pace.rank}.weights", model)
-"""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the processes have: the last bits of a product depend on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run a script as `paceline run` does. Relative paths of the script are those of tmp_path."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run(body: str, *, workers: int = 2, said: list[str] | None = None, **settings: Any) -> Result:
-        script = tmp_path / "script.py"
-        script.write_text(PRELUDE + body)
-        directory = RunDirectory.create(tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}", "run")
-        plan = Plan(script=[str(script)], workers=workers, directory=str(directory.path), title="test", **settings)
-        directory.write_plan(dataclasses.asdict(plan))
-
-        def tell(kind: str, text: str) -> None:
-            if said is not None:
-                said.append(text)
-
-        return execute(plan, scheme_of(plan, {}), {}, tell=tell, watch=lambda _: None)
-
-    return run
-
-
-def weights(path: Path | str) -> Tensor:
-    return torch.from_numpy(np.frombuffer(Path(path).read_bytes(), dtype=np.float32).copy())
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    return a.numpy().tobytes() == b.numpy().tobytes()
+__all__ = ["launch", "one_thread"]  # pytest finds them here
 
 
 def by_hand(steps: int, lr: float, workers: int) -> Tensor:
@@ -368,74 +292,3 @@ Path("went on").touch()
     def test_leaving_by_exit(self, launch, call, message):
         with pytest.raises(RunError, match=message):
             launch(PLAIN.replace("        pace.step", f"        {call}\n        pace.step"))
-
-
-class TestByItself:
-    def test_it_is_a_run_of_one_worker(self, launch, tmp_path):
-        launched = launch(PLAIN, workers=1)
-        launched_weights = weights("0.weights")
-        (tmp_path / "by_itself.py").write_text(PRELUDE + "torch.set_num_threads(1)\n" + PLAIN)
-        done = subprocess.run([sys.executable, "by_itself.py"], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("paceline: by_itself runs by itself, as the only worker of sync, in runs/")
-        told = told_in(tmp_path)
-        assert told["scheme"] == "sync"
-        assert (told["workers"], told["updates"], told["samples"]) == (1, 30, 30 * 32)
-        assert told["digest"] == launched.digest
-        assert same(weights(tmp_path / "0.weights"), launched_weights)
-
-    @pytest.mark.parametrize("name", ["downpour", "hogwild", "averaging", "groups"])
-    def test_with_and_without_its_own_server(self, tmp_path, name):
-        told = alone(tmp_path, PLAIN.replace("sync", name))
-        assert (told["scheme"], told["updates"]) == (name, 30)
-
-    def test_it_goes_on_from_its_checkpoint(self, tmp_path):
-        alone(tmp_path, PLAIN.replace("steps=30", "steps=10, directory='here'"))
-        body = PLAIN.replace("steps=30", "steps=20, directory='here', resume=True")
-        told = alone(tmp_path, body + "\nassert pace.resumed", directory=tmp_path / "here")
-        assert (told["updates"], told["gradients"]) == (20, 20)
-
-    def test_an_interrupt_ends_it_in_order(self, tmp_path):
-        body = PLAIN.replace(
-            "        pace.step", "        pace.updates == 5 and signal.raise_signal(2)\n        pace.step"
-        )
-        told = alone(tmp_path, body, code=1)
-        assert (told["updates"], told["stopped"]) == (5, "interrupted")
-
-    def test_an_exception_is_written_down(self, tmp_path):
-        body = PLAIN.replace("        pace.step", "        pace.updates == 5 and 1 / 0\n        pace.step")
-        told = alone(tmp_path, body, code=1)
-        assert told["error"] == "ZeroDivisionError: division by zero"
-
-    def test_one_at_a_time(self, tmp_path):
-        told = alone(tmp_path, PLAIN.replace("    for", "    attach(model)\n    for"), code=1)
-        assert "before the block of the first one has ended" in told["error"]
-
-
-def alone(tmp_path: Path, body: str = PLAIN, *, code: int = 0, directory: Path | None = None) -> dict[str, Any]:
-    """Run a script as python does, in a fork that need not import anything; gives what its run directory says."""
-    script = tmp_path / "by_itself.py"
-    script.write_text(PRELUDE + body)
-    process = multiprocessing.get_context("fork").Process(target=_as_python_does, args=(script,))
-    process.start()
-    process.join()
-    assert process.exitcode == code, (tmp_path / "said").read_text()
-    return told_in(directory or tmp_path)
-
-
-def _as_python_does(script: Path) -> None:
-    os.chdir(script.parent)
-    with Path("said").open("w", buffering=1) as stream, redirect_stdout(stream), redirect_stderr(stream):
-        sys.argv = [script.name]
-        try:
-            runpy.run_path(script.name, run_name="__main__")
-        except BaseException:
-            traceback.print_exc()
-            raise
-
-
-def told_in(place: Path) -> dict[str, Any]:
-    """The result of the only run by itself that lies there."""
-    (found,) = [path for path in place.glob("**/result.json") if "run-" not in str(path.parent)]
-    told: dict[str, Any] = json.loads(found.read_text())
-    return told

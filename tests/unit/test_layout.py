@@ -50,36 +50,40 @@ MAY_IMPORT = {
     "plan": "errors task",
     "board": "memory",
     "cores": "",
+    "journal": "errors",
     "stage": "board config ledger memory plan result scheme seeds state",
     "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
-    "transports.shared": "board desk errors ops scheme stage state wire",
-    "transports.inproc": "board config desk errors ops snapshots stage transports.shared",
+    "transports.lane": "errors ops scheme stage wire",
+    "transports.shared": "board errors ops scheme stage state transports.lane wire",
+    "transports.shared_desk": "board desk errors ops stage transports.lane wire",
+    "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
     "collectives": "",
     "collectives.shared": "board errors ops seeds stage state wire",
-    "view": "board config control drive result snapshots stage state task transports.shared worker",
-    "membership": "board collectives.shared drive hook ops snapshots state transports.shared view",
+    "view": "board config control drive result snapshots stage state task transports.lane transports.shared worker",
+    "membership": "board collectives.shared drive hook ops snapshots state transports.lane transports.shared view",
     "session": "board collectives.shared control desk drive errors hook membership ops seeds snapshots stage state "
-    "task transports.shared worker",
-    "server": "board config ops snapshots stage transports.shared wire",
+    "task transports.lane transports.shared worker",
+    "server": "board config ops snapshots stage transports.lane transports.shared_desk wire",
     "evaluator": "board checkpoint control errors snapshots stage task hooks.*",
     "role": "board checkpoint config control cores directory errors evaluator hook hooks.* plan scheme server session "
     "snapshots stage task torch_task",
     "launchers": "",
     "launchers.process": "control",
     "launchers.program": "board carry control errors memory plan role",
-    "launchers.local": "board checkpoint control directory errors launchers.process launchers.program memory plan role "
-    "scheme snapshots stage",
+    "launchers.recovery": "board checkpoint control directory errors plan role scheme snapshots stage",
+    "launchers.local": "board control directory errors launchers.process launchers.program launchers.recovery memory "
+    "plan role scheme",
     "launchers.apart": "carry control errors plan report.live role",
     "launchers.__main__": "launchers.apart",
     "watching": "board report.live",
-    "run": "checkpoint config directory errors hook launchers.local plan report.live result role scheme snapshots "
-    "state task values watching",
+    "run": "checkpoint config directory errors hook launchers.local launchers.recovery plan report.live result role "
+    "scheme snapshots state task values watching",
     "training": "checkpoint directory errors find hook launchers.apart plan report.live result run scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
     "pace": "board errors hook ops result role session sharing snapshots state task torch_task",
-    "alone": "board control directory errors hook launchers.local memory plan role run scheme session stage task "
+    "alone": "board control directory errors hook launchers.recovery memory plan role run scheme session stage task "
     "transports.inproc",
     "attach": "alone board config control errors find hook pace plan role run scheme seeds session stage",
     "report.*": "checkpoint config directory errors find report.* result scheme values",
@@ -116,7 +120,7 @@ CARRIES = "carry"
 CLOCKS = {
     *("checkpoint", "directory", "cli", "data", "report"),  # what lies on disk is dated, people see how long it takes
     *("stage", "board", "launchers", "watching", "run"),  # the run's own clock, and its patience
-    *("transports.shared", "snapshots", "session", "view"),  # a glance aside lets whoever shares the core go on
+    *("transports", "snapshots", "session", "view"),  # a glance aside lets whoever shares the core go on
 }
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "misc", "core"}

@@ -60,6 +60,8 @@ def test_a_guarded_method_is_atomic() -> None:
 
     with pytest.raises(SchemeError, match=r"add: a guarded method is atomic; drop when= or atomic=False"):
         on_server(when=lambda self, s: True, atomic=False)(add)
+    with pytest.raises(SchemeError, match=r"add: reads=True is atomic; drop it or atomic=False"):
+        on_server(reads=True, atomic=False)(add)
 
 
 def test_keyword_only_arguments_are_refused() -> None:

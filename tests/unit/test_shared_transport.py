@@ -15,7 +15,8 @@ from paceline.board import LANES, STOP
 from paceline.errors import SchemeError
 from paceline.ops import Call
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
-from paceline.transports.shared import SAVE, SET, Link
+from paceline.transports.lane import SAVE, SET
+from paceline.transports.shared import Link
 
 LENGTH = 7  # not a multiple of any number of servers
 
@@ -54,6 +55,10 @@ class Ledgered(Scheme, name="ledgered"):
     @on_server(when=lambda self, s, v: s.v >= v)
     def reached(self, s: State, v: int) -> int:
         return s.v
+
+    @on_server(reads=True, when=lambda self, s, v: s.v >= v)
+    def look_at(self, s: State, v: int) -> tuple[Vector, int]:
+        return s.x, s.v
 
     @on_server
     def wrong(self, s: State) -> Any:
@@ -104,6 +109,28 @@ class TestCalls:
                 x, v = asked(link, scheme.look())
                 assert v == count
                 assert torch.equal(x, torch.arange(float(LENGTH)) - count)
+
+    def test_a_worker_is_told_when_to_look_for_itself(self, servers: int) -> None:
+        with world(servers) as (theatre, scheme):
+            link, other = theatre.link(0), theatre.link(1)
+            for count in range(1, 20):
+                asked(link, scheme.push(torch.ones(LENGTH)))
+                x, v = asked(link, scheme.look_at(count))  # open as soon as its own push is there
+                assert (x.tolist(), v) == ([k - float(count) for k in range(LENGTH)], count)
+                x.fill_(9.0)
+            seen = iter([False, False, True])  # twice it has closed again before the worker looked
+            look = other._look
+
+            def hasty(*args: Any) -> tuple[bool, Any]:
+                return look(*args) if next(seen) else (False, None)
+
+            other._look = hasty  # type: ignore[method-assign]
+            assert asked(other, scheme.look_at(19))[1] == 19
+            assert next(seen, None) is None
+            done = other.post(scheme.look_at(20))  # started beside others: the server gives the result
+            asked(link, scheme.push(torch.ones(LENGTH)))
+            link.flush()  # as a session does before it computes or waits
+            assert other.collect(done)[1] == 20
 
     def test_arguments_are_those_of_the_moment(self, servers: int) -> None:
         with world(servers) as (theatre, scheme):
