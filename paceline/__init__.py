@@ -1,8 +1,11 @@
 """paceline: data-parallel training in which how the workers keep pace is one argument."""
 
 from paceline.attach import attach
+from paceline.difference import Difference, diff
 from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
 from paceline.hook import Hook
+from paceline.replaying.repeat import Replayed, replay
+from paceline.replaying.samples import samples
 from paceline.result import Result
 from paceline.scheme import Scheme, on_server
 from paceline.sim.cost import Cost
@@ -13,6 +16,7 @@ from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
 from paceline.trained import evaluate, load, predict
 from paceline.training import EvalSpec, TrainSpec, train, train_and_evaluate
+from paceline.verification import Verification, verify
 from paceline.worker import Worker
 
 __version__ = "0.1.0"
@@ -22,11 +26,13 @@ __all__ = [
     "Cost",
     "DataError",
     "Deadlock",
+    "Difference",
     "EvalSpec",
     "Fault",
     "Hook",
     "LossError",
     "PacelineError",
+    "Replayed",
     "Result",
     "RunError",
     "Scheme",
@@ -38,13 +44,18 @@ __all__ = [
     "TrainSpec",
     "UsageError",
     "Vector",
+    "Verification",
     "Worker",
     "attach",
+    "diff",
     "evaluate",
     "load",
     "on_server",
     "predict",
+    "replay",
+    "samples",
     "simulate",
     "train",
     "train_and_evaluate",
+    "verify",
 ]

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline import checkpoint, fingerprint
 from paceline.board import RUNNING, STOP, STOPPING, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
@@ -78,6 +79,9 @@ def session_of(
     around.enter_context(directory.lock())
     before = directory.history()
     directory.write_plan(dataclasses.asdict(plan))
+    steps = checkpoint.steps(directory.checkpoints)
+    launched = fingerprint.of(plan, scheme, None, None, hooks)
+    fingerprint.write(directory.path, launched, steps[-1] if steps else 0)
     board = Board.create(1, 1)
     ends, state = Bells.create(board.roles), anonymous("paceline-state")
     for descriptor in (*ends, state, board.descriptor):

@@ -69,6 +69,8 @@ def attach(
                has that of `paceline run`, whose --scheme, --steps and hyper-parameters take the place of these.
     After the block the model holds the final weights of the centre, in memory of its own.
     """
+    if hyper.keys() & {"exact", "micro"}:
+        raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
     listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
     own = [config.hook_of(hook) for hook in listed]
     if _role is not None:

@@ -101,7 +101,7 @@ def load(path: Path) -> Checkpoint:
 
 def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint; `say` is told which ones were passed over, and why."""
-    for path in reversed(_folders(directory)):
+    for path in reversed(folders(directory)):
         try:
             return load(path)
         except DataError as error:
@@ -111,18 +111,18 @@ def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
 
 def steps(directory: Path) -> list[int]:
     """The steps that have a checkpoint, in order; what is plainly damaged is left out, contents are not read."""
-    return sorted({_step(path) for path in _folders(directory) if _looks_whole(path)})
+    return sorted({_step(path) for path in folders(directory) if _looks_whole(path)})
 
 
 def find(directory: Path, step: int) -> Path | None:
     """The folder of that step's checkpoint, whole or not."""
-    return next((path for path in reversed(_folders(directory)) if _step(path) == step), None)
+    return next((path for path in reversed(folders(directory)) if _step(path) == step), None)
 
 
 def best(run: Path) -> Best | None:
     """The best checkpoint of a run directory, if one was kept."""
     chosen = None
-    for path in _folders(run / "best"):  # two only after a crash between the new one's coming and the old one's going
+    for path in folders(run / "best"):  # two only after a crash between the new one's coming and the old one's going
         one = _read_best(path)
         if one is not None and (chosen is None or _beats(one.value, chosen)):
             chosen = one
@@ -155,7 +155,7 @@ def keep_best(
         told = {"step": step, "metric": metric, "value": value, "smaller_is_better": smaller_is_better}
         _save_json(folder / BEST, told | {"metrics": dict(metrics)})
         place = durable.put(folder, _name(step))
-        for other in _folders(directory):
+        for other in folders(directory):
             if other != place:
                 durable.discard(other)
     return True
@@ -179,7 +179,7 @@ def _read_best(path: Path) -> Best | None:
 
 def _prune(directory: Path, step: int, keep: int) -> None:
     kept = 1
-    for path in reversed(_folders(directory)):
+    for path in reversed(folders(directory)):
         if _step(path) >= step:
             continue  # of a course that was given up for an older checkpoint: not ours to judge
         if kept >= keep:
@@ -235,7 +235,7 @@ def _versions() -> dict[str, str]:
 # reading
 
 
-def _folders(directory: Path) -> list[Path]:
+def folders(directory: Path) -> list[Path]:
     """The checkpoints of a directory, whole or not, oldest first; of one step the successor comes last."""
     if not directory.is_dir():
         return []

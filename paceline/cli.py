@@ -1,4 +1,4 @@
-"""The command line: `paceline train | run | simulate | runs | evaluate | predict | list | show | data`."""
+"""`paceline train | run | simulate | runs | evaluate | predict | verify | diff | list | show | data`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import paceline
-from paceline import cli_runs, cli_train, find
+from paceline import cli_cluster, cli_replay, cli_runs, cli_train, cli_verify, find
 from paceline import data as datasets
 from paceline.errors import DataError, PacelineError, RunError, UnknownName
 from paceline.report import tables
@@ -66,6 +66,8 @@ def simulate(
         int | None, typer.Option(help="Samples per gradient (with --feed slice: of all workers together).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    exact: cli_train.Exact = None,
+    micro: cli_train.Micro = None,
     compute: Annotated[
         str, typer.Option(help="Seconds per gradient: a law of `paceline list compute`.")
     ] = "constant:1.0",
@@ -79,7 +81,9 @@ def simulate(
         list[str] | None, typer.Option(help="kill:1@step=20,back=5 | delay:1@time=3,for=2 | partition:…")
     ] = None,
     hook: Annotated[list[str] | None, typer.Option(help="NAME:key=value,…, a name of `paceline list hooks`.")] = None,
-    quorum: Annotated[str, typer.Option(help="When a worker dies, a barrier will shrink or hold.")] = "shrink",
+    quorum: Annotated[
+        str | None, typer.Option(help="When a worker dies, a barrier will shrink or hold. Default: shrink.")
+    ] = None,
     feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
     shuffle: Annotated[
         bool | None, typer.Option("--shuffle/--no-shuffle", help="Or take samples in stored order.")
@@ -104,6 +108,8 @@ def simulate(
                 steps=steps,
                 batch=batch,
                 seed=seed,
+                exact=bool(exact),
+                micro=micro,
                 compute=compute,
                 speeds=_numbers("speeds", speeds),
                 network=network,
@@ -149,6 +155,11 @@ app.command("role", hidden=True)(cli_train.role_command)
 app.command(epilog=EXIT_CODES)(cli_runs.runs)
 app.command(epilog=EXIT_CODES)(cli_runs.evaluate)
 app.command(epilog=EXIT_CODES)(cli_runs.predict)
+app.command(epilog=EXIT_CODES)(cli_cluster.cluster)
+app.command("replay", epilog=EXIT_CODES)(cli_replay.replay_command)
+app.command("samples", epilog=EXIT_CODES)(cli_replay.samples_command)
+app.command(epilog=EXIT_CODES)(cli_verify.verify)
+app.command(epilog=EXIT_CODES)(cli_verify.diff)
 
 
 @app.command("list")

@@ -53,6 +53,10 @@ Place = Annotated[str | None, typer.Option("--dir", help="The run directory. Def
 Resume = Annotated[str | None, typer.Option(help="Go on with this run directory from its newest checkpoint.")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Updates between two checkpoints.")]
 CheckpointSeconds = Annotated[float | None, typer.Option(help="Seconds between two checkpoints. Default: 60.")]
+Exact = Annotated[
+    bool | None, typer.Option("--exact", help="The same bits with any number of workers, and whoever dies on the way.")
+]
+Micro = Annotated[int | None, typer.Option(help="With --exact: parts that each batch is cut in. Default: 8.")]
 Keep = Annotated[int | None, typer.Option(help="Checkpoints that are kept. Default: 5.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live display.")]
@@ -74,6 +78,8 @@ def train_command(
     seconds: Seconds = None,
     batch: Annotated[int | None, typer.Option(help="Samples per gradient (--feed slice: of all workers).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random. Default: 0.")] = None,
+    exact: Exact = None,
+    micro: Micro = None,
     hook: Hooks = None,
     quorum: QuorumOption = None,
     patience: Patience = None,
@@ -101,6 +107,9 @@ def train_command(
     best: Annotated[str | None, typer.Option(help="The metric by which the best checkpoint is kept.")] = None,
     every: Annotated[int | None, typer.Option(help="The chief evaluates every so many updates.")] = None,
     curvature: Annotated[float | None, typer.Option(help="Of the loss, for stability warnings.")] = None,
+    record: Annotated[
+        bool | None, typer.Option("--record/--no-record", help="The order of everything, for `paceline replay`.")
+    ] = None,
     summaries: Annotated[
         bool | None, typer.Option("--summaries/--no-summaries", help="For TensorBoard. Default: yes.")
     ] = None,
@@ -121,11 +130,14 @@ def train_command(
         "seconds": seconds,
         "batch": batch,
         "seed": seed,
+        "exact": exact,
+        "micro": micro,
         "quorum": quorum,
         "patience": patience,
         "restarts": restarts,
         "start": start,
         "summaries": summaries,
+        "record": record,
         "device": device,
         "threads": threads,
         "feed": feed,
@@ -178,6 +190,7 @@ def run_command(
     threads: Threads = None,
     directory: Place = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", hidden=True)] = False,
     checkpoint_every: CheckpointEvery = None,
     checkpoint_seconds: CheckpointSeconds = None,
     keep: Keep = None,
@@ -210,6 +223,7 @@ def run_command(
         workers=workers,
         hooks=hook or [],
         title=f"{script.name}",
+        exact=exact,
         **settings,
     )
     chosen = scheme_of(plan, {})
@@ -248,6 +262,10 @@ def resumed(
     for name, wanted in (("task", task), ("scheme", scheme)):
         if wanted is not None and wanted != getattr(before, name):
             raise UsageError(f"{place.path} has {name} {getattr(before, name)!r}; it cannot go on with {wanted!r}")
+    if settings.get("exact") and not before.exact:
+        raise UsageError(f"{place.path} is not exact and cannot become so on the way; begin a new run with --exact")
+    if before.exact:
+        settings = _still_exact(place, before, settings)
     changed = settings | ({"hooks": hooks} if hooks else {}) | ({"hyper": before.hyper | hyper} if hyper else {})
     plan = dataclasses.replace(before, **changed)
     chosen = scheme_of(plan, {})
@@ -255,6 +273,18 @@ def resumed(
         plan = dataclasses.replace(plan, servers=0)
     check(plan, chosen)
     return place, plan, chosen
+
+
+def _still_exact(place: RunDirectory, before: Plan, settings: dict[str, Any]) -> dict[str, Any]:
+    """An exact run may go on in other processes; what its bits depend on stays."""
+    for name in ("micro", "feed", "quorum"):
+        if settings.get(name, getattr(before, name)) != getattr(before, name):
+            raise UsageError(
+                f"{place.path} is exact with {name} {getattr(before, name)}, on which its bits depend; it cannot go on "
+                f"with {settings[name]}"
+            )
+    workers = settings.get("workers", before.processes)
+    return settings | {"processes": workers, "workers": before.workers}
 
 
 def conduct(

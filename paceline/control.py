@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import socket
@@ -15,13 +16,14 @@ class Control:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._lock = _thread.allocate_lock()  # a process may host several workers: lines must stay whole
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
         # should the launcher be gone, the kernel is about to end this process too
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 

@@ -4,6 +4,7 @@ runs/mnist-mlp-sync-001/
   plan.json           what was asked for               history.jsonl      evaluations on the way, a line each
   checkpoints/ best/  see `checkpoint`                  result.json        how it ended
   logs/ summaries/    of the processes, of TensorBoard  lock               held while the run lives
+  fingerprint.json    what determined the result, of each launch
 """
 
 from __future__ import annotations

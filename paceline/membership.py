@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline import snapshots
+from paceline import recording, snapshots
 from paceline.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING
 from paceline.collectives.shared import SharedMeans
 from paceline.drive import Driver
 from paceline.hook import Hook
+from paceline.journal import END
 from paceline.ops import Pending
+from paceline.result import digest
 from paceline.state import State
 from paceline.transports.lane import SAVE, Lane
 from paceline.transports.shared import Stopped
@@ -33,6 +35,8 @@ class Membership(View):
     _begun: list[Hook]
     _started: list[tuple[Pending[Any], Any]]
     _wanted: Pending[Any] | None
+    life = 1  # how often this worker has been started
+    _recorded_cells = False
 
     def _join(self) -> None:
         """Be counted again. Where there is no server, take over the cells of a worker that stands still."""
@@ -55,6 +59,7 @@ class Membership(View):
                         raise Stopped
                     stage.bells.wait(lambda: all(board.gone[other] for other in others))
             self._take_over(board.grant[rank] - 1 if board.grant[rank] else None)
+            self._record_cells()
             board.joining[rank] = board.grant[rank] = 0
         else:
             self._wait_until_missed()
@@ -120,30 +125,41 @@ class Membership(View):
         board = self.board
         board.busy[self.rank] += board.busy[self.rank] % 2
 
-    def _return(self) -> None:
-        """The run has gone back to a checkpoint: so does this worker."""
+    def _return(self, *, noted: bool = True) -> None:
+        """The run has gone back to a checkpoint: so does this worker. `noted`: it is told in its log."""
         board, stage = self.board, self.stage
-        self._generation = generation = board.get("generation")
-        if self._link is not None:
-            self._link.generation = generation
         self._writing = 0
-        saved = snapshots.find(stage, board.get("restore"))
-        stage.bells.wait(
-            lambda: all(one == generation for one in board.server_generation) or bool(board.run[STOP]), None
-        )
-        if board.run[STOP]:
-            raise Stopped
+        self._generation = -1
+        while self._rolled_back():  # once more if somebody else dies meanwhile
+            self._generation = generation = self._means.generation = board.get("generation")
+            saved = snapshots.find(stage, board.get("restore"))
+            if self._link is not None:
+                self._link.generation = generation
+                stage.bells.wait(self._servers_are_back)
+            if board.run[STOP]:
+                raise Stopped
         snapshots.restore_worker(stage, self.rank, saved)
         self.worker.rng.set_state(stage.tensor(f"rng.{self.rank}"))
         self._refresh()
         stage.load_overrides()
         self._driver = Driver(stage.scheme, self.worker)
         self.returns += 1
+        if noted and self.journal is not None:
+            self.journal.note({"return": generation})
+            self.journal.flush()
+
+    def _servers_are_back(self) -> bool:
+        board = self.board
+        back = all(one == self._generation for one in board.server_generation)
+        return back or self._rolled_back() or bool(board.run[STOP])
 
     def finish(self) -> None:
         """Say goodbye. The chief goes last: it waits for the others, saves for the last time, and tells the result."""
         board, rank, bells = self.board, self.rank, self.stage.bells
         self._abandon()
+        if self.journal is not None:
+            self.journal.add(END)
+            self.journal.flush()
         board.gradients[rank], board.samples[rank] = self._counted
         board.state[rank] = ENDING
         self._keep(FINAL)
@@ -166,12 +182,18 @@ class Membership(View):
             bells.wait(lambda: all(board.gone[other] for other in others))
             if self._link is None:
                 self._take_over(None)  # the others have gone on without it
+                self._record_cells()
                 self._keep(FINAL)
         bells.wait(lambda: all(board.gone[other] for other in others))
         if board.run[STOP] != FAILED:
             self._last_word()
             self._end_hooks()
             snapshots.write(self.stage, self.task.buffer_policy, self._kept)
+            self._record_checkpoint()
+            if self.stage.plan.exact and not snapshots.common(self.stage):
+                self.control.send(
+                    {"warn": "the run was broken off between two steps: its last checkpoint is not exact"}
+                )
             self.control.send({"result": self._result()})
         else:
             self._end_hooks()
@@ -232,6 +254,39 @@ class Membership(View):
         with ExitStack() as ends:  # every end runs, in reverse order, whatever another one raises
             for hook in hooks:
                 ends.callback(hook.end, self)
+
+    def _record_start(self) -> None:
+        """A life begins: its log says where, and with which cells if they are not those of the start."""
+        if self.journal is None:
+            return
+        if not self._recorded_cells:
+            self._record_cells(first=self.life == 1)
+        self._means.journal = self.journal
+        if self._link is not None:
+            self._link.journal = self.journal
+
+    def _record_cells(self, *, first: bool = False) -> None:
+        """Where this worker stands, and what it holds: whoever repeats the run cannot know what the dead had done."""
+        if self.journal is None:
+            return
+        board, rank, self._recorded_cells = self.board, self.rank, True
+        self._mirror()
+        name = None if first else recording.save_cells(self.stage, rank, self.life, self.worker._rng)
+        told = {
+            "t": board.t[rank],
+            "v": int(self._state.v),
+            "gradients": board.gradients[rank],
+            "overrides": self.stage.load_overrides(),
+        }
+        place = {"generation": self._generation, "position": int(board.performed[0]), "cells": name}
+        self.journal.note(told | place)
+        self.journal.flush()
+
+    def _record_checkpoint(self) -> None:
+        if self.journal is not None:
+            model = snapshots.model_of(self.stage, prefix=snapshots.KEEP)
+            self.journal.note({"checkpoint": self.board.get("checkpoint"), "digest": digest(model)})
+            self.journal.flush()
 
     def _keep(self, number: int) -> None:
         self._mirror()

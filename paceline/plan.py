@@ -24,12 +24,15 @@ class Plan:
     shuffle: bool | None = None
     scheme: str | None = None
     hyper: dict[str, Any] = field(default_factory=dict)
-    workers: int = 1
+    workers: int = 1  # of the scheme: with `exact` the micro-batches, whichever process computes them
+    processes: int | None = None  # that the workers live in; None: one for each
     servers: int = 1
     steps: int | None = None  # updates of the centre
     seconds: float | None = None
     seed: int = 0
     hooks: list[str] = field(default_factory=list)
+    exact: bool = False  # the same bits, however many processes there are and whoever dies
+    micro: int = 8  # with `exact`: parts that every batch is cut in, each a worker of the scheme
     quorum: Quorum = "shrink"
     patience: float = 30.0
     restarts: int = 3  # of one role in a row, without progress between them
@@ -40,6 +43,8 @@ class Plan:
     checkpoint_seconds: float | None = 60.0
     keep: int = 5
     summaries: bool = True  # for TensorBoard
+    record: bool = True  # the order log, from which the run can be repeated
+    launch: int = 1  # how often this run has been started
     evaluator: bool = False
     throttle: float = 0.0  # seconds between two evaluations of the evaluator
     delay: float = 0.0  # before its first
@@ -50,6 +55,11 @@ class Plan:
     script: list[str] = field(default_factory=list)  # the user's own program and its arguments
     directory: str = ""
     title: str = ""
+
+    @property
+    def hosts(self) -> int:
+        """Processes that train."""
+        return self.processes or self.workers
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

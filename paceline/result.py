@@ -21,6 +21,7 @@ REAL = (
     "rolled_back_updates",
     "peak_rss_mb",
     "directory",
+    "fingerprint",
 )
 SHORT = 16  # a vector of at most so many numbers is shown whole
 
@@ -70,6 +71,7 @@ class Result:
     notice: str | None = field(default=None, repr=False)
     stopped: str | None = None  # what a hook ended the run for, before its last step
     servers: int = 0
+    micro: int | None = None  # of exact runs: parts of a batch, each a worker of the scheme
     # of real runs only
     wall_seconds: float | None = None  # of training, from the first step to the stop
     samples_per_second: float | None = None
@@ -78,6 +80,7 @@ class Result:
     rolled_back_updates: int | None = None
     peak_rss_mb: float | None = None  # of the largest process
     directory: str | None = None
+    fingerprint: str | None = None  # the hash of what determined the result: see `fingerprint`
 
     @property
     def loss(self) -> float:
@@ -122,6 +125,8 @@ class Result:
             "notice": self.notice,
             "stopped": self.stopped,
         }
+        if self.micro is not None:
+            plain["micro"] = self.micro
         if self.wall_seconds is not None:
             plain |= {name: getattr(self, name) for name in REAL}
         clean: dict[str, Any] = _finite(plain)

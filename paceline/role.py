@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import traceback
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline import checkpoint, config, cores, evaluator, snapshots
+from paceline import checkpoint, config, cores, evaluator, hosting, snapshots
 from paceline.board import FAILED, STOP, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
@@ -65,9 +66,14 @@ def crew(plan: Plan, scheme: Scheme) -> list[Part]:
             "a script cannot have an evaluator: only the script knows its data; "
             "give attach(evaluate=…) a function, and the hook validation to have the chief call it"
         )
-    parts = [Part("worker" if rank else "chief", rank) for rank in range(plan.workers)]
+    parts = [Part("worker" if index else "chief", index) for index in range(plan.hosts)]
     parts += [Part("server", shard) for shard in range(servers_of(plan, scheme))]
     return [*parts, Part("evaluator")] if plan.evaluator else parts
+
+
+def ranks(part: Part, plan: Plan) -> range:
+    """The workers that live in a process: one, or with `exact` as many as it takes."""
+    return range(part.index, plan.workers, plan.hosts) if part.kind in ("chief", "worker") else range(0)
 
 
 def servers_of(plan: Plan, scheme: Scheme) -> int:
@@ -125,7 +131,7 @@ def main(part: Part, props: Props, control: Control) -> int:
     try:
         bells = Bells(board, props.bells, place(part, plan))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
-        crowded = len(os.sched_getaffinity(0)) < board.workers + board.servers
+        crowded = len(os.sched_getaffinity(0)) < plan.hosts + board.servers
         if crowded:
             (cores.serve if part.kind == "server" else cores.compute)()
         if part.kind == "server":
@@ -140,8 +146,8 @@ def main(part: Part, props: Props, control: Control) -> int:
 
             own = list(props.objects.get("hooks", ()))
             play(stage, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control)
-        else:
-            _work(stage, part, props, control)
+        elif not _work(stage, part, props, control):
+            return 1
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return 0
@@ -150,14 +156,14 @@ def main(part: Part, props: Props, control: Control) -> int:
     return 0
 
 
-def _report(part: Part, props: Props, control: Control, error: BaseException) -> None:
+def _report(part: Part, props: Props, control: Control, error: BaseException, rank: int | None = None) -> None:
     """Tell the launcher, and let everybody else end."""
     traceback.print_exc()
     sys.stderr.flush()
     board = props.board
     place = str(part)
     if part.kind in ("chief", "worker"):
-        place += f", step {board.t[part.index]}"
+        place += f", step {board.t[part.index if rank is None else rank]}"
     own = isinstance(error, PacelineError)
     text = str(error) if own else f"{type(error).__name__}: {error}"
     kind = type(error).__name__ if own else "RunError"
@@ -191,6 +197,9 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
     saved = checkpoint.newest(directory, lambda text: control.send({"warn": text}))
     if saved is not None:
         snapshots.check(plan, stage.scheme, saved)
+        if plan.exact and not saved.numbers.get("cut"):
+            text = "its workers stood at different steps: the bits will not be those of an unbroken run"
+            control.send({"warn": f"the checkpoint of update {saved.step:,} is not exact, {text}"})
         for shard in range(plan.servers if stage.scheme.methods else 0):
             snapshots.restore_shard(stage, shard, saved)
         for rank in range(plan.workers):
@@ -212,8 +221,8 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
     stage.bells.ring_all()
 
 
-def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
-    """A worker's whole life."""
+def _work(stage: Stage, part: Part, props: Props, control: Control) -> bool:
+    """The whole life of a worker, or of all workers of this process; False if it broke off and that has been told."""
     plan, board = stage.plan, stage.board
     task = task_of(plan, props.objects)
     if plan.device != "cpu" and not torch.cuda.is_available():
@@ -230,7 +239,26 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> None:
         stage.open()
     else:
         wait_until_ready(stage)
-    session = RealSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control)
+    mine = ranks(part, plan)
+    if len(mine) == 1:
+        _live(RealSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control), task)
+        return True
+    turn = hosting.turn()
+
+    def play(rank: int) -> None:
+        torch.set_num_threads(plan.threads)
+        bells = Bells(board, props.bells, rank)
+        bells.spin = 0  # whoever looks on keeps the others of this process from computing
+        own = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
+        own.open()
+        objects = props.objects | {"hooks": copy.deepcopy(props.objects.get("hooks", []))}  # each worker has its own
+        hooks = hooks_of(plan, objects, "worker" if rank else "chief")
+        _live(RealSession(own, task, rank, hooks, control, turn), task)
+
+    return hosting.hosted(mine, play, lambda rank, error: _report(part, props, control, error, rank))
+
+
+def _live(session: RealSession, task: Task) -> None:
     try:
         train(session, task)
     except BaseException as error:
@@ -248,18 +276,19 @@ def train(session: RealSession, task: Task) -> None:
     session.meanwhile = supply.prepare
     with torch.no_grad():
         while request is not None:
-            batch = supply.next()
-            if batch is None:
-                session.say(f"worker:{rank} leaves: its data have run out")
-                session.leave("its data have run out")
-                return
-            batch = session.fed(batch)
-            out = room.free()
-            try:
-                loss, g = task.grad(request.x, batch, out, buffers)
-            except Exception as error:
-                error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
-                raise
+            with session.turn:
+                batch = supply.next()
+                if batch is None:
+                    session.say(f"worker:{rank} leaves: its data have run out")
+                    session.leave("its data have run out")
+                    return
+                batch = session.fed(batch)
+                out = room.free()
+                try:
+                    loss, g = task.grad(request.x, batch, out, buffers)
+                except Exception as error:
+                    error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
+                    raise
             del out
             request = session.give(loss, g, batch.size)
             del g
@@ -286,7 +315,8 @@ class Supply:
 
     def prepare(self) -> None:
         if not self._ready and self._returns == self._session.returns:
-            self._ready.append(next(self._batches, None))
+            with self._session.turn:
+                self._ready.append(next(self._batches, None))
 
 
 class Room:

@@ -12,10 +12,11 @@ from typing import Any, get_type_hints
 
 import torch
 
-from paceline import checkpoint, config, role, snapshots
+from paceline import checkpoint, config, exact, fingerprint, recording, role, snapshots
 from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
+from paceline.fingerprint import Fingerprint
 from paceline.hook import Hook
 from paceline.launchers.local import Launcher
 from paceline.launchers.recovery import Outcome
@@ -61,7 +62,7 @@ def planned(
         for name, value in settings.items()
         if value is not None
     }
-    settings.setdefault("workers", 1 if chosen.alone else 2)
+    settings = exact.settled(settings, chosen, 1 if chosen.alone else 2)
     if not chosen.methods:
         settings["servers"] = 0
     plan = Plan(
@@ -77,6 +78,10 @@ def planned(
 
 def check(plan: Plan, scheme: Scheme) -> None:
     """Refuse what cannot work before anything is started."""
+    if plan.exact:
+        if plan.script:
+            raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
+        exact.check(scheme, plan.hosts, plan.micro)
     for name, low in (LOWEST | LOWEST_IF_GIVEN).items():
         value = getattr(plan, name)
         if value is not None and value < low:
@@ -112,6 +117,8 @@ def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
     """The task, made once for all processes; what it cannot do is told now."""
     torch.set_num_threads(plan.threads)
     task = role.task_of(plan, objects)
+    if plan.exact:
+        exact.check_task(task, plan.micro)
     if plan.eval_steps is not None:
         task.limited(plan.eval_steps * task.batch)
     return task
@@ -131,7 +138,11 @@ def execute(
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
         first = _checked_checkpoint(plan, scheme, directory, x0)
         before = directory.history()
+        plan = dataclasses.replace(plan, launch=recording.next_launch(directory.path))
         directory.write_plan(dataclasses.asdict(plan))
+        launched = _fingerprint(plan, scheme, objects, x0)
+        launched = fingerprint.write(directory.path, launched, first.step if first else 0)
+        recording.prepare(plan, launched.versions, first, objects)
         (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
         watcher = Watcher()
         launcher = Launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
@@ -155,6 +166,11 @@ def execute(
         if outcome.interrupted:
             raise KeyboardInterrupt
     return result
+
+
+def _fingerprint(plan: Plan, scheme: Scheme, objects: dict[str, Any], x0: Vector | None) -> Fingerprint:
+    decided = scheme if plan.scheme or not plan.script else None  # a script has yet to say which it wants
+    return fingerprint.of(plan, decided, objects.get("ready"), x0, objects.get("hooks", ()))
 
 
 def _due_at_the_end(plan: Plan, result: Result) -> bool:
@@ -195,7 +211,8 @@ def result_of(
     return Result(
         scheme=scheme.name,
         task=outcome.task or plan.task or "task",
-        workers=plan.workers,
+        workers=plan.hosts,
+        micro=plan.micro if plan.exact else None,
         servers=plan.servers,
         updates=told.get("updates", found.step),
         gradients=told.get("gradients", board["gradients"]),
@@ -224,6 +241,7 @@ def result_of(
         rolled_back_updates=board["rolled_back"],
         peak_rss_mb=outcome.peak_rss / 1024,
         directory=plan.directory,
+        fingerprint=fingerprint.last_of(Path(plan.directory)),
     )
 
 

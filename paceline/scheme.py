@@ -231,6 +231,13 @@ class Scheme:
         """Why the vector cannot be cut among several servers, if it cannot: a method needs all of it at once."""
         return None
 
+    def exact(self, workers: int) -> str | None:
+        """Why so many workers would not give the same bits each time, or None: then every update is made of all of
+        them, in the order of ranks, and where there is a server each step is one update."""
+        if self.asynchronous:
+            return "its updates come as they come: there is no order to keep; record it and `paceline replay` instead"
+        return "it does not say that its order is fixed: give it a method exact(self, workers) that returns None"
+
     def check(self, workers: int) -> None:
         """Raise UsageError if the hyper-parameters cannot work with so many workers."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paceline import config, snapshots
+from paceline import config, journal, recording, snapshots
 from paceline.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.journal import Journal
 from paceline.ops import Call
 from paceline.stage import Stage
 from paceline.transports.lane import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, TELL, Lane, received
@@ -16,6 +17,9 @@ class Server:
 
     def __init__(self, stage: Stage, shard: int) -> None:
         self.stage, self.shard, self.board = stage, shard, stage.board
+        self.journal: Journal | None = None
+        if shard == 0:
+            self.journal, _ = recording.journal_of(stage, "server", generation=stage.board.get("generation"))
         self._lead = shard == 0
         self._several = stage.plan.servers > 1
         self._shrink = stage.plan.quorum == "shrink"
@@ -25,12 +29,14 @@ class Server:
         self._alive, self._known = stage.board.alive, stage.board.known
         self._bounds = stage.bounds(shard)
         self._goal = stage.board.get("goal")
-        self._enter()
+        self._exact = stage.plan.exact
+        self._enter(stage.board.get("generation"))
 
-    def _enter(self) -> None:
-        self._generation = self.board.get("generation")
+    def _enter(self, generation: int) -> None:
+        self._generation = generation
         self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal)
         self._taken = [0] * len(self._posted)  # calls that wait at the desk
+        self.desk.journal = self.journal
 
     def run(self) -> None:
         board, bells = self.board, self.stage.bells
@@ -130,6 +136,10 @@ class Server:
             self._special(lane, *request)
 
     def _stop_at_goal(self) -> None:
+        if self._exact:  # the chief may have said that the run ends sooner, and may have to make an update again
+            self._goal = self.board.get("goal")
+            if self.board.run[GENERATION] != self._generation:
+                return
         if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
             self.board.put("stop", STOPPING)
             self.board.put("stopped", self.stage.now())
@@ -145,6 +155,12 @@ class Server:
             if self._lead:
                 self.stage.save_overrides(self.stage.load_overrides() | hyper)  # type: ignore[arg-type]
             self.stage.scheme = self.desk.scheme = config.scheme_of(self.stage.scheme, hyper)  # type: ignore[arg-type]
+        if self.journal is not None:
+            if kind == SAVE:
+                self.journal.add(journal.SAVE, lane.rank)
+            else:
+                self.journal.text(journal.SET, dict(zip(args[::2], args[1::2], strict=True)))  # type: ignore[arg-type]
+            self.journal.flush()
         if self._lead:
             words = encode((None,), lambda _: 0)
             lane.reply[0] = len(words)
@@ -154,6 +170,7 @@ class Server:
     def _member(self, rank: int, kind: int) -> None:
         """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
         present = kind == JOINED
+        self.desk.befalls = kind
         for number in range(LANES):
             index = self.board.lane(rank, number)
             if not present:  # what a dead worker had posted is void
@@ -184,13 +201,21 @@ class Server:
                 break
         return moved
 
+    def _led_back(self, generation: int) -> bool:
+        """Whether the lead is there, or will not come."""
+        board = self.board
+        outrun = board.run[STOP] == FAILED or board.run[GENERATION] != generation
+        return bool(board.server_generation[0] == generation or outrun)
+
     def _return(self) -> None:
         """Go back to the checkpoint that the launcher names: another server died inside a call."""
         board = self.board
         generation = board.get("generation")
         saved = snapshots.find(self.stage, board.get("restore"))
         if not self._lead:  # the lead empties the order first
-            self.stage.bells.wait(lambda: board.server_generation[0] == generation or board.run[STOP] == FAILED)
+            self.stage.bells.wait(lambda: self._led_back(generation))
+            if board.run[GENERATION] != generation:
+                return  # somebody else has died meanwhile: once more
         snapshots.restore_shard(self.stage, self.shard, saved)
         self._answered[:] = self._posted
         board.performed[self.shard] = 0
@@ -201,6 +226,9 @@ class Server:
                 board.known[rank] = present
             self.stage.save_overrides(saved.numbers["overrides"])
             self.stage.scheme = config.scheme_of(self.stage.first_scheme, saved.numbers["overrides"])
-        self._enter()
+        if self.journal is not None:
+            self.journal.note({"return": generation})
+            self.journal.flush()
+        self._enter(generation)  # not the board's: somebody else may have died meanwhile
         board.server_generation[self.shard] = generation
         self.stage.bells.ring_all()

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from paceline import snapshots
+from paceline import recording
 from paceline.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.collectives.shared import SharedMeans
 from paceline.control import Control
@@ -18,22 +19,33 @@ from paceline.desk import explain
 from paceline.drive import Driver
 from paceline.errors import Deadlock, LossError, SchemeError
 from paceline.hook import Hook
-from paceline.membership import Membership
+from paceline.journal import GRAD, STEP
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.saving import Saving
 from paceline.seeds import mixed
 from paceline.stage import Stage
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
-from paceline.transports.lane import SAVE, Lane
+from paceline.transports.lane import Lane
 from paceline.transports.shared import Link, RolledBack, Stopped
 from paceline.worker import Worker
 
 
-class RealSession(Membership):
+class RealSession(Saving):
     """One worker among processes. `advance` runs until a gradient is wanted; `give` goes on with it."""
 
-    def __init__(self, stage: Stage, task: Task, rank: int, hooks: Sequence[Hook], control: Control) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        task: Task,
+        rank: int,
+        hooks: Sequence[Hook],
+        control: Control,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
         self.stage, self.task, self.rank, self.control = stage, task, rank, control
+        self.turn = turn or nullcontext()
+        self._exact = stage.plan.exact
         self.board = stage.board
         self.chief = rank == 0
         self._generation = self.board.get("generation")
@@ -41,14 +53,17 @@ class RealSession(Membership):
         self.device = stage.device(rank)
         self.worker = Worker(rank, stage.plan.workers, self._on_device(), stage.plan.seed)
         self.worker.t = self.board.t[rank]
-        if self.board.begun[rank]:  # back from the dead: not the numbers of its first life once more
+        if (
+            self.board.begun[rank] and not self._exact
+        ):  # back from the dead: not the numbers of its first life once more
             self.worker.rng.manual_seed(mixed(stage.plan.seed, "worker", rank, "again", self.worker.t))
-        elif self.worker.t:
+        elif self.worker.t or self._exact:
             self.worker.rng.set_state(stage.tensor(f"rng.{rank}"))
         self.buffers = stage.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
         self._driver = Driver(stage.scheme, self.worker)
         self._means = SharedMeans(stage, rank, self._wait_for)
+        self._means.generation = self._generation
         self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
         if self._link is not None:
             self._link.device, self._link.generation = self.device, self._generation
@@ -69,12 +84,17 @@ class RealSession(Membership):
         self._met = -1  # the last step that came to a mean
         self._writing = 0  # the snapshot that the chief has asked for and not yet written
         self._count()
+        self.journal, self.life = recording.journal_of(stage, f"worker-{rank}", rank=rank)
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
         try:
             if not self.board.alive[self.rank]:
                 self._join()
+            elif self._exact and self._generation:  # the run has gone back because a predecessor died
+                self._abandon()
+                self._return(noted=False)  # its log begins here
+            self._record_start()
             self.board.begun[self.rank] = 1
             self.stage.bells.ring_all()
             for hook in self._hooks:
@@ -118,6 +138,8 @@ class RealSession(Membership):
             )
         board.gradients[rank] += 1
         board.samples[rank] += size
+        if self.journal is not None:
+            self.journal.add(GRAD, loss)
         if not board.get("first_step"):
             board.put("first_step", self.stage.now())
         for hook in self._watching:
@@ -159,6 +181,10 @@ class RealSession(Membership):
                     raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 worker.t += 1
                 board.t[self.rank] = worker.t
+                if self.journal is not None:
+                    self.journal.add(STEP)
+                    if self._link is None:  # nothing that is sent would carry it along
+                        self.journal.flush()
                 self._count()
                 self._mirror()
                 for hook in self._after:
@@ -249,13 +275,19 @@ class RealSession(Membership):
         if board.run[GENERATION] != self._generation:
             raise RolledBack
         wanted = board.get("snapshot")
-        if wanted > board.saved[rank] and (link is not None or self.worker.state.v >= board.get("snapshot_version")):
+        if wanted > board.saved[rank] and self._snapshot_due(wanted):
             self._keep(wanted)
+            if self._exact:
+                self._cut(wanted)
         if self._writing and self._all_saved():
             self._write()
+        if self._exact and self.chief and board.get("halt"):
+            self._bring_to_rest()
         goal = board.get("goal")
         if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
             self.stage.bells.wait(lambda: self.stage.updates >= goal or self._interrupted())
+            if self._rolled_back():  # and what was the last update is not made yet
+                raise RolledBack
         counts_itself = link is None or self.stage.direct()
         if board.run[STOP] == RUNNING and counts_itself and 0 <= goal <= self.stage.updates:
             self._set_stop(STOPPING)
@@ -265,20 +297,6 @@ class RealSession(Membership):
         for hook in self._before:
             hook.before_step(self)
         return not board.run[STOP] and self._leaving is None
-
-    def _all_saved(self) -> bool:
-        board = self.board
-        return all(
-            board.saved[rank] >= self._writing or not board.alive[rank] for rank in range(self.stage.plan.workers)
-        )
-
-    def _write(self) -> None:
-        """Everybody's part lies aside: the servers add theirs, then it goes to disk."""
-        self._writing = 0
-        if self._link is not None:
-            self._link.special(SAVE)
-        if self.board.run[GENERATION] == self._generation:
-            snapshots.write(self.stage, self.task.buffer_policy, self._kept)
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""

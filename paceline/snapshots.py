@@ -122,15 +122,28 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor]) -> Path:
         "workers": plan.workers,
         "servers": plan.servers,
         "seed": plan.seed,
+        "exact": plan.exact,
+        "cut": common(stage),
         "present": stage.board.known.tolist(),
         "overrides": stage.load_overrides(),
         "parameters": stage.layout.notes.get("parameters"),
         "seconds": stage.seconds(),
     }
-    path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=plan.keep)
+    path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=_kept(plan))
     stage.board.put("checkpoint", step)
     stage.bells.ring(stage.board.evaluator)
     return path
+
+
+def _kept(plan: Plan) -> int:
+    """With `exact` one more: while the chief writes, others may be going back to the one before."""
+    return max(plan.keep, 2) if plan.exact else plan.keep
+
+
+def common(stage: Stage) -> bool:
+    """Whether all that was copied aside is of one and the same step."""
+    steps = {int(stage.tensor(f"{KEEP}person.{rank}")[0]) for rank in range(stage.plan.workers)}
+    return len(steps) == 1 and not stage.board.get("uncut")
 
 
 def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = None) -> None:
@@ -141,6 +154,9 @@ def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None
             raise UsageError(
                 f"{saved.path} was written with {name} {found.get(name)!r}; it cannot go on with {wanted!r}"
             )
+    if bool(found.get("exact")) != stage_plan.exact:
+        was, wanted = ("exact", "not") if found.get("exact") else ("not exact", "exact")
+        raise UsageError(f"{saved.path} is of a run that was {was}; it cannot go on as one that is {wanted}")
     if x0 is None:
         return
     parts = {"worker.0.": scheme.worker(x0, stage_plan.workers)}

@@ -119,9 +119,9 @@ class Stage:
         self.load_overrides()
 
     def device(self, rank: int) -> torch.device:
-        """Where a worker computes: `cuda` gives each worker of the machine a GPU of its own, as far as there are."""
+        """Where a worker computes: `cuda` gives each process that trains a GPU of its own, as far as there are."""
         if self.plan.device == "cuda":
-            return torch.device("cuda", rank % max(torch.cuda.device_count(), 1))
+            return torch.device("cuda", rank % self.plan.hosts % max(torch.cuda.device_count(), 1))
         return torch.device(self.plan.device)
 
     def direct(self) -> bool:

@@ -36,8 +36,10 @@ def train(
     seconds: float | None = None,
     batch: int | None = None,
     seed: int = 0,
+    exact: bool = False,
+    micro: int | None = None,
     hooks: Iterable[str | Hook] = (),
-    quorum: Quorum = "shrink",
+    quorum: Quorum | None = None,
     patience: float = 30.0,
     restarts: int = 3,
     start: Start = "fork",
@@ -58,6 +60,7 @@ def train(
     best: str = "",
     every: int = 0,
     summaries: bool = True,
+    record: bool = True,
     curvature: float | None = None,
     say: Callable[[str], None] | None = None,
     watch: Callable[[Status], None] | None = None,
@@ -68,7 +71,9 @@ def train(
     The arguments that `simulate` has mean the same here. `directory` keeps checkpoints, logs and summaries
     (default: a new one under runs/); `resume=True` goes on from its newest checkpoint. With `evaluator` another process
     follows the checkpoints and keeps the best. A task, scheme or hook may be an object of the caller's own, also one
-    defined in a notebook. The work is done by other processes; this one waits, and hands Ctrl-C on.
+    defined in a notebook. With `exact` every batch is cut in `micro` parts (default: 8), which the processes share: no
+    number of processes, and no death of any, changes a bit of the result. The work is done by other processes; this one
+    waits, and hands Ctrl-C on.
     """
     if isinstance(task, str) and ":" not in task:
         find.task(task)  # a misspelt name is told before anything is made
@@ -83,6 +88,8 @@ def train(
         seconds=seconds,
         batch=batch,
         seed=seed,
+        exact=exact,
+        micro=micro,
         quorum=quorum,
         patience=patience,
         restarts=restarts,
@@ -102,6 +109,7 @@ def train(
         best=best,
         every=every,
         summaries=summaries,
+        record=record,
         curvature=curvature,
     )
     if checkpoint_seconds is None:

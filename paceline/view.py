@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ from paceline import config, snapshots
 from paceline.board import GENERATION, RUNNING, STOP, STOPPING, Board
 from paceline.control import Control
 from paceline.drive import Driver
+from paceline.errors import UsageError
+from paceline.journal import CHANGE, Journal
 from paceline.result import Staleness
 from paceline.stage import Stage
 from paceline.state import Vector
 from paceline.task import Task
 from paceline.transports.lane import SET
-from paceline.transports.shared import Link, Stopped
+from paceline.transports.shared import Link, RolledBack, Stopped
 from paceline.worker import Worker
+
+SNAPSHOTS = 1 << 20  # numbers of snapshots before a return to a checkpoint, and after it
 
 
 class View:
@@ -39,12 +45,16 @@ class View:
     _leaving: str | None
     _writing: int
     _kept: dict[str, Tensor]
+    turn: AbstractContextManager[Any]  # held while the task computes: workers of one process share it
+    journal: Journal | None
 
     @property
     def updates(self) -> int:
         # without a server all who take part have the centre: by another's count, schedules would differ among workers
         if self._link is None and self.board.alive[self.rank]:
             return int(self.worker.state.v)
+        if self.stage.plan.exact:  # each step is one update; whether the server has made it yet is chance
+            return self.worker.t
         return self.stage.updates
 
     @property
@@ -70,7 +80,8 @@ class View:
         buffers = snapshots.buffers_of(self.stage, self.task.buffer_policy)
         vector = self.model() if x is None else x
         there = {name: buffer.to(self.device) for name, buffer in buffers.items()}
-        return self.task.evaluate(vector.to(self.device), there or None)
+        with self.turn:
+            return self.task.evaluate(vector.to(self.device), there or None)
 
     def say(self, text: str) -> None:
         print(text, flush=True)  # into the role's log
@@ -82,7 +93,10 @@ class View:
     def stop(self, reason: str) -> None:
         if self.board.run[STOP] == RUNNING:
             self.control.send({"stopped": reason})
-            self._set_stop(STOPPING)
+            if self.stage.plan.exact and math.isfinite(self.board.loss[self.rank]):
+                self.board.put("halt", 1)  # the chief will find a step at which all can end
+            else:
+                self._set_stop(STOPPING)
 
     def leave(self, reason: str) -> None:
         self._leaving = reason
@@ -91,8 +105,12 @@ class View:
         if not self.chief or self._writing:
             return
         board = self.board
-        self._writing = board.get("snapshot") + 1
-        if self._link is None:
+        # a snapshot that a return to a checkpoint has overtaken must not be taken for one of the new course
+        self._writing = max(board.get("snapshot"), self._generation * SNAPSHOTS) + 1
+        if self._link is not None:
+            # with `exact`, all at this step: nobody can be two ahead without this worker
+            board.put("snapshot_version", self.worker.t + 2)
+        else:
             # every worker passes this version between two steps, and none can be past it yet
             board.put("snapshot_version", self.worker.state.v + 2)
         board.put("snapshot", self._writing)
@@ -108,7 +126,12 @@ class View:
         self.stage.scheme = config.scheme_of(self.stage.scheme, hyper)
         self.stage.scheme.check(self.stage.plan.workers)
         self._driver.scheme = self.stage.scheme
+        if self.journal is not None:
+            self.journal.text(CHANGE, hyper)
+            self.journal.flush()
         if self.chief and self._link is not None:
+            if self.stage.plan.exact:
+                self._await_updates()  # it comes between two of them, and always the same two
             flat = [part for pair in hyper.items() for part in pair]
             self._link.special(SET, *flat)
         elif self.chief:
@@ -117,6 +140,8 @@ class View:
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         if condition():
             return
+        if away and self.stage.plan.exact:
+            raise UsageError(f"an exact run cannot go on without a worker, and this one would wait for {what}")
         if away:
             self.board.alive[self.rank] = 0
             self.stage.bells.ring_all()
@@ -135,6 +160,15 @@ class View:
     def _interrupted(self) -> bool:
         run = self.board.run
         return bool(run[STOP] or run[GENERATION] != self._generation)
+
+    def _await_updates(self) -> None:
+        """Wait until the servers have made every update that this worker has taken part in."""
+        assert self._link is not None
+        self._link.flush()
+        while self.stage.updates < self.worker.t:  # nobody rings for that: look now and then
+            self.stage.bells.wait(lambda: self.stage.updates >= self.worker.t or self._interrupted(), 0.001)
+            if self._interrupted():
+                raise Stopped if self.board.run[STOP] else RolledBack
 
     def _set_stop(self, why: int) -> None:
         board = self.board

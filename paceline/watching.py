@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.board import DONE, ENDING, STARTING, TRAINING, WAITING
 from paceline.report.live import RoleStatus, Status
+from paceline.role import ranks
 
 if TYPE_CHECKING:
     from paceline.launchers.local import Launcher
@@ -57,9 +58,12 @@ class Watcher:
             )
             step, speed, loss, staleness = board.evaluator_words[1] - 1, _NOTHING, _NOTHING, _NOTHING
         else:
-            state = STATES[board.state[part.index]]
-            step, speed = board.t[part.index], speeds[part.index]
-            loss = board.loss[part.index] if board.gradients[part.index] else _NOTHING
+            mine = ranks(part, launcher.plan)
+            states = {board.state[rank] for rank in mine}
+            state = STATES[TRAINING if TRAINING in states else min(states)]
+            step, speed = max(board.t[rank] for rank in mine), sum(speeds[rank] for rank in mine)
+            losses = [board.loss[rank] for rank in mine if board.gradients[rank]]
+            loss = sum(losses) / len(losses) if losses else _NOTHING
             staleness = _NOTHING
         if child.done:
             state = "done" if launcher.outcome.error is None else "gone"

@@ -16,6 +16,7 @@ import torch
 
 from paceline.board import fence
 from paceline.errors import SchemeError
+from paceline.journal import DECIDED, MEAN, Journal
 from paceline.ops import Mean
 from paceline.seeds import mixed
 from paceline.stage import Stage
@@ -47,6 +48,8 @@ class SharedMeans:
         self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> who may still read it
         self._grads = frozenset(grads)
         self._open: Meeting | None = None
+        self.generation = 0  # the one that this worker has gone back with
+        self.journal: Journal | None = None
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
@@ -64,8 +67,12 @@ class SharedMeans:
         small = size * len(members) <= SMALL
         number = board.at_seq[rank] + 1
         place = self._place(v, size, number, small)
+        if self.journal is not None:
+            self.journal.add(MEAN, number)
+            self.journal.flush()
         board.slot[2 * rank + number % 2], board.weight[2 * rank + number % 2] = place, op.weight
-        board.at_key[rank] = EVERYBODY if op.among is None else mixed("mean", *members) >> 1 | 2
+        key = EVERYBODY if op.among is None else mixed("mean", *members) >> 1 | 2
+        board.at_key[rank] = key ^ self.generation << 2  # who has not gone back yet is not met
         board.at_shape[rank] = v.numel() * 16 + DTYPES.index(v.dtype)
         board.first_await[rank] = first
         board.reduced[rank] = board.finished[rank] = number - 1
@@ -183,6 +190,9 @@ class SharedMeans:
         for other in self._everybody:  # who took part in this worker's last decision may still be reading its sum
             if row[other] and alive[other] and other != rank and board.finished[other] < row[other]:
                 return False
+        if self.journal is not None and (len(present) < len(members) or len({board.at_seq[r] for r in present}) > 1):
+            self.journal.text(DECIDED, {str(other): board.at_seq[other] for other in present})
+            self.journal.flush()
         board.row_valid[rank] = 0
         fence()
         for other in self._everybody:

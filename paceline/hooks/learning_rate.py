@@ -71,7 +71,7 @@ class LearningRate(Checked):
 
     def _apply(self, session: Session) -> None:
         updates = session.updates
-        if self._value is not None and updates < self._since + self.every:
+        if self._value is not None and self._since <= updates < self._since + self.every:  # the run may have gone back
             return
         value = self.rate(updates)
         if self._value is None or not math.isclose(value, self._value, rel_tol=1e-12):

@@ -20,7 +20,7 @@ from paceline.launchers.program import become
 from paceline.launchers.recovery import Child, Outcome, Recovery
 from paceline.memory import anonymous
 from paceline.plan import Plan
-from paceline.role import Props, crew, error_of, main, servers_of
+from paceline.role import Props, crew, error_of, main, ranks, servers_of
 from paceline.scheme import Scheme
 
 LOOK = 0.125  # seconds between two looks at the board
@@ -54,8 +54,9 @@ class Launcher(Recovery):
         self.directory = RunDirectory.open(plan.directory)
         self._selector = selectors.DefaultSelector()
         self._interrupts = 0
+        self._told = False  # people of the first of them
         self._deadline = float("inf")  # when those that do not end are ended
-        self._over = False
+        self._over = self._halted = False
         self.metrics: dict[str, float] = {}  # of the last evaluation
 
     def run(self) -> Outcome:
@@ -72,6 +73,9 @@ class Launcher(Recovery):
             while not all(child.done for child in self.children):
                 self._selector.select(LOOK)
                 _drain(woken)
+                if self._interrupts and not self._told:
+                    self._told = True
+                    self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
                 self._listen()
                 self._reap()
                 self._limits()
@@ -103,7 +107,13 @@ class Launcher(Recovery):
     def stop(self, reason: str, how: int = STOPPING) -> None:
         """Let everybody end in order."""
         if self.board.run[STOP] == RUNNING:
-            self.outcome.stopped = reason
+            self.outcome.stopped = self.outcome.stopped or reason
+            if self.plan.exact and how == STOPPING and self.board.get("ready"):
+                # all end at one step, which the chief names
+                if not self._halted:
+                    self._halted = True
+                    self.board.put("halt", 1)
+                return
             self.board.put("stopped", time.monotonic_ns())
         if self.board.run[STOP] < how:
             self.board.put("stop", how)
@@ -113,8 +123,7 @@ class Launcher(Recovery):
         self._interrupts += 1
         self.outcome.interrupted = True
         if self._interrupts == 1:
-            self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
-            self.stop("interrupted")
+            self.stop("interrupted")  # people hear of it in the loop: this may have come in the middle of a message
         else:
             self._deadline = 0.0
 
@@ -138,8 +147,8 @@ class Launcher(Recovery):
             board.server_pid[part.index] = child.pid
         elif part.kind == "evaluator":
             board.evaluator_words[2] = child.pid
-        else:
-            board.pid[part.index] = child.pid
+        for rank in ranks(part, self.plan):
+            board.pid[rank] = child.pid
 
     def _listen(self) -> None:
         for child in self.children:
@@ -197,26 +206,27 @@ class Launcher(Recovery):
 
     def _finished(self, child: Child) -> None:
         child.done = True
-        if child.part.kind in ("chief", "worker"):
-            rank = child.part.index
+        for rank in ranks(child.part, self.plan):
             self.board.alive[rank] = 0
             self.board.gone[rank] = 1
             self.board.state[rank] = DONE
-            self.bells.ring_all()
+        self.bells.ring_all()
 
     def _died(self, child: Child, code: int) -> None:
         """Somebody went without a goodbye: the others hear of it at once, and it is brought back."""
         board, part = self.board, child.part
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._unmask(child)
+        had_finished = self._had_finished(part)
+        together = not had_finished and self._all_go_back(part)
+        self._unmask(child, awaited=together)
         board.put("alarm", board.get("alarm") + 1)
-        if self._had_finished(part):
+        if had_finished:
             self._finished(child)
             return
         hopeless = code > 0 or board.run[STOP] == FAILED or self._deadline == 0.0
         if code > 0 and self.outcome.error is None:
             self.outcome.error = RunError(f"{part} ended with {cause}; see logs/{part.file}.log")
-        torn = part.kind == "server" and self._torn(part.index)
+        torn = together or (part.kind == "server" and self._torn(part.index))
         if not hopeless:
             progress = board.get("checkpoint") if torn else self._progress(part)  # all since then is lost with it
             child.in_a_row = 1 if progress > child.progress.get(torn, 0) else child.in_a_row + 1
@@ -247,7 +257,7 @@ class Launcher(Recovery):
             trained = now - board.get("first_step") / 1e9
             if trained >= self.plan.seconds:
                 self.stop(f"{self.plan.seconds:g} seconds have passed")
-        if board.run[STOP] != RUNNING:
+        if board.run[STOP] != RUNNING or self._interrupts > 1:
             if self._deadline == float("inf"):
                 self._deadline = now + max(self.plan.patience, 1.0)
             busy = any(not child.done and not self._on_its_own(child) for child in self.children)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline import checkpoint, snapshots
-from paceline.board import FAILED, STARTING, Bells, Board
+from paceline import checkpoint, recording, snapshots
+from paceline.board import FAILED, RUNNING, STARTING, STOP, Bells, Board
 from paceline.checkpoint import Checkpoint
 from paceline.control import Listener
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, PacelineError, RunError
 from paceline.plan import Plan
-from paceline.role import Part
+from paceline.role import Part, ranks
 from paceline.scheme import Scheme
 from paceline.stage import Stage
 
@@ -71,15 +71,17 @@ class Recovery:
         """Let everybody end in order."""
         raise NotImplementedError
 
-    def _unmask(self, child: Child) -> None:
-        """What the dead can no longer take back itself."""
+    def _unmask(self, child: Child, *, awaited: bool) -> None:
+        """What the dead can no longer take back itself. `awaited`: the others hold until it is back."""
         board, part = self.board, child.part
-        if part.kind in ("chief", "worker"):
-            rank = part.index
-            board.alive[rank] = board.at_key[rank] = board.joining[rank] = board.grant[rank] = 0
+        for rank in ranks(part, self.plan):
+            board.alive[rank] = int(awaited)
+            board.at_key[rank] = board.joining[rank] = board.grant[rank] = 0
+            if awaited:  # it reads nobody's vector any more
+                board.finished[rank] = board.at_seq[rank]
             board.state[rank] = STARTING
             board.sleeping[rank] = 0
-        elif part.kind == "server":
+        if part.kind == "server":
             board.server_state[part.index] = STARTING
             board.sleeping[board.server_place(part.index)] = 0
 
@@ -89,8 +91,19 @@ class Recovery:
         if self.plan.script:
             return False  # what the script does after its training may not be done yet
         if part.kind == "worker":
-            return bool(board.gone[part.index])
+            return all(board.gone[rank] for rank in ranks(part, self.plan))
         return part.kind == "chief" and bool(board.get("over"))
+
+    def _all_go_back(self, part: Part) -> bool:
+        """Whether a worker's death sets everybody back: an exact run goes on from where all stood at one step. While it
+        ends nobody is left to go back; before it has begun there is nothing to go back from."""
+        board = self.board
+        if not self.plan.exact or part.kind not in ("chief", "worker") or not board.get("ready"):
+            return False
+        if board.run[STOP] != RUNNING:
+            board.put("uncut", 1)
+            return False
+        return True
 
     def _torn(self, shard: int) -> bool:
         """Whether a dead server may have left its part half changed: inside a call, or with one put in order for the
@@ -101,7 +114,8 @@ class Recovery:
 
     def _went_back(self, part: Part) -> bool:
         """Have everybody go back to the newest checkpoint; False if there is none."""
-        board, shard = self.board, part.index
+        board = self.board
+        what = f"{part} died inside a call" if part.kind == "server" else f"{part} died"
         try:
             saved = checkpoint.newest(self.directory.checkpoints, lambda text: self.tell("warn", text))
         except DataError as error:
@@ -109,32 +123,32 @@ class Recovery:
         else:
             cause = "there is no checkpoint to go back to"
         if saved is None:
-            self.outcome.error = RunError(f"server:{shard} died inside a call, and {cause}")
+            self.outcome.error = RunError(f"{what}, and {cause}")
             self.stop("", FAILED)
             return False
         lost = max(self.updates() - saved.step, 0)
         board.put("rolled_back", board.get("rolled_back") + lost)
         board.put("restore", saved.step)
         board.put("checkpoint", saved.step)
+        recording.keep_return(self.plan, board.get("generation") + 1, saved.path)
         board.put("generation", board.get("generation") + 1)
         self._returned, self._restored = time.monotonic_ns(), saved
         for child in self.children:  # who comes back later is of the new generation and will not go back itself
             child.progress.pop(False, None)
-            if not child.done and child.part.kind in ("chief", "worker") and not board.alive[child.part.index]:
+            if not child.done and any(not board.alive[rank] for rank in ranks(child.part, self.plan)):
                 self._restore_absent(child.part)
         self.tell(
             "warn",
-            f"server:{shard} died inside a call: going back to the checkpoint of update {saved.step:,} "
-            f"({lost:,} updates are lost)",
+            f"{what}: going back to the checkpoint of update {saved.step:,} ({lost:,} updates are lost)",
         )
         self.bells.ring_all()
         return True
 
     def _restore_absent(self, part: Part) -> None:
         """A worker that died before it had followed the others back: its cells are still those from before."""
-        trains = part.kind in ("chief", "worker")
-        if self._restored is not None and trains and self.board.heard[part.index] < self._returned:
-            snapshots.restore_worker(self.stage, part.index, self._restored)
+        for rank in ranks(part, self.plan):
+            if self._restored is not None and not self.board.alive[rank] and self.board.heard[rank] < self._returned:
+                snapshots.restore_worker(self.stage, rank, self._restored)
 
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""
@@ -159,4 +173,4 @@ class Recovery:
             return int(board.performed[part.index])
         if part.kind == "evaluator":
             return int(board.evaluator_words[1])
-        return int(board.gradients[part.index])
+        return sum(board.gradients[rank] for rank in ranks(part, self.plan))

@@ -30,7 +30,7 @@ def summary(run: RunDirectory) -> dict[str, Any]:
         "path": str(run.path),
         "task": result.get("task") or plan.get("task"),
         "scheme": result.get("scheme") or plan.get("scheme"),
-        "workers": plan.get("workers", result.get("workers")),
+        "workers": plan.get("processes") or plan.get("workers", result.get("workers")),
         "servers": plan.get("servers", result.get("servers")),
         "updates": result.get("updates", _last(history, "update")),
         "accuracy": metrics.get("accuracy"),
@@ -176,8 +176,9 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stale = result.get("staleness")
     if isinstance(stale, dict):
         yield "staleness mean / max", f"{_number(stale.get('mean'))} / {_number(stale.get('max'))}"
-    if result.get("digest"):
-        yield "digest", f"{str(result['digest'])[:16]}…"
+    for key in ("digest", "fingerprint"):
+        if result.get(key):
+            yield key, f"{str(result[key])[:16]}…"
 
 
 def _progress_rows(run: RunDirectory) -> Iterator[tuple[str, str]]:

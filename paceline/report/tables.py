@@ -29,7 +29,8 @@ def closing(result: Result) -> Table:
 
 
 def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
-    yield "workers", str(result.workers)
+    exact = "" if result.micro is None else f" (exact, micro {result.micro})"
+    yield "workers", f"{result.workers}{exact}"
     if result.servers:
         yield "servers", str(result.servers)
     for name, value in result.metrics.items():
@@ -44,6 +45,8 @@ def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
     if result.final is not None:
         yield "final vector", " ".join(f"{value:.6g}" for value in result.final)
     yield "digest", result.digest[:16] + "…"
+    if result.fingerprint is not None:
+        yield "fingerprint", result.fingerprint[:16] + "…"
     if result.directory is not None:
         yield "directory", result.directory
 

@@ -34,6 +34,9 @@ class AllReduce(Scheme):
         self.rule.apply(w.state, g, self.lr)
         w.v += 1
 
+    def exact(self, workers: int) -> None:
+        """Always."""
+
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
             yield from limits.synchronous(self.rule.rate(self.lr) * curvature)

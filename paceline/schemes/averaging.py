@@ -38,6 +38,9 @@ class ModelAveraging(Scheme):
         w.x = await w.mean(w.x)
         w.v += 1
 
+    def exact(self, workers: int) -> None:
+        """Always."""
+
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
             yield from limits.synchronous(self.rule.rate(self.lr) * curvature)

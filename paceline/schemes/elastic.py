@@ -54,6 +54,9 @@ class EASGD(Scheme, name="easgd"):
         centre: Vector = s.centre
         return centre
 
+    def exact(self, workers: int) -> None:
+        """Always."""
+
     def check(self, workers: int) -> None:
         beta = moving_rate(self.alpha, self.beta, workers) * workers
         if beta >= 2:

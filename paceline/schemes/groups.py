@@ -70,6 +70,11 @@ class Groups(Scheme):
         g = await w.mean(g, among=range(first, min(first + self.size, w.workers)))
         await self.push(g, w.v, group)
 
+    def exact(self, workers: int) -> str | None:
+        if self.size < workers:
+            return f"groups of {self.size} among {workers} go their own ways; size={workers} makes one group of them"
+        return None
+
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         groups = -(-workers // self.size)
         if curvature is not None and type(self.rule) is SGD:

@@ -135,6 +135,13 @@ class SyncSGD(Scheme):
     def _centre_rule(self) -> Rule:
         return self.rule
 
+    def exact(self, workers: int) -> str | None:
+        if self.repeat:
+            return "with repeat=true the fastest give more gradients than others"
+        if self.aggregate not in (None, workers):
+            return f"which {self.aggregate} of {workers} gradients come first is chance; leave aggregate away"
+        return None
+
     def check(self, workers: int) -> None:
         if self.aggregate and self.aggregate > workers and not self.repeat:
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import warnings
@@ -13,6 +14,7 @@ import torch
 
 from paceline import config
 from paceline.errors import RunError, UsageError
+from paceline.exact import check_task, settled
 from paceline.hook import Hook
 from paceline.result import Point, Result
 from paceline.scheme import Scheme
@@ -38,13 +40,15 @@ def simulate(
     steps: int = 1000,
     batch: int | None = None,
     seed: int = 0,
+    exact: bool = False,
+    micro: int | None = None,
     compute: str | float | Times = "constant:1.0",
     speeds: Sequence[float] = (),
     network: str | Link = "",
     links: Iterable[str] | Mapping[int, Link] = (),
     access: str | float | Times = "exponential:0.1",
     faults: Iterable[str | Fault] = (),
-    quorum: Literal["shrink", "hold"] = "shrink",
+    quorum: Literal["shrink", "hold"] | None = None,
     feed: Feed | None = None,
     shuffle: bool | None = None,
     task_options: Mapping[str, Any] | None = None,
@@ -62,10 +66,11 @@ def simulate(
 
     Gradients are real, time is not: `compute` says how long one takes, `network` and `links` how long messages take,
     `faults` what goes wrong and when. Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`.
-    Equal arguments give equal bits. `every` evaluates on the way; `watch` is called after every update; `hooks` run
-    around the workers' steps (`"target:value=0.9"`) and tell people things through `say`.
+    Equal arguments give equal bits. With `exact` every batch is cut in `micro` parts (default: 8), each a worker of its
+    own in virtual time: the bits are those of exact runs of `train`. `every` evaluates on the way; `watch` is called
+    after every update; `hooks` run around the workers' steps (`"target:value=0.9"`) and tell people things by `say`.
     """
-    if quorum not in ("shrink", "hold"):
+    if quorum not in (None, "shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {quorum!r}")
     steps, threads, every = _whole("steps", steps, 1), _whole("threads", threads, 1), _whole("every", every, 0)
     seconds = converted("simulate", "seconds", seconds, float)
@@ -74,7 +79,11 @@ def simulate(
     if curvature is not None and not 0 <= converted("simulate", "curvature", curvature, float) < math.inf:
         raise UsageError(f"curvature must be a finite number of at least 0, not {curvature}")
     chosen = config.scheme_of(scheme, hyper)
-    crew = _whole("workers", (1 if chosen.alone else 4) if workers is None else workers, 1)
+    asked = {"exact": exact, "micro": micro, "workers": workers, "feed": feed, "quorum": quorum}
+    wholes = {name: _whole(name, asked[name], 1) for name in ("micro", "workers") if asked[name] is not None}
+    given = {name: value for name, value in asked.items() if value is not None} | wholes
+    settings = settled(given, chosen, 1 if chosen.alone else 4)
+    crew, feed, quorum = settings["workers"], settings.get("feed"), settings.get("quorum")
     chosen.check(crew)
     cost = Cost(
         compute_law=_law(compute),
@@ -87,7 +96,12 @@ def simulate(
     crew_hooks = [config.hook_of(hook) for hook in _listed(hooks)]
     planned = [parse_fault(fault) if isinstance(fault, str) else fault for fault in _listed(faults)]
     check_faults(planned, crew)
+    if exact and any(fault.action == "kill" for fault in planned):
+        raise UsageError("a death sets an exact run back to a checkpoint, which the simulator has not: train it")
+    shown: dict[str, Any] = {"workers": settings["processes"], "micro": crew} if exact else {}
     job = config.task_of(task, task_options or {}).configured(batch=batch, feed=feed, shuffle=shuffle)
+    if exact:
+        check_task(job, crew)
     said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
     if chosen.asynchronous and job.heterogeneous and len(set(cost.speeds)) > 1:
         said.append(
@@ -99,15 +113,15 @@ def simulate(
         else:
             warn(text)
     with _threads(threads):
-        engine = Engine(job, chosen, workers=crew, seed=seed, cost=cost, faults=planned, shrink=quorum == "shrink")
+        engine = Engine(job, chosen, workers=crew, seed=seed, cost=cost, faults=planned, shrink=quorum != "hold")
         history: list[Point] = []
         try:
             with Hooked(engine, crew_hooks, say or _to_stderr):
                 engine.run(steps, seconds=seconds, watch=_watching(watch, every, history))
         except RunError as error:
-            error.result = _result(engine, {}, history, said)
+            error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
             raise
-        return _result(engine, engine.evaluate(), history, said)
+        return dataclasses.replace(_result(engine, engine.evaluate(), history, said), **shown)
 
 
 def _whole(name: str, value: Any, low: int) -> int:

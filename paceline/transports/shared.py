@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.board import LANES, fence
 from paceline.errors import SchemeError
+from paceline.journal import ASK, POST, READ, Journal
 from paceline.ops import Call
 from paceline.scheme import ServerMethod
 from paceline.stage import HEAD_WORDS, Stage
@@ -45,6 +46,7 @@ class Link:
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
+        self.journal: Journal | None = None
         self._unheard = False
         self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._count = max((board.posted[lane.index] % GENERATIONS for lane in self._lanes), default=0)
@@ -160,6 +162,10 @@ class Link:
         words = encode(args, place)
         lane.request[HEAD_WORDS - 1] = method
         put(lane.request, words)
+        if self.journal is not None:  # whoever sees this call sees all that led to it
+            if method >= 0:
+                self.journal.add(ASK if method >= TELL else POST, method % TELL)
+            self.journal.flush()
         self._count += 1
         board = self._board
         board.posted[lane.index] = self.generation * GENERATIONS + self._count
@@ -217,6 +223,8 @@ class Link:
             own = _cloned(result, self.device)
             fence()
             if mark.tolist() == before:
+                if self.journal is not None:
+                    self.journal.add(READ, self._methods[method.name], performed[0])
                 if _gives(result, self._x):
                     self._held[self.stage.scheme.holder(self.rank)] = version
                 return True, own

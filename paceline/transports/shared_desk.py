@@ -12,6 +12,8 @@ from torch import Tensor
 from paceline.board import STOP, fence
 from paceline.desk import Desk
 from paceline.errors import RunError
+from paceline.journal import CALL, MEMBER, REFUSED, ROSE, Journal, probe_of
+from paceline.journal import TELL as TOLD
 from paceline.ops import Call
 from paceline.stage import Stage
 from paceline.transports.lane import Lane, put
@@ -33,6 +35,11 @@ class SharedDesk(Desk):
         self._cut = stage.plan.servers > 1
         self._lead = shard == 0 and self._cut
         self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
+        self.journal: Journal | None = None
+        self._probe = probe_of(state.x)
+        self._refused = self.ledger.cells.cell("refused").numpy()
+        self.befalls = 0  # to a worker: what the server has seen last
+        self._numbers = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
 
     def order(self, entry: int) -> None:
         """Fix what comes next for all servers; the lead does, and the others follow."""
@@ -53,10 +60,25 @@ class SharedDesk(Desk):
         if self._lead:
             self.order(lane.index)
         self._mark[self._shard] += 1
-        result = None if lane.tell else super()._perform(rank, call, ticket)
+        result = None if lane.tell else self._noted(rank, call, ticket)
+        if lane.tell and self.journal is not None:
+            self.journal.add(TOLD, self._numbers[call.method.name], rank)
+            self.journal.flush()
         if self._before_answer is not None:
             self._before_answer()
         self.done(lane)
+        return result
+
+    def _noted(self, rank: int, call: Call[Any], ticket: Any) -> Any:
+        """Perform a call and write down that it was, both inside the mark: who dies between leaves it torn."""
+        journal, state, refused = self.journal, self.state, self._refused
+        if journal is None:
+            return super()._perform(rank, call, ticket)
+        version, before = state.v, int(refused)
+        result = super()._perform(rank, call, ticket)
+        flags = (ROSE if state.v != version else 0) | (REFUSED if int(refused) != before else 0)
+        journal.add(CALL, self._numbers[call.method.name], rank, flags, self._probe())
+        journal.flush()
         return result
 
     def done(self, lane: Lane) -> None:
@@ -80,6 +102,9 @@ class SharedDesk(Desk):
         if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
             self._stage.board.known[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
+        if self.journal is not None:
+            self.journal.add(MEMBER, self.befalls, rank)
+            self.journal.flush()
         self._performed[self._shard] += 1
         self._mark[self._shard] += 1
 

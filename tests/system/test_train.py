@@ -20,7 +20,7 @@ __all__ = ["paceline"]  # a fixture
 
 REAL = {
     *("wall_seconds", "samples_per_second", "time_to_first_step", "restarts", "rolled_back_updates", "peak_rss_mb"),
-    *("servers", "directory"),
+    *("servers", "directory", "fingerprint"),
 }
 
 

@@ -41,6 +41,14 @@ MAY_IMPORT = {
     "durable": "errors",
     "checkpoint": "durable errors paceline",
     "directory": "durable errors",
+    "sums": "errors state task torch_task",
+    "fingerprint": "durable errors find hook paceline plan rules scheme state sums task values",
+    "verification": "checkpoint config directory errors fingerprint plan result scheme sums task trained",
+    "difference": "checkpoint directory errors fingerprint replaying.* result state",
+    "replaying.*": "checkpoint config desk directory drive durable errors feed fingerprint journal ops plan "
+    "replaying.* result role scheme state task torch_task transports.lane worker",
+    "recording": "checkpoint config durable hook journal plan stage",
+    "cli_replay": "config directory durable errors replaying.*",
     "trained": "checkpoint config directory errors state task torch_task",
     # real processes: memory, words and bells; the stage on which the roles meet; what each role does there
     "memory": "errors",
@@ -48,6 +56,8 @@ MAY_IMPORT = {
     "carry": "errors memory",
     "control": "",
     "plan": "errors task",
+    "exact": "errors plan scheme task",
+    "hosting": "",
     "board": "memory",
     "cores": "",
     "journal": "errors",
@@ -55,38 +65,41 @@ MAY_IMPORT = {
     "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
     "transports.lane": "errors ops scheme stage wire",
-    "transports.shared": "board errors ops scheme stage state transports.lane wire",
-    "transports.shared_desk": "board desk errors ops stage transports.lane wire",
+    "transports.shared": "board errors journal ops scheme stage state transports.lane wire",
+    "transports.shared_desk": "board desk errors journal ops stage transports.lane wire",
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
     "collectives": "",
-    "collectives.shared": "board errors ops seeds stage state wire",
-    "view": "board config control drive result snapshots stage state task transports.lane transports.shared worker",
-    "membership": "board collectives.shared drive hook ops snapshots state transports.lane transports.shared view",
-    "session": "board collectives.shared control desk drive errors hook membership ops seeds snapshots stage state "
+    "collectives.shared": "board errors journal ops seeds stage state wire",
+    "view": "board config control drive errors journal result snapshots stage state task transports.lane "
+    "transports.shared worker",
+    "membership": "board collectives.shared drive hook journal ops recording result snapshots state transports.lane "
+    "transports.shared view",
+    "saving": "board errors membership snapshots transports.lane view",
+    "session": "board collectives.shared control desk drive errors hook journal ops recording saving seeds stage state "
     "task transports.lane transports.shared worker",
-    "server": "board config ops snapshots stage transports.lane transports.shared_desk wire",
-    "evaluator": "board checkpoint control errors snapshots stage task hooks.*",
-    "role": "board checkpoint config control cores directory errors evaluator hook hooks.* plan scheme server session "
-    "snapshots stage task torch_task",
+    "server": "board config journal ops recording snapshots stage transports.lane transports.shared_desk wire",
+    "evaluator": "board checkpoint control errors hooks.* snapshots stage task",
+    "role": "board checkpoint config control cores directory errors evaluator hook hooks.* hosting plan scheme "
+    "server session snapshots stage task torch_task",
     "launchers": "",
     "launchers.process": "control",
     "launchers.program": "board carry control errors memory plan role",
-    "launchers.recovery": "board checkpoint control directory errors plan role scheme snapshots stage",
+    "launchers.recovery": "board checkpoint control directory errors plan recording role scheme snapshots stage",
     "launchers.local": "board control directory errors launchers.process launchers.program launchers.recovery memory "
     "plan role scheme",
     "launchers.apart": "carry control errors plan report.live role",
     "launchers.__main__": "launchers.apart",
-    "watching": "board report.live",
-    "run": "checkpoint config directory errors hook launchers.local launchers.recovery plan report.live result role "
-    "scheme snapshots state task values watching",
+    "watching": "board report.live role",
+    "run": "checkpoint config directory errors exact fingerprint hook launchers.local launchers.recovery plan "
+    "recording report.live result role scheme snapshots state task values watching",
     "training": "checkpoint directory errors find hook launchers.apart plan report.live result run scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
     "pace": "board errors hook ops result role session sharing snapshots state task torch_task",
-    "alone": "board control directory errors hook launchers.recovery memory plan role run scheme session stage task "
-    "transports.inproc",
+    "alone": "board checkpoint control directory errors fingerprint hook launchers.recovery memory plan role run "
+    "scheme session stage task transports.inproc",
     "attach": "alone board config control errors find hook pace plan role run scheme seeds session stage",
-    "report.*": "checkpoint config directory errors find report.* result scheme values",
+    "report.*": "checkpoint config difference directory errors find report.* result scheme values verification",
     "sim.laws": "errors",
     "sim.cost": "errors sim.laws",
     "sim.faults": "errors",
@@ -96,16 +109,17 @@ MAY_IMPORT = {
     "sim.stuck": "errors ops sim.seat",
     "sim.life": "sim.faults sim.seat",
     "sim": "",
-    "sim.engine": "desk drive errors ops result scheme seeds state task worker "
-    "sim.cost sim.faults sim.life sim.meeting sim.seat sim.stuck",
+    "sim.engine": "desk drive errors ops result scheme seeds sim.cost sim.faults sim.life sim.meeting sim.seat "
+    "sim.stuck state task worker",
     "sim.snapshot": "errors sim.engine sim.seat",
-    "sim.run": "config errors hook result scheme sim.cost sim.engine sim.faults sim.session task values",
-    "cli": "cli_runs cli_train config data errors find paceline report report.* result sim.cost sim.engine sim.faults "
-    "sim.run",
+    "sim.run": "config errors exact hook result scheme sim.cost sim.engine sim.faults sim.session task values",
+    "cli": "cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* result "
+    "sim.cost sim.engine sim.faults sim.run",
     "cli_train": "config directory errors launchers.program plan report.* result role run scheme training",
+    "cli_verify": "difference durable report report.* verification",
     "cli_runs": "directory durable errors report.* torch_task trained",
-    "__init__": "attach errors hook pace result scheme sim.cost sim.faults sim.run state task torch_task trained "
-    "training worker",
+    "__init__": "attach difference errors hook pace replaying.repeat replaying.samples result scheme sim.cost "
+    "sim.faults sim.run state task torch_task trained training verification worker",
     "__main__": "cli",
 }
 
@@ -244,6 +258,8 @@ def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
     clocks = {"time", "datetime"} if {module, module.partition(".")[0]} & CLOCKS else set()
     if module.partition(".")[0] == "data":
         clocks.add("threading")  # a download has a watchdog
+    if module == "hosting":
+        clocks.add("threading")  # several workers in one process
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):

@@ -1,0 +1,72 @@
+"""What the order log costs: each scheme's samples per second with it, as a share of the same run without.
+
+The two are run in turn, many times for a short while, because the machine's speed drifts; the share is that of the
+medians. Beside it: the bytes that the log takes per update.
+
+    python benchmarks/record.py --rounds 10 --seconds 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from processes import BATCH, TASK
+from rich.console import Console
+from rich.table import Table
+
+from paceline import config
+from paceline.directory import RunDirectory
+from paceline.run import execute, planned
+from paceline.task import Task
+
+SCHEMES = ("async", "sync", "allreduce", "agn window=10", "averaging window=10")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--seconds", type=float, default=2.0)
+    options.add_argument("--schemes", nargs="*", default=list(SCHEMES))
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    task = config.task_of(TASK, {}).configured(batch=BATCH)
+    found = Table(title=f"{TASK}, batch {BATCH}, 2 workers", title_justify="left")
+    for name in ("scheme", "with the log / without", "bytes per update"):
+        found.add_column(name, justify="left" if name == "scheme" else "right")
+    for words in given.schemes:
+        speeds: dict[bool, list[float]] = {True: [], False: []}
+        sizes = []
+        for number in range(given.rounds):
+            for record in (number % 2 == 0, number % 2 == 1):
+                speed, size = trained(task, words, given.seconds, record=record)
+                speeds[record].append(speed)
+                sizes += [size] if record else []
+        share = statistics.median(speeds[True]) / statistics.median(speeds[False])
+        print(f"{words}: {share:.4f}", file=sys.stderr, flush=True)
+        found.add_row(words, f"{share:.3f}", f"{statistics.median(sizes):.0f}")
+    Console().print(found)
+
+
+def trained(task: Task, words: str, seconds: float, *, record: bool) -> tuple[float, float]:
+    """Samples per second, and the bytes of its log per update."""
+    name, *pairs = words.split()
+    plan, scheme, objects = planned(
+        task, name, hyper=config.pairs(pairs), workers=2, seconds=seconds, steps=None, record=record
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = RunDirectory.create(Path(folder) / "run", "benchmark")
+        plan = dataclasses.replace(plan, directory=str(place.path), batch=BATCH)
+        result = execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+        size = sum(log.stat().st_size for log in place.path.glob("order/*/*.log"))
+    assert result.samples_per_second is not None
+    return result.samples_per_second, size / max(result.updates, 1)
+
+
+if __name__ == "__main__":
+    main()

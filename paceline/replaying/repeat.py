@@ -1,0 +1,175 @@
+"""`paceline.replay`: a recorded run once more, in this process, and whether its bits are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import config, role
+from paceline.directory import RunDirectory
+from paceline.errors import DataError, UsageError
+from paceline.plan import Plan
+from paceline.replaying import history
+from paceline.replaying.engine import Difference, Engine
+from paceline.replaying.history import History
+from paceline.result import digest
+from paceline.scheme import Scheme
+from paceline.state import Vector
+from paceline.task import Task
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of it. `match`: every bit that could be compared was the same."""
+
+    match: bool
+    updates: int
+    gradients: int
+    digest: str
+    recorded_digest: str | None  # None: the run left no result, or something else was asked for than its end
+    checkpoints: list[int]  # those that matched
+    difference: Difference | None = None
+    hints: list[str] = field(default_factory=list)
+    cut: bool = False  # the log has no end: it was repeated as far as it goes
+    metrics: dict[str, float] = field(default_factory=dict)  # asked for by until or what_if
+    vector: Vector = field(default_factory=lambda: torch.empty(0), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        parted = self.difference
+        return {
+            "match": self.match,
+            "updates": self.updates,
+            "gradients": self.gradients,
+            "digest": self.digest,
+            "recorded_digest": self.recorded_digest,
+            "checkpoints": self.checkpoints,
+            "difference": None if parted is None else vars(parted),
+            "hints": self.hints,
+            "cut": self.cut,
+            "metrics": self.metrics,
+        }
+
+
+def replay(
+    run: str | Path,
+    *,
+    until: int | None = None,
+    what_if: Mapping[str, Any] | None = None,
+    since: int = 0,
+    task: Task | None = None,
+    scheme: Scheme | None = None,
+    watch: Callable[[int], None] = lambda _: None,
+) -> Replayed:
+    """Repeat a recorded run and compare it with its record, gradient by gradient, call by call.
+
+    `until` stops at that update and gives its state. `what_if` changes hyper-parameters of the server from update
+    `since` on, under the same order of everything. `task` and `scheme` are needed if the run was given objects.
+    """
+    directory = RunDirectory.open(run)
+    if until is not None and until < 0:
+        raise UsageError(f"until must be at least 0, not {until}")
+    told = [history.read(at) for at in history.launches(directory.path)]
+    if not told:
+        raise DataError(_unrecorded(directory))
+    threads = torch.get_num_threads()
+    try:
+        return _repeated(directory, told, until, what_if, since, {"task": task, "scheme": scheme}, watch)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _unrecorded(directory: RunDirectory) -> str:
+    plan = Plan.from_dict(directory.plan())
+    if plan.script:
+        return f"{directory.path} is the run of a script: only the script knows its data, so no order was recorded"
+    return f"{directory.path} has no order log: it was run with --no-record, or by an older version"
+
+
+def _repeated(
+    directory: RunDirectory,
+    launches: list[History],
+    until: int | None,
+    what_if: Mapping[str, Any] | None,
+    since: int,
+    objects: dict[str, Any],
+    watch: Callable[[int], None],
+) -> Replayed:
+    gradients, matched, cut = 0, [], False
+    for number, launch in enumerate(launches):
+        last = number == len(launches) - 1
+        plan = launch.plan
+        scheme, task = _of(launch, objects)
+        torch.set_num_threads(plan.threads)
+        changed = None if what_if is None else (since, _checked(scheme, what_if, plan.workers))
+        engine = Engine(launch, scheme, task, until=until, what_if=changed, watch=watch)
+        if until is not None and not last and launches[number + 1].start_step() < until:
+            engine.until = None
+        outcome = engine.run()
+        gradients, cut = gradients + outcome.gradients, cut or outcome.cut
+        matched += outcome.matched
+        if outcome.difference is not None or last or (until is not None and engine.updates >= until):
+            break
+    model = engine.model()
+    result = directory.result() or {}
+    if until is None and outcome.difference is None and engine.updates < result.get("updates", 0):
+        cut = True  # a full disk may have ended it
+    ended = until is None and what_if is None and not cut
+    recorded = result.get("digest") if ended else None
+    own = digest(model)
+    if outcome.difference is None and recorded is not None and recorded != own:
+        outcome.difference = Difference(engine.updates, "the end", "the final vector has other bits")
+    asked = until is not None or what_if is not None
+    return Replayed(
+        match=outcome.difference is None,
+        updates=engine.updates,
+        gradients=gradients,
+        digest=own,
+        recorded_digest=recorded,
+        checkpoints=matched,
+        difference=outcome.difference,
+        hints=hints(launch) if outcome.difference is not None else [],
+        cut=cut,
+        metrics=task.evaluate(model, task.buffers() or None) if asked else {},
+        vector=model,
+    )
+
+
+def _of(launch: History, objects: dict[str, Any]) -> tuple[Scheme, Task]:
+    plan = launch.plan
+    for name in ("task", "scheme"):
+        if name in launch.about["unnamed"] and objects[name] is None:
+            raise UsageError(
+                f"the run was given its {name} as an object, which has no name: give the same one again, "
+                f"paceline.replay(run, {name}=…)"
+            )
+    given = {name: value for name, value in objects.items() if value is not None}
+    scheme, task = role.scheme_of(plan, given), role.task_of(plan, given)
+    if any(not method.atomic for method in scheme.methods.values()):
+        raise UsageError(
+            f"{scheme.name} has no order: its workers write into one vector without any lock, and no two runs are "
+            "alike; its atomic form is `async`, which can be repeated"
+        )
+    if launch.about["feeding"]:
+        what = ", ".join(launch.about["feeding"])
+        raise UsageError(f"hooks have changed the run's batches ({what}), and what they gave was not recorded")
+    return scheme, task
+
+
+def _checked(scheme: Scheme, what_if: Mapping[str, Any], workers: int) -> Mapping[str, Any]:
+    if not scheme.methods:
+        raise UsageError(f"{scheme.name} has no server whose hyper-parameters could be changed")
+    config.scheme_of(scheme, what_if).check(workers)
+    return what_if
+
+
+def hints(launch: History) -> list[str]:
+    """Why bits may differ: what is not now as it was then."""
+    from paceline.fingerprint import versions
+
+    then, now = launch.about["versions"], versions(launch.plan.threads, launch.plan.device)
+    found = [f"{name} was {then[name]}, is {now.get(name)}" for name in then if then[name] != now.get(name)]
+    return found or ["the versions, the threads and the kind of CPU are the same: the data or the code may differ"]

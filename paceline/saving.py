@@ -1,0 +1,69 @@
+"""A worker's part in checkpoints: when it puts its own aside, and how the chief has all of them written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline import snapshots
+from paceline.board import GENERATION
+from paceline.errors import SchemeError
+from paceline.membership import Membership
+from paceline.transports.lane import SAVE
+from paceline.view import SNAPSHOTS
+
+
+class Saving(Membership):
+    """What a worker does between two steps for the run's sake. An exact run is saved, and ends, at one step of all."""
+
+    _exact: bool
+
+    def _snapshot_due(self, wanted: int) -> bool:
+        """Whether this is where this worker's part of a snapshot is to be taken."""
+        at = self.board.get("snapshot_version")
+        if not self._exact:
+            return self._link is not None or bool(self.worker.state.v >= at)
+        reached = self.worker.state.v if self._link is None else self.worker.t
+        return bool(reached >= at) and wanted // SNAPSHOTS == self._generation
+
+    def _cut(self, wanted: int) -> None:
+        """An exact run's parts are all of one step: nobody sends the servers what comes after it before they have kept
+        theirs, and the chief keeps what its hooks hold at the same step."""
+        board = self.board
+        if self.chief:
+            self._wait_for(self._all_saved, "the others' parts of a checkpoint")
+            if all(board.alive) and not snapshots.common(self.stage):
+                raise SchemeError(
+                    f"{self.stage.scheme.name} says that it can be exact, but its workers are not in step"
+                )
+            return
+        self.stage.bells.ring(0)
+        if self._link is not None:
+            self._wait_for(lambda: board.get("cut") >= wanted, "the servers' part of a checkpoint")
+
+    def _bring_to_rest(self) -> None:
+        """The run is to end: after the next update, which nobody can have begun to pass without this worker."""
+        board, last = self.board, self.updates + 1
+        if not 0 <= board.get("goal") <= last:
+            board.put("goal", last)
+        board.put("halt", 0)
+
+    def _all_saved(self) -> bool:
+        board = self.board
+        return all(
+            board.saved[rank] >= self._writing or not board.alive[rank] for rank in range(self.stage.plan.workers)
+        )
+
+    def _write(self) -> None:
+        """Everybody's part lies aside: the servers add theirs, then it goes to disk."""
+        number, self._writing = self._writing, 0
+        if self._link is not None:
+            self._link.special(SAVE)
+            self.board.put("cut", number)
+            self.stage.bells.ring_all()
+        if self.board.run[GENERATION] == self._generation:
+            snapshots.write(self.stage, self.task.buffer_policy, self._kept)
+            self._record_checkpoint()
+
+    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""
+        raise NotImplementedError

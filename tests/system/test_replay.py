@@ -1,0 +1,221 @@
+"""Recorded runs of real processes, killed on the way, and repeated in this one: the same bits.
+
+Data: scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import Story, finished, run
+from test_kills_servers import FrailAsync, FrailSync, shoot
+
+from paceline import Batch, Hook, checkpoint, find, fingerprint, journal, load, replay
+from paceline.errors import DataError, UsageError
+from paceline.hook import Session
+from paceline.journal import place
+from paceline.result import digest
+from paceline.schemes.async_ import AsyncSGD
+
+STEPS = 160
+NO_ORDER = {"hogwild"}
+WHOLE = {name for name in find.schemes() if find.scheme(name)().whole()}
+
+
+def recorded(directory: Path, scheme: Any, kills: tuple[str, ...] = (), **settings: Any) -> Story:
+    settings = {"workers": 2, "steps": STEPS, "checkpoint_seconds": 0.25} | settings
+    story = run(directory, settings.pop("task", "digits-mlp"), scheme, kills=kills, **settings)
+    finished(story, settings["steps"])
+    return story
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short asynchronous run with a few checkpoints; never changed by a test."""
+    path = tmp_path_factory.mktemp("calm") / "run"
+    recorded(path, "async", checkpoint_steps=40)
+    return path
+
+
+@pytest.fixture
+def spoilt(calm: Path, tmp_path: Path) -> Path:
+    """A copy of it that may be."""
+    return Path(shutil.copytree(calm, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", sorted(set(find.schemes()) - NO_ORDER))
+def test_every_scheme_is_repeated_bit_for_bit(name: str, tmp_path: Path) -> None:
+    scheme = find.scheme(name)
+    workers = 1 if scheme.alone else 4 if name == "groups" else 3
+    kills: tuple[str, ...] = ("chief", "chief") if scheme.alone else ("worker:1", "chief")
+    servers = 1 if name in WHOLE else 2
+    if scheme.methods:
+        kills = ("worker:1", f"server:{servers - 1}", "chief", "server:0")
+    story = recorded(tmp_path / "run", name, kills, workers=workers, servers=servers if scheme.methods else 0)
+    assert story.result is not None
+    told = replay(tmp_path / "run")
+    assert told.match, told.difference
+    assert (told.updates, told.digest) == (story.result.updates, story.result.digest)
+    assert told.checkpoints[-1] == told.updates
+    assert not told.cut
+
+
+@pytest.mark.parametrize(("scheme", "servers"), [(FrailAsync, 1), (FrailAsync, 2), (FrailSync, 1)])
+def test_a_return_to_a_checkpoint_is_repeated_too(scheme: Any, servers: int, tmp_path: Path) -> None:
+    story = shoot(tmp_path, scheme, [f"server:{servers - 1}", "server:0"], servers=servers)
+    assert story.result is not None
+    assert story.result.rolled_back_updates
+    told = replay(story.directory.path, scheme=scheme(victim=str(tmp_path / "nobody")))
+    assert told.match, told.difference
+    assert told.digest == story.result.digest
+
+
+def test_changes_by_hooks_and_another_rule(tmp_path: Path) -> None:
+    hooks = ["learning-rate:kind=step,base=0.1,over=40,every=10,gamma=0.5"]
+    story = recorded(tmp_path / "run", "agn", ("worker:1",), hooks=hooks, hyper={"rule": "momentum", "window": 3})
+    assert story.result is not None
+    assert replay(tmp_path / "run").match
+
+
+def test_a_run_that_went_on(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", "downpour", steps=80)
+    (tmp_path / "run.gate").unlink()  # the next one has a death to wait for
+    story = recorded(tmp_path / "run", "downpour", ("worker:1",), steps=200, resume=True)
+    assert story.result is not None
+    told = replay(tmp_path / "run")
+    assert told.match, told.difference
+    assert (told.updates, told.digest) == (200, story.result.digest)
+    assert 80 in told.checkpoints
+
+
+def test_until_gives_the_state_of_that_update(calm: Path) -> None:
+    steps = checkpoint.steps(calm / "checkpoints")
+    for step in steps[1:]:
+        told = replay(calm, until=step)
+        saved = checkpoint.find(calm / "checkpoints", step)
+        assert saved is not None
+        assert told.updates == step
+        assert told.digest == digest(checkpoint.load(saved).tensors["model"])
+    assert replay(calm, until=0).digest == digest(checkpoint.load(calm / "checkpoints" / "0000000000").tensors["model"])
+
+
+def test_what_if(calm: Path) -> None:
+    same = replay(calm, what_if={"lr": 0.1})
+    assert same.digest == json.loads((calm / "result.json").read_text())["digest"]
+    late, early = replay(calm, what_if={"lr": 0.0}, since=40), replay(calm, until=40)
+    assert late.updates == STEPS
+    assert torch.equal(late.vector, early.vector)  # a rate of 0 leaves x as it is, whatever is pushed
+    assert set(late.metrics) == {"loss", "accuracy"}
+    with pytest.raises(UsageError, match="no hyper-parameter"):
+        replay(calm, what_if={"rate": 1})
+
+
+def test_the_first_step_that_differs(spoilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push = AsyncSGD.methods["push"]
+    original = push.function
+
+    def other(self: Any, s: Any, g: Any, v: int) -> None:
+        original(self, s, g * (1 + 1e-6) if s.v == 50 else g, v)
+
+    monkeypatch.setattr(push, "function", other)
+    told = replay(spoilt)
+    assert not told.match
+    assert told.difference is not None
+    assert 50 <= told.difference.update <= 52
+    assert told.hints == ["the versions, the threads and the kind of CPU are the same: the data or the code may differ"]
+    monkeypatch.setattr(fingerprint, "versions", lambda threads, device: {"torch": "9.9", "threads": 8})
+    assert any("torch was" in hint and "is 9.9" in hint for hint in replay(spoilt).hints)
+
+
+class TestLogsThatAreNotWhole:
+    def test_a_cut_log_is_repeated_as_far_as_it_goes(self, spoilt: Path) -> None:
+        log = place(spoilt, 1) / "server-1.log"
+        log.write_bytes(log.read_bytes()[:-700])
+        told = replay(spoilt)
+        assert told.match
+        assert told.cut
+        assert STEPS // 2 < told.updates < STEPS
+
+    def test_a_workers_cut_log(self, spoilt: Path) -> None:
+        log = place(spoilt, 1) / "worker-1-1.log"
+        log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+        told = replay(spoilt)
+        assert told.match
+        assert told.cut
+        assert told.updates < STEPS
+
+    def test_altered(self, spoilt: Path) -> None:
+        log = place(spoilt, 1) / "server-1.log"
+        content = bytearray(log.read_bytes())
+        content[len(content) // 2] ^= 1
+        log.write_bytes(content)
+        with pytest.raises(DataError, match=r"server-1\.log is not what was written"):
+            replay(spoilt)
+
+    def test_of_another_version(self, spoilt: Path) -> None:
+        about = place(spoilt, 1) / journal.ABOUT
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"format": 0}))
+        with pytest.raises(DataError, match="is of format 0; this version of paceline reads 1"):
+            replay(spoilt)
+
+    def test_missing(self, spoilt: Path) -> None:
+        (place(spoilt, 1) / "worker-1-1.log").unlink()
+        with pytest.raises(DataError, match="log of worker 1 is missing"):
+            replay(spoilt)
+        shutil.rmtree(spoilt / "order")
+        with pytest.raises(DataError, match="has no order log"):
+            replay(spoilt)
+
+
+def test_a_changed_result_is_noticed(spoilt: Path) -> None:
+    told = json.loads((spoilt / "result.json").read_text())
+    (spoilt / "result.json").write_text(json.dumps(told | {"digest": "0" * 64}))
+    found = replay(spoilt)
+    assert not found.match
+    assert found.difference is not None
+    assert found.difference.where == "the end"
+
+
+def test_hogwild_says_why_not(tmp_path: Path) -> None:
+    run(tmp_path / "run", "digits-mlp", "hogwild", workers=2, steps=30)
+    with pytest.raises(UsageError, match=r"hogwild has no order.*its atomic form is `async`"):
+        replay(tmp_path / "run")
+
+
+class Doubled(Hook):
+    """Gives other batches than the task does."""
+
+    def feed(self, session: Session, batch: Batch) -> Batch:
+        return Batch(tuple(torch.cat([part, part]) for part in batch.data), 2 * batch.size, batch.seed)
+
+
+def test_hooks_that_change_batches(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", "async", hooks=[Doubled()], steps=30)
+    with pytest.raises(UsageError, match=r"hooks have changed the run's batches \(Doubled\)"):
+        replay(tmp_path / "run")
+
+
+def test_without_a_record(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", "async", record=False, steps=30)
+    assert not (tmp_path / "run" / "order").exists()
+    with pytest.raises(DataError, match="has no order log: it was run with --no-record"):
+        replay(tmp_path / "run")
+
+
+def test_objects_have_to_be_given_again(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", AsyncSGD(lr=0.2), steps=30)
+    with pytest.raises(UsageError, match=r"given its scheme as an object.*paceline.replay\(run, scheme=…\)"):
+        replay(tmp_path / "run")
+    assert replay(tmp_path / "run", scheme=AsyncSGD(lr=0.2)).match
+    assert not replay(tmp_path / "run", scheme=AsyncSGD(lr=0.3)).match
+
+
+def test_the_repeated_model_is_the_one_that_loads(calm: Path) -> None:
+    model = load(calm)
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    assert torch.equal(weights, replay(calm).vector)

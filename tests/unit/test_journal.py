@@ -1,0 +1,167 @@
+"""The order log: what is written is what is read, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import journal
+from paceline.errors import DataError
+from paceline.journal import CALL, CHANGE, END, GATHERED, GRAD, MEMBER, NOTE, READ, STEP, Journal, probe_of, read
+
+
+def written(path: Path, records: int = 20) -> Path:
+    log = Journal(path, {"role": "worker-0"})
+    for number in range(records):
+        log.add(READ, 1, number)
+        log.add(GRAD, number / 7)
+        log.add(STEP)
+        log.flush()
+    log.close()
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "a.log", {"role": "server", "life": 3})
+    log.add(CALL, 255, 65535, 3, 2**32 - 1)
+    log.add(MEMBER, -5, 7)
+    log.text(CHANGE, {"lr": 0.1, "rule": "adam"})
+    log.flush()
+    log.add(GRAD, float("inf"))
+    log.note({"return": 2})
+    log.add(END)
+    log.close()
+    told = read(tmp_path / "a.log")
+    assert told.header == {"format": journal.FORMAT, "role": "server", "life": 3}
+    assert told.records == [
+        (CALL, (255, 65535, 3, 2**32 - 1)),
+        (MEMBER, (-5, 7)),
+        (CHANGE, ({"lr": 0.1, "rule": "adam"},)),
+        (GRAD, (float("inf"),)),
+        (NOTE, ({"return": 2},)),
+        (END, ()),
+    ]
+    assert not told.cut
+
+
+def test_a_full_disk_ends_the_log_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Journal(tmp_path / "a.log", {})
+    log.add(GRAD, 1.0)
+    log.flush()
+    write = os.write
+    for full in (lambda file, data: write(file, data[:5]), lambda file, data: 1 / 0):
+        monkeypatch.setattr(os, "write", full)
+        log.add(GRAD, 2.0)
+        log.flush()  # the second time nothing is tried any more: the rest would not follow on what is there
+    told = read(tmp_path / "a.log")
+    assert (told.records, told.cut) == ([(GRAD, (1.0,))], True)
+    assert capsys.readouterr().err == "the order log ends here: the disk took a part only\n"
+
+
+def test_a_log_is_never_written_over(tmp_path: Path) -> None:
+    written(tmp_path / "a.log")
+    with pytest.raises(FileExistsError):
+        Journal(tmp_path / "a.log", {})
+
+
+def test_many_records_between_two_flushes(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "a.log", {})
+    for number in range(10 * GATHERED):
+        log.add(GRAD, float(number))
+    log.close()
+    assert [record.values[0] for record in read(tmp_path / "a.log").records] == list(range(10 * GATHERED))
+
+
+def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        log = Journal(tmp_path / "a.log", {})
+        log.add(GRAD, 1.0)
+        log.flush()
+        log.add(GRAD, 2.0)  # and this was not
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    told = read(tmp_path / "a.log")
+    assert (told.records, told.cut) == ([(GRAD, (1.0,))], False)
+
+
+@given(st.data())
+def test_a_log_without_its_end_is_read_up_to_the_last_whole_frame(tmp_path_factory, data: st.DataObject) -> None:
+    path = written(tmp_path_factory.mktemp("log") / "a.log")
+    whole, content = read(path).records, path.read_bytes()
+    size = data.draw(st.integers(0, len(content)))
+    path.write_bytes(content[:size])
+    header = 2 + int.from_bytes(content[:2], "little") + 4  # of the first frame
+    if size < header:
+        with pytest.raises(DataError, match="has no header"):
+            read(path)
+        return
+    told = read(path)
+    assert told.records == whole[: len(told.records)]
+    assert len(told.records) % 3 == 0
+    frame = (len(content) - header) // 20  # all frames after the header are alike
+    assert len(told.records) == 3 * ((size - header) // frame)
+    assert told.cut == bool((size - header) % frame)
+
+
+@given(st.data())
+def test_one_altered_bit_is_noticed(tmp_path_factory, data: st.DataObject) -> None:
+    path = written(tmp_path_factory.mktemp("log") / "a.log", records=4)
+    whole, content = read(path).records, bytearray(path.read_bytes())
+    at, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+    told = None
+    with suppress(DataError):
+        told = read(path)
+    # a length that reaches past the end is a log without its end
+    assert told is None or (told.cut and told.records == whole[: len(told.records)])
+
+
+def test_frames_cannot_change_places(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    log = Journal(path, {})
+    sizes = [path.stat().st_size]
+    for number in range(2):
+        log.add(GRAD, float(number))
+        log.flush()
+        sizes.append(path.stat().st_size)
+    content = path.read_bytes()
+    path.write_bytes(content[: sizes[0]] + content[sizes[1] :] + content[sizes[0] : sizes[1]])
+    with pytest.raises(DataError, match="not what was written"):
+        read(path)
+
+
+def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "FORMAT", 99)
+    written(tmp_path / "a.log")
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"a\.log is of format 99; this version of paceline reads 1"):
+        read(tmp_path / "a.log")
+
+
+def test_no_log(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        read(tmp_path / "a.log")
+    (tmp_path / "b.log").write_bytes(b"")
+    with pytest.raises(DataError, match="has no header"):
+        read(tmp_path / "b.log")
+
+
+def test_the_probe_sees_x_as_it_is_now() -> None:
+    x = torch.arange(1000.0)
+    probe = probe_of(x)
+    before = probe()
+    assert probe() == before
+    x[0] += 1
+    assert probe() != before
+    assert probe_of(torch.zeros(3))() != probe_of(torch.zeros(4))()
