@@ -1,8 +1,8 @@
 """The order log of a real run: what happened, in the order in which it happened, so that it can be repeated.
 
 A run directory holds `order/LAUNCH/`: `server.log`, what the lead server did, and `worker-RANK-LIFE.log`, what a worker
-did between its start and its end or death. A log is a row of frames, each written by one call of the system before
-anybody else can see what it tells of: a killed process leaves whole frames, and never less than others have seen.
+did between its start and its end or death. A log is a row of frames, each written before anybody else can see what it
+tells of: a killed process leaves whole frames, and never less than others have seen.
 
     frame:  length of the records, 2 bytes | records | CRC-32 of them, begun with that of the frame before, 4 bytes
 """
@@ -10,6 +10,7 @@ anybody else can see what it tells of: a killed process leaves whole frames, and
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 import sys
@@ -27,6 +28,7 @@ FORMAT = 1
 ABOUT, START = "about.json", "start"  # what a launch was, and the checkpoint that it went on from
 PROBES = 64  # coordinates of x whose sum stands beside every call
 GATHERED = 1000  # records that are written at the latest
+PIECE = 1 << 18  # bytes by which a log grows
 
 # of the server: one for each thing that it does, so that their number is its position
 CALL, TELL, MEMBER, SAVE, SET = range(1, 6)
@@ -72,14 +74,20 @@ def probe_of(x: Tensor) -> Callable[[], int]:
 
 
 class Journal:
-    """A log that is being written. Records gather until `flush`."""
+    """A log that is being written. Records gather until `flush`.
+
+    The file is mapped: a frame costs no call of the system, and what is written survives the death of the process. Room
+    is asked for ahead, in pieces, so that a full disk is an error here and not a signal later. A frame's length is
+    written last; what is behind the last frame is zeros.
+    """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._sum = 0
-        self._broken = False
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._map: mmap.mmap | None = None
+        self._size = self._at = self._sum = 0
         self._gathered: list[bytes] = []
+        self._grow()
         self.note({"format": FORMAT, **header})
         self.flush()
 
@@ -96,27 +104,39 @@ class Journal:
         self.text(NOTE, content)
 
     def flush(self) -> None:
-        """Let the system have what was gathered: from here on it survives the death of this process."""
-        if self._gathered:
-            records = b"".join(self._gathered)
-            self._gathered.clear()
-            self._sum = zlib.crc32(records, self._sum)
-            self._write(_LENGTH.pack(len(records)) + records + _SUM.pack(self._sum))
+        """Write what was gathered: from here on it survives the death of this process."""
+        if not self._gathered:
+            return
+        records = b"".join(self._gathered)
+        self._gathered.clear()
+        at, length = self._at, len(records)
+        end = at + _LENGTH.size + length + _SUM.size
+        if end + _LENGTH.size > self._size:
+            self._grow()
+        if self._map is None:
+            return
+        self._sum = zlib.crc32(records, self._sum)
+        self._map[at + _LENGTH.size : end] = records + _SUM.pack(self._sum)
+        _LENGTH.pack_into(self._map, at, length)
+        self._at = end
 
-    def _write(self, frame: bytes) -> None:
-        """A full disk ends the log, not the run: it can be repeated as far as the log goes."""
-        if self._broken:
+    def _grow(self) -> None:
+        """More room. A full disk ends the log, not the run: it can be repeated as far as the log goes."""
+        if self._size and self._map is None:
             return
         try:
-            self._broken = os.write(self._file, frame) < len(frame)
-            cause = "the disk took a part only"
+            os.posix_fallocate(self._file, self._size, PIECE)
+            self._size += PIECE
+            self._map = mmap.mmap(self._file, self._size)
         except OSError as error:
-            self._broken, cause = True, str(error.strerror)
-        if self._broken:
-            print(f"the order log ends here: {cause}", file=sys.stderr, flush=True)
+            self._map, self._size = None, max(self._size, 1)
+            print(f"the order log ends here: {error.strerror}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         self.flush()
+        if self._map is not None:
+            self._map.close()
+        os.ftruncate(self._file, self._at)
         os.close(self._file)
 
 
@@ -147,7 +167,9 @@ def read(path: Path) -> Log:
     while at < len(content):
         end = at + _LENGTH.size
         size = _LENGTH.unpack_from(content, at)[0] if end <= len(content) else 0
-        if end > len(content) or end + size + _SUM.size > len(content):
+        if not size and not any(content[at:]):
+            break  # room that was never used
+        if not size or end > len(content) or end + size + _SUM.size > len(content):
             cut = True
             break
         block = content[end : end + size]

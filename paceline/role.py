@@ -264,7 +264,11 @@ def _live(session: RealSession, task: Task) -> None:
     except BaseException as error:
         session.failed(error)
         raise
-    session.finish()
+    else:
+        session.finish()
+    finally:
+        if session.journal is not None:
+            session.journal.close()
 
 
 def train(session: RealSession, task: Task) -> None:

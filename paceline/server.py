@@ -56,6 +56,8 @@ class Server:
             board.server_state[self.shard] = WAITING
             bells.wait(self._wanted)
         board.server_state[self.shard] = DONE
+        if self.journal is not None:
+            self.journal.close()
 
     def _wanted(self) -> bool:
         """Something is to be done."""

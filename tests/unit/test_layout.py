@@ -113,8 +113,10 @@ MAY_IMPORT = {
     "sim.stuck state task worker",
     "sim.snapshot": "errors sim.engine sim.seat",
     "sim.run": "config errors exact hook result scheme sim.cost sim.engine sim.faults sim.session task values",
-    "cli": "cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* result "
-    "sim.cost sim.engine sim.faults sim.run",
+    "cluster.*": "cluster.* errors reading",
+    "cli_cluster": "cluster.* durable errors",
+    "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* "
+    "result sim.cost sim.engine sim.faults sim.run",
     "cli_train": "config directory errors launchers.program plan report.* result role run scheme training",
     "cli_verify": "difference durable report report.* verification",
     "cli_runs": "directory durable errors report.* torch_task trained",
