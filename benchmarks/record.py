@@ -1,7 +1,8 @@
 """What the order log costs: each scheme's samples per second with it, as a share of the same run without.
 
 The two are run in turn, many times for a short while, because the machine's speed drifts; the share is that of the
-medians. Beside it: the bytes that the log takes per update.
+medians. Processor time per gradient is compared too: who else uses the cores disturbs it less. Beside them: the bytes
+that the log takes per update.
 
     python benchmarks/record.py --rounds 10 --seconds 2
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import resource
 import statistics
 import sys
 import tempfile
@@ -37,24 +39,26 @@ def main() -> None:
     torch.set_num_threads(1)
     task = config.task_of(TASK, {}).configured(batch=BATCH)
     found = Table(title=f"{TASK}, batch {BATCH}, 2 workers", title_justify="left")
-    for name in ("scheme", "with the log / without", "bytes per update"):
+    for name in ("scheme", "speed with the log / without", "processor time per gradient", "bytes per update"):
         found.add_column(name, justify="left" if name == "scheme" else "right")
     for words in given.schemes:
         speeds: dict[bool, list[float]] = {True: [], False: []}
+        costs: dict[bool, list[float]] = {True: [], False: []}
         sizes = []
         for number in range(given.rounds):
             for record in (number % 2 == 0, number % 2 == 1):
-                speed, size = trained(task, words, given.seconds, record=record)
+                speed, cost, size = trained(task, words, given.seconds, record=record)
                 speeds[record].append(speed)
+                costs[record].append(cost)
                 sizes += [size] if record else []
-        share = statistics.median(speeds[True]) / statistics.median(speeds[False])
-        print(f"{words}: {share:.4f}", file=sys.stderr, flush=True)
-        found.add_row(words, f"{share:.3f}", f"{statistics.median(sizes):.0f}")
+        share, cost = (statistics.median(one[True]) / statistics.median(one[False]) for one in (speeds, costs))
+        print(f"{words}: {share:.4f}, {cost:.4f}", file=sys.stderr, flush=True)
+        found.add_row(words, f"{share:.3f}", f"{cost:.3f}", f"{statistics.median(sizes):.0f}")
     Console().print(found)
 
 
-def trained(task: Task, words: str, seconds: float, *, record: bool) -> tuple[float, float]:
-    """Samples per second, and the bytes of its log per update."""
+def trained(task: Task, words: str, seconds: float, *, record: bool) -> tuple[float, float, float]:
+    """Samples per second, processor seconds per gradient, and the bytes of its log per update."""
     name, *pairs = words.split()
     plan, scheme, objects = planned(
         task, name, hyper=config.pairs(pairs), workers=2, seconds=seconds, steps=None, record=record
@@ -62,10 +66,18 @@ def trained(task: Task, words: str, seconds: float, *, record: bool) -> tuple[fl
     with tempfile.TemporaryDirectory() as folder:
         place = RunDirectory.create(Path(folder) / "run", "benchmark")
         plan = dataclasses.replace(plan, directory=str(place.path), batch=BATCH)
+        before = used()
         result = execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+        spent = used() - before
         size = sum(log.stat().st_size for log in place.path.glob("order/*/*.log"))
     assert result.samples_per_second is not None
-    return result.samples_per_second, size / max(result.updates, 1)
+    return result.samples_per_second, spent / result.gradients, size / max(result.updates, 1)
+
+
+def used() -> float:
+    """Processor seconds of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from paceline.errors import DataError
 FORMAT = 1
 ABOUT, START = "about.json", "start"  # what a launch was, and the checkpoint that it went on from
 PROBES = 64  # coordinates of x whose sum stands beside every call
-GATHERED = 1000  # records that are written at the latest
+LARGEST = 1 << 15  # bytes that are gathered at most
 PIECE = 1 << 18  # bytes by which a log grows
 
 # of the server: one for each thing that it does, so that their number is its position
@@ -74,69 +74,74 @@ def probe_of(x: Tensor) -> Callable[[], int]:
 
 
 class Journal:
-    """A log that is being written. Records gather until `flush`.
+    """A log that is being written. Records gather until `flush` seals them.
 
     The file is mapped: a frame costs no call of the system, and what is written survives the death of the process. Room
     is asked for ahead, in pieces, so that a full disk is an error here and not a signal later. A frame's length is
-    written last; what is behind the last frame is zeros.
+    written last, and what lies behind a length of 0 does not count.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._map: mmap.mmap | None = None
+        self._room: mmap.mmap | bytearray = bytearray()
         self._size = self._at = self._sum = 0
-        self._gathered: list[bytes] = []
+        self._end = _LENGTH.size  # of what was gathered
+        self._broken = False
         self._grow()
         self.note({"format": FORMAT, **header})
         self.flush()
 
     def add(self, kind: int, *values: Any) -> None:
-        self._gathered.append(_SHAPES[kind].pack(kind, *values))
-        if len(self._gathered) >= GATHERED:
+        shape = _SHAPES[kind]
+        end = self._end
+        shape.pack_into(self._room, end, kind, *values)
+        self._end = end = end + shape.size
+        if end > self._at + LARGEST:
             self.flush()
 
     def text(self, kind: int, content: dict[str, Any]) -> None:
+        self.flush()
         encoded = json.dumps(content).encode()
-        self._gathered.append(_TEXT.pack(kind, len(encoded)) + encoded)
+        _TEXT.pack_into(self._room, self._end, kind, len(encoded))
+        self._end += _TEXT.size + len(encoded)
+        self._room[self._end - len(encoded) : self._end] = encoded
 
     def note(self, content: dict[str, Any]) -> None:
         self.text(NOTE, content)
 
     def flush(self) -> None:
-        """Write what was gathered: from here on it survives the death of this process."""
-        if not self._gathered:
+        """Seal what was gathered: from here on it survives the death of this process."""
+        begun, end = self._at + _LENGTH.size, self._end
+        if end == begun:
             return
-        records = b"".join(self._gathered)
-        self._gathered.clear()
-        at, length = self._at, len(records)
-        end = at + _LENGTH.size + length + _SUM.size
-        if end + _LENGTH.size > self._size:
+        self._sum = zlib.crc32(self._room[begun:end], self._sum)
+        _SUM.pack_into(self._room, end, self._sum)
+        _LENGTH.pack_into(self._room, self._at, end - begun)
+        self._at = at = end + _SUM.size
+        self._end = at + _LENGTH.size
+        if self._end + 2 * LARGEST > self._size:
             self._grow()
-        if self._map is None:
-            return
-        self._sum = zlib.crc32(records, self._sum)
-        self._map[at + _LENGTH.size : end] = records + _SUM.pack(self._sum)
-        _LENGTH.pack_into(self._map, at, length)
-        self._at = end
 
     def _grow(self) -> None:
         """More room. A full disk ends the log, not the run: it can be repeated as far as the log goes."""
-        if self._size and self._map is None:
-            return
-        try:
-            os.posix_fallocate(self._file, self._size, PIECE)
-            self._size += PIECE
-            self._map = mmap.mmap(self._file, self._size)
-        except OSError as error:
-            self._map, self._size = None, max(self._size, 1)
-            print(f"the order log ends here: {error.strerror}", file=sys.stderr, flush=True)
+        if not self._broken:
+            try:
+                os.posix_fallocate(self._file, self._size, PIECE)
+                self._size += PIECE
+                self._room = mmap.mmap(self._file, self._size)
+                return
+            except OSError as error:
+                self._broken, self._last = True, self._at
+                self._room = bytearray(PIECE)
+                print(f"the order log ends here: {error.strerror}", file=sys.stderr, flush=True)
+        self._size, self._at, self._end = PIECE, 0, _LENGTH.size  # nothing of this is kept
 
     def close(self) -> None:
         self.flush()
-        if self._map is not None:
-            self._map.close()
-        os.ftruncate(self._file, self._at)
+        if isinstance(self._room, mmap.mmap):
+            self._room.close()
+        os.ftruncate(self._file, self._last if self._broken else self._at)
         os.close(self._file)
 
 
@@ -167,9 +172,9 @@ def read(path: Path) -> Log:
     while at < len(content):
         end = at + _LENGTH.size
         size = _LENGTH.unpack_from(content, at)[0] if end <= len(content) else 0
-        if not size and not any(content[at:]):
-            break  # room that was never used
-        if not size or end > len(content) or end + size + _SUM.size > len(content):
+        if not size and end <= len(content):
+            break  # room that was never used, or what a dead process had not sealed
+        if end > len(content) or end + size + _SUM.size > len(content):
             cut = True
             break
         block = content[end : end + size]

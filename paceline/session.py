@@ -183,7 +183,7 @@ class RealSession(Saving):
                 board.t[self.rank] = worker.t
                 if self.journal is not None:
                     self.journal.add(STEP)
-                    if self._link is None:  # nothing that is sent would carry it along
+                    if self._link is None and self._met != worker.t - 1:  # no mean will carry it along
                         self.journal.flush()
                 self._count()
                 self._mirror()

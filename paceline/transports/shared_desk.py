@@ -37,7 +37,7 @@ class SharedDesk(Desk):
         self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
         self.journal: Journal | None = None
         self._probe = probe_of(state.x)
-        self._refused = self.ledger.cells.cell("refused").numpy()
+        self._refused, self._version = self.ledger.cells.cell("refused").numpy(), state.cell("v").numpy()
         self.befalls = 0  # to a worker: what the server has seen last
         self._numbers = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
 
@@ -71,12 +71,12 @@ class SharedDesk(Desk):
 
     def _noted(self, rank: int, call: Call[Any], ticket: Any) -> Any:
         """Perform a call and write down that it was, both inside the mark: who dies between leaves it torn."""
-        journal, state, refused = self.journal, self.state, self._refused
+        journal, version, refused = self.journal, self._version, self._refused
         if journal is None:
             return super()._perform(rank, call, ticket)
-        version, before = state.v, int(refused)
+        old, before = version.item(), refused.item()
         result = super()._perform(rank, call, ticket)
-        flags = (ROSE if state.v != version else 0) | (REFUSED if int(refused) != before else 0)
+        flags = (ROSE if version.item() != old else 0) | (REFUSED if refused.item() != before else 0)
         journal.add(CALL, self._numbers[call.method.name], rank, flags, self._probe())
         journal.flush()
         return result

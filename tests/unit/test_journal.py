@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from paceline import journal
 from paceline.errors import DataError
-from paceline.journal import CALL, CHANGE, END, GATHERED, GRAD, MEMBER, NOTE, READ, STEP, Journal, probe_of, read
+from paceline.journal import CALL, CHANGE, END, GRAD, MEMBER, NOTE, READ, STEP, Journal, probe_of, read
 
 
 def written(path: Path, records: int = 20) -> Path:
@@ -69,7 +69,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(
     log.close()
     told = read(tmp_path / "a.log")
     assert [record.values[0] for record in told.records] == [1.0, *range(len(told.records) - 1)]
-    assert 0 <= journal.PIECE - (tmp_path / "a.log").stat().st_size < 20
+    assert journal.PIECE // 2 < (tmp_path / "a.log").stat().st_size < journal.PIECE
     assert capsys.readouterr().err == "the order log ends here: No space left on device\n"
 
 
@@ -81,10 +81,10 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
 
 def test_many_records_between_two_flushes(tmp_path: Path) -> None:
     log = Journal(tmp_path / "a.log", {})
-    for number in range(10 * GATHERED):
+    for number in range(10_000):
         log.add(GRAD, float(number))
     log.close()
-    assert [record.values[0] for record in read(tmp_path / "a.log").records] == list(range(10 * GATHERED))
+    assert [record.values[0] for record in read(tmp_path / "a.log").records] == list(range(10_000))
 
 
 def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""What a cluster is: who is the chief, which addresses are refused, what counts as known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from paceline.cluster.description import Cluster, Task, address, is_host, shown
+from paceline.errors import UsageError
+
+A, B, C = Task("worker", 0, "a", 1), Task("worker", 1, "b", 1), Task("server", 0, "c", 1)
+
+
+class TestCluster:
+    def test_worker_0_is_the_chief_where_none_is_named(self) -> None:
+        cluster = Cluster("test", (A, B, C))
+        assert cluster.chief == A
+        assert [cluster.role(task) for task in cluster.tasks] == ["chief", "worker", "server"]
+        assert [cluster.rank(task) for task in cluster.tasks] == [0, 1, None]
+
+    def test_a_named_chief_is_before_the_workers(self) -> None:
+        chief = Task("chief", 0, "d", 1)
+        cluster = Cluster("test", (A, B, chief))
+        assert cluster.chief == chief
+        assert cluster.training == (chief, A, B)
+        assert cluster.role(A) == "worker"
+        assert cluster.rank(A) == 1
+
+    def test_complete_is_to_know_every_host_and_port(self) -> None:
+        assert Cluster("test", (A, B, C)).complete
+        assert not Cluster("test", (A, Task("worker", 1, "b"))).complete
+        assert not Cluster("test", (A, Task("worker", 1, None, 5))).complete
+        assert Cluster("test", (A, Task("evaluator", 0))).complete  # nobody calls it
+
+    def test_it_says_what_is_missing(self) -> None:
+        cluster = Cluster("test", (A, Task("worker", 1), Task("server", 0, "c")))
+        assert cluster.missing == (
+            "hosts of worker:1: where they run is not told and must be exchanged by rendezvous",
+            "ports of worker:1, server:0: each has to choose one and to tell the others",
+        )
+        assert Cluster("test", (A, B)).missing == ()
+
+    def test_a_thousand_missing_ports_are_no_thousand_names(self) -> None:
+        cluster = Cluster("test", tuple(Task("worker", index, "a") for index in range(1007)))
+        assert "worker:6 and 1,000 more: each" in cluster.missing[0]
+        assert "worker:7" not in cluster.missing[0]
+
+    def test_one_host(self) -> None:
+        assert Cluster("test", (A, Task("worker", 1, "A.", 2))).one_host
+        assert Cluster("test", (Task("chief", 0, "localhost", 1), Task("worker", 0, "127.0.0.1", 2))).one_host
+        assert not Cluster("test", (A, B)).one_host
+        assert not Cluster("test", (A, Task("worker", 1))).one_host
+
+    def test_the_evaluator_may_be_outside(self) -> None:
+        me = Task("evaluator", 0)
+        assert Cluster("test", (A,), me).me == me
+
+    @pytest.mark.parametrize(
+        ("tasks", "me", "why"),
+        [
+            ((), None, "test: the cluster has neither a chief nor a worker: somebody has to train"),
+            ((C,), None, "neither a chief nor a worker"),
+            ((A, Task("ps", 0)), None, "no kind of task 'ps'; there are: chief, worker, server, evaluator"),
+            ((A, Task("worker", 2, "b", 1)), None, "the workers are numbered 0, 2, not from 0 without gaps"),
+            ((B, A), None, "the workers are numbered 1, 0"),
+            ((Task("chief", 0), Task("chief", 1)), None, "there can be one chief, not 2"),
+            ((A, Task("evaluator", 0), Task("evaluator", 1)), None, "there can be one evaluator, not 2"),
+            ((A, Task("worker", 1, "a", 1)), None, "worker:0 and worker:1 have the same address a:1"),
+            ((A, Task("server", 0, "A", 1)), None, "worker:0 and server:0 have the same address A:1"),
+            ((A, Task("evaluator", 0, "a", 1)), None, "worker:0 and evaluator:0 have the same address"),
+            ((A,), B, "this process is worker:1, which is not in the cluster"),
+            ((A,), Task("evaluator", 1), "this process is evaluator:1; there is one evaluator"),
+            ((A, Task("evaluator", 0, "e", 1)), Task("evaluator", 0), "evaluator:0, which is not in the cluster"),
+        ],
+    )
+    def test_what_is_refused(self, tasks: tuple[Task, ...], me: Task | None, why: str) -> None:
+        with pytest.raises(UsageError, match=why):
+            Cluster("test", tasks, me)
+
+    def test_the_same_host_without_ports_is_no_clash(self) -> None:
+        assert len(Cluster("test", (Task("worker", 0, "a"), Task("worker", 1, "a"))).tasks) == 2
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("text", "host", "port"),
+        [
+            ("a:2222", "a", 2222),
+            ("a", "a", None),
+            ("10.0.0.1:1", "10.0.0.1", 1),
+            ("ps-0.ps.default.svc.cluster.local:65535", "ps-0.ps.default.svc.cluster.local", 65535),
+            ("[::1]:2222", "::1", 2222),
+            ("[fd00::2]", "fd00::2", None),
+            ("fd00::2", "fd00::2", None),
+            ("node_7:80", "node_7", 80),
+        ],
+    )
+    def test_read(self, text: str, host: str, port: int | None) -> None:
+        assert address(text, "here") == (host, port)
+
+    @pytest.mark.parametrize("text", ["a:", "a:0", "a:65536", "a:x", "a:-1", "a:+1", "a:٣", "a:1e3", "a:0000080"])
+    def test_bad_ports(self, text: str) -> None:
+        with pytest.raises(UsageError, match=r"here: the port of .* must be a number from 1 to 65535"):
+            address(text, "here")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", ":2222", "grpc://a:2222", "a b:1", "[::1", "[::1]2222", "[a]:1", "300.1.1.1:1", "-a:1", "a..b", "a/b:1"],
+    )
+    def test_bad_hosts(self, text: str) -> None:
+        with pytest.raises(UsageError, match=r"here: .* is not an address; write host:port, or \[address\]:port"):
+            address(text, "here")
+
+    def test_a_number_is_no_address(self) -> None:
+        with pytest.raises(UsageError, match='here: 2222 is not an address; write it as "host:port"'):
+            address(2222, "here")
+
+    def test_a_name_has_an_end(self) -> None:
+        assert is_host("a" * 253)
+        assert not is_host("a" * 254)
+
+    @given(
+        some.one_of(some.ip_addresses().map(str), some.from_regex(r"[a-z]([a-z0-9-]{0,9}[a-z0-9])?", fullmatch=True)),
+        some.none() | some.integers(1, 65535),
+    )
+    @settings(deadline=None)
+    def test_what_is_shown_can_be_read(self, host: str, port: int | None) -> None:
+        text = shown(Task("worker", 0, host, port))
+        assert address(text.removesuffix(":?"), "here") == (host, port)
+
+    def test_what_is_not_known_is_shown_so(self) -> None:
+        assert shown(Task("worker", 0)) == "?:?"
