@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,14 @@ from paceline.errors import DataError
 
 FORMAT = 1
 ABOUT, START = "about.json", "start"  # what a launch was, and the checkpoint that it went on from
-PROBES = 64  # coordinates of x whose sum stands beside every call
-LARGEST = 1 << 15  # bytes that are gathered at most
+PROBES = 64  # coordinates of x whose sum stands beside a call now and then,
+SELDOM = 32  # beside one in so many
+GATHERED = 512  # records that are sealed at the latest
+LARGEST = 1 << 16  # bytes of one frame
 PIECE = 1 << 18  # bytes by which a log grows
 
 # of the server: one for each thing that it does, so that their number is its position
-CALL, TELL, MEMBER, SAVE, SET = range(1, 6)
+CALL, TELL, MEMBER, SAVE, SET, PROBED = range(1, 7)  # PROBED: a call with a checksum of x after it
 # of a worker
 READ, GRAD, POST, ASK, MEAN, STEP, CHANGE, DECIDED, END = range(16, 25)
 NOTE = 32  # of either: plain data
@@ -39,7 +42,8 @@ NOTE = 32  # of either: plain data
 ROSE, REFUSED = 1, 2  # flags of a call: x has changed, a gradient was dropped
 
 _SHAPES = {
-    CALL: struct.Struct("<BBHBI"),  # kind, method, rank, flags, probe
+    CALL: struct.Struct("<BBHB"),  # kind, method, rank, flags
+    PROBED: struct.Struct("<BBHBI"),
     TELL: struct.Struct("<BBH"),
     MEMBER: struct.Struct("<BbH"),  # kind, what befell it, rank
     SAVE: struct.Struct("<BH"),
@@ -54,6 +58,13 @@ _SHAPES = {
 _TEXTS = frozenset({SET, CHANGE, DECIDED, NOTE})  # JSON, behind its length
 _TEXT = struct.Struct("<BH")
 _LENGTH, _SUM = struct.Struct("<H"), struct.Struct("<I")
+_AROUND = _LENGTH.size + _SUM.size
+
+
+@lru_cache(maxsize=1024)
+def _row_of(kinds: tuple[int, ...]) -> struct.Struct:
+    """All of a frame's records at once: packing them one by one costs more than a small gradient bears."""
+    return struct.Struct("<" + "".join(_SHAPES[kind].format.removeprefix("<") for kind in kinds))
 
 
 def place(directory: Path | str, launch: int) -> Path:
@@ -77,8 +88,8 @@ class Journal:
     """A log that is being written. Records gather until `flush` seals them.
 
     The file is mapped: a frame costs no call of the system, and what is written survives the death of the process. Room
-    is asked for ahead, in pieces, so that a full disk is an error here and not a signal later. A frame's length is
-    written last, and what lies behind a length of 0 does not count.
+    is asked for ahead, in pieces, so that a full disk is an error here and not a signal later. Zeros follow the last
+    frame; one that a death has cut through has no right sum, and nothing but zeros behind it.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
@@ -86,41 +97,40 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._room: mmap.mmap | bytearray = bytearray()
         self._size = self._at = self._sum = 0
-        self._end = _LENGTH.size  # of what was gathered
+        self._kinds: list[int] = []
+        self._values: list[Any] = []
         self._broken = False
         self._grow()
         self.note({"format": FORMAT, **header})
-        self.flush()
 
     def add(self, kind: int, *values: Any) -> None:
-        shape = _SHAPES[kind]
-        end = self._end
-        shape.pack_into(self._room, end, kind, *values)
-        self._end = end = end + shape.size
-        if end > self._at + LARGEST:
+        self._kinds.append(kind)
+        self._values.append(kind)
+        self._values.extend(values)
+        if len(self._kinds) >= GATHERED:
             self.flush()
 
     def text(self, kind: int, content: dict[str, Any]) -> None:
         self.flush()
         encoded = json.dumps(content).encode()
-        _TEXT.pack_into(self._room, self._end, kind, len(encoded))
-        self._end += _TEXT.size + len(encoded)
-        self._room[self._end - len(encoded) : self._end] = encoded
+        self._seal(_TEXT.pack(kind, len(encoded)) + encoded)
 
     def note(self, content: dict[str, Any]) -> None:
         self.text(NOTE, content)
 
     def flush(self) -> None:
         """Seal what was gathered: from here on it survives the death of this process."""
-        begun, end = self._at + _LENGTH.size, self._end
-        if end == begun:
-            return
-        self._sum = zlib.crc32(self._room[begun:end], self._sum)
-        _SUM.pack_into(self._room, end, self._sum)
-        _LENGTH.pack_into(self._room, self._at, end - begun)
-        self._at = at = end + _SUM.size
-        self._end = at + _LENGTH.size
-        if self._end + 2 * LARGEST > self._size:
+        if self._kinds:
+            records = _row_of(tuple(self._kinds)).pack(*self._values)
+            self._kinds.clear()
+            self._values.clear()
+            self._seal(records)
+
+    def _seal(self, records: bytes) -> None:
+        self._sum = zlib.crc32(records, self._sum)
+        at, self._at = self._at, self._at + len(records) + _AROUND
+        self._room[at : self._at] = _LENGTH.pack(len(records)) + records + _SUM.pack(self._sum)
+        if self._at + LARGEST > self._size:
             self._grow()
 
     def _grow(self) -> None:
@@ -135,7 +145,7 @@ class Journal:
                 self._broken, self._last = True, self._at
                 self._room = bytearray(PIECE)
                 print(f"the order log ends here: {error.strerror}", file=sys.stderr, flush=True)
-        self._size, self._at, self._end = PIECE, 0, _LENGTH.size  # nothing of this is kept
+        self._size, self._at = PIECE, 0  # nothing of this is kept
 
     def close(self) -> None:
         self.flush()
@@ -180,6 +190,9 @@ def read(path: Path) -> Log:
         block = content[end : end + size]
         running = zlib.crc32(block, running)
         if running != _SUM.unpack_from(content, end + size)[0]:
+            if not any(content[end + size + _SUM.size :]):
+                cut = True  # a death has cut through the last one
+                break
             raise DataError(f"the order log {path} is not what was written: its sum does not fit at byte {at:,}")
         records += _records(path, block)
         at = end + size + _SUM.size
@@ -205,7 +218,10 @@ def _records(path: Path, block: bytes) -> Iterator[Record]:
                 at += length
             else:
                 shape = _SHAPES[kind]
-                yield Record(kind, shape.unpack_from(block, at)[1:])
+                values = shape.unpack_from(block, at)[1:]
                 at += shape.size
+                if kind == CALL:
+                    values = (*values, None)
+                yield Record(CALL if kind == PROBED else kind, values)
         except (KeyError, ValueError, struct.error) as error:
             raise DataError(f"the order log {path} holds a record of an unknown kind ({kind})") from error

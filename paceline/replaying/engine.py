@@ -243,7 +243,7 @@ class Engine:
         elif record.kind == SET:
             self.desk.scheme = config.scheme_of(self.desk.scheme, record.values[0])
 
-    def _call(self, method: int, rank: int, flags: int, probe: int) -> None:
+    def _call(self, method: int, rank: int, flags: int, probe: int | None) -> None:
         desk = self.desk
         assert desk is not None
         player = self._caller(rank)
@@ -264,7 +264,7 @@ class Engine:
         now = (ROSE if desk.state.v != version else 0) | (REFUSED if desk.ledger.cells.refused != refused else 0)
         self.told.calls += 1
         self.watch(desk.state.v)
-        if now != flags or (self._strict and self._probe() != probe):
+        if now != flags or (self._strict and probe is not None and self._probe() != probe):
             self._differ(player, f"{name}() of worker:{rank} leaves another x than it did then")
         if not call.method.silent:
             player.give(answer.result, pending)

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.board import STOP, fence
 from paceline.desk import Desk
 from paceline.errors import RunError
-from paceline.journal import CALL, MEMBER, REFUSED, ROSE, Journal, probe_of
+from paceline.journal import CALL, MEMBER, PROBED, REFUSED, ROSE, SELDOM, Journal, probe_of
 from paceline.journal import TELL as TOLD
 from paceline.ops import Call
 from paceline.stage import Stage
@@ -38,6 +38,8 @@ class SharedDesk(Desk):
         self.journal: Journal | None = None
         self._probe = probe_of(state.x)
         self._refused, self._version = self.ledger.cells.cell("refused").numpy(), state.cell("v").numpy()
+        self._then = self._version.item(), self._refused.item()  # as the last call has left them
+        self._until_probe = SELDOM
         self.befalls = 0  # to a worker: what the server has seen last
         self._numbers = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
 
@@ -74,10 +76,16 @@ class SharedDesk(Desk):
         journal, version, refused = self.journal, self._version, self._refused
         if journal is None:
             return super()._perform(rank, call, ticket)
-        old, before = version.item(), refused.item()
         result = super()._perform(rank, call, ticket)
-        flags = (ROSE if version.item() != old else 0) | (REFUSED if refused.item() != before else 0)
-        journal.add(CALL, self._numbers[call.method.name], rank, flags, self._probe())
+        now = version.item(), refused.item()
+        flags = (ROSE if now[0] != self._then[0] else 0) | (REFUSED if now[1] != self._then[1] else 0)
+        self._then = now
+        self._until_probe -= 1
+        if self._until_probe:
+            journal.add(CALL, self._numbers[call.method.name], rank, flags)
+        else:
+            self._until_probe = SELDOM
+            journal.add(PROBED, self._numbers[call.method.name], rank, flags, self._probe())
         journal.flush()
         return result
 
@@ -102,6 +110,7 @@ class SharedDesk(Desk):
         if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
             self._stage.board.known[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
+        self._then = self._version.item(), self._refused.item()
         if self.journal is not None:
             self.journal.add(MEMBER, self.befalls, rank)
             self.journal.flush()

@@ -126,7 +126,7 @@ def test_the_first_step_that_differs(spoilt: Path, monkeypatch: pytest.MonkeyPat
     told = replay(spoilt)
     assert not told.match
     assert told.difference is not None
-    assert 50 <= told.difference.update <= 52
+    assert 50 <= told.difference.update <= 50 + journal.SELDOM  # by a loss, or by the next checksum
     assert told.hints == ["the versions, the threads and the kind of CPU are the same: the data or the code may differ"]
     monkeypatch.setattr(fingerprint, "versions", lambda threads, device: {"torch": "9.9", "threads": 8})
     assert any("torch was" in hint and "is 9.9" in hint for hint in replay(spoilt).hints)

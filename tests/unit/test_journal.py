@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from paceline import journal
 from paceline.errors import DataError
-from paceline.journal import CALL, CHANGE, END, GRAD, MEMBER, NOTE, READ, STEP, Journal, probe_of, read
+from paceline.journal import CALL, CHANGE, END, GRAD, MEMBER, NOTE, PROBED, READ, STEP, Journal, probe_of, read
 
 
 def written(path: Path, records: int = 20) -> Path:
@@ -31,7 +31,8 @@ def written(path: Path, records: int = 20) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     log = Journal(tmp_path / "a.log", {"role": "server", "life": 3})
-    log.add(CALL, 255, 65535, 3, 2**32 - 1)
+    log.add(PROBED, 255, 65535, 3, 2**32 - 1)
+    log.add(CALL, 1, 2, 3)
     log.add(MEMBER, -5, 7)
     log.text(CHANGE, {"lr": 0.1, "rule": "adam"})
     log.flush()
@@ -43,6 +44,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert told.header == {"format": journal.FORMAT, "role": "server", "life": 3}
     assert told.records == [
         (CALL, (255, 65535, 3, 2**32 - 1)),
+        (CALL, (1, 2, 3, None)),
         (MEMBER, (-5, 7)),
         (CHANGE, ({"lr": 0.1, "rule": "adam"},)),
         (GRAD, (float("inf"),)),
