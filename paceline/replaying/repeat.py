@@ -113,6 +113,8 @@ def _repeated(
         matched += outcome.matched
         if outcome.difference is not None or last or (until is not None and engine.updates >= until):
             break
+    if until is not None and outcome.difference is None and engine.updates < until:
+        raise UsageError(f"the record ends at update {engine.updates:,}; there is no update {until:,} in it")
     model = engine.model()
     result = directory.result() or {}
     if until is None and outcome.difference is None and engine.updates < result.get("updates", 0):

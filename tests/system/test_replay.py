@@ -101,6 +101,8 @@ def test_until_gives_the_state_of_that_update(calm: Path) -> None:
         assert saved is not None
         assert told.updates == step
         assert told.digest == digest(checkpoint.load(saved).tensors["model"])
+    with pytest.raises(UsageError, match=f"the record ends at update {STEPS}; there is no update {STEPS + 1} in it"):
+        replay(calm, until=STEPS + 1)
     assert replay(calm, until=0).digest == digest(checkpoint.load(calm / "checkpoints" / "0000000000").tensors["model"])
 
 
