@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline import config, role
+from paceline import config, fingerprint, role
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, UsageError
 from paceline.plan import Plan
@@ -19,6 +19,7 @@ from paceline.replaying.history import History
 from paceline.result import digest
 from paceline.scheme import Scheme
 from paceline.state import Vector
+from paceline.sums import data_of
 from paceline.task import Task
 
 
@@ -133,7 +134,7 @@ def _repeated(
         recorded_digest=recorded,
         checkpoints=matched,
         difference=outcome.difference,
-        hints=hints(launch) if outcome.difference is not None else [],
+        hints=hints(launch, directory, task) if outcome.difference is not None else [],
         cut=cut,
         metrics=task.evaluate(model, task.buffers() or None) if asked else {},
         vector=model,
@@ -168,10 +169,12 @@ def _checked(scheme: Scheme, what_if: Mapping[str, Any], workers: int) -> Mappin
     return what_if
 
 
-def hints(launch: History) -> list[str]:
+def hints(launch: History, directory: RunDirectory, task: Task) -> list[str]:
     """Why bits may differ: what is not now as it was then."""
-    from paceline.fingerprint import versions
-
-    then, now = launch.about["versions"], versions(launch.plan.threads, launch.plan.device)
+    then, now = launch.about["versions"], fingerprint.versions(launch.plan.threads, launch.plan.device)
     found = [f"{name} was {then[name]}, is {now.get(name)}" for name in then if then[name] != now.get(name)]
-    return found or ["the versions, the threads and the kind of CPU are the same: the data or the code may differ"]
+    data, _ = data_of(task, task.start(launch.plan.seed))
+    noted = fingerprint.read(directory.path)
+    if noted and data is not None and noted[-1].fingerprint.data not in (None, data):
+        found.append("the data are others than those of the run")
+    return found or ["the versions, the threads, the kind of CPU and the data are the same: the code may differ"]

@@ -15,12 +15,13 @@ import torch
 from processes import Story, finished, run
 from test_kills_servers import FrailAsync, FrailSync, shoot
 
-from paceline import Batch, Hook, checkpoint, find, fingerprint, journal, load, replay
+from paceline import Batch, Hook, checkpoint, config, find, fingerprint, journal, load, replay
 from paceline.errors import DataError, UsageError
 from paceline.hook import Session
 from paceline.journal import place
 from paceline.result import digest
 from paceline.schemes.async_ import AsyncSGD
+from paceline.torch_task import Samples, TorchTask
 
 STEPS = 160
 NO_ORDER = {"hogwild"}
@@ -129,9 +130,21 @@ def test_the_first_step_that_differs(spoilt: Path, monkeypatch: pytest.MonkeyPat
     assert not told.match
     assert told.difference is not None
     assert 50 <= told.difference.update <= 50 + journal.SELDOM  # by a loss, or by the next checksum
-    assert told.hints == ["the versions, the threads and the kind of CPU are the same: the data or the code may differ"]
+    assert told.hints == ["the versions, the threads, the kind of CPU and the data are the same: the code may differ"]
     monkeypatch.setattr(fingerprint, "versions", lambda threads, device: {"torch": "9.9", "threads": 8})
     assert any("torch was" in hint and "is 9.9" in hint for hint in replay(spoilt).hints)
+
+
+def test_other_data(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = config.task_of("digits-mlp", {})
+    assert isinstance(task, TorchTask)
+    assert task.train.tensors is not None
+    images, labels = task.train.tensors
+    task.train = Samples((images.flip(0), labels.flip(0)), "train")
+    monkeypatch.setattr(find, "task", lambda _: task)
+    told = replay(calm)
+    assert not told.match
+    assert told.hints == ["the data are others than those of the run"]
 
 
 class TestLogsThatAreNotWhole:

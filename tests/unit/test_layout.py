@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "verification": "checkpoint config directory errors fingerprint plan result scheme sums task trained",
     "difference": "checkpoint directory errors fingerprint replaying.* result state",
     "replaying.*": "checkpoint config desk directory drive durable errors feed fingerprint journal ops plan "
-    "replaying.* result role scheme state task torch_task transports.lane worker",
+    "replaying.* result role scheme state sums task torch_task transports.lane worker",
     "recording": "checkpoint config durable hook journal plan stage",
     "cli_replay": "config directory durable errors replaying.*",
     "trained": "checkpoint config directory errors state task torch_task",
