@@ -54,7 +54,6 @@ class Launcher(Recovery):
         self.directory = RunDirectory.open(plan.directory)
         self._selector = selectors.DefaultSelector()
         self._interrupts = 0
-        self._told = False  # people of the first of them
         self._deadline = float("inf")  # when those that do not end are ended
         self._over = self._halted = False
         self.metrics: dict[str, float] = {}  # of the last evaluation
@@ -73,9 +72,7 @@ class Launcher(Recovery):
             while not all(child.done for child in self.children):
                 self._selector.select(LOOK)
                 _drain(woken)
-                if self._interrupts and not self._told:
-                    self._told = True
-                    self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
+                self._heed()
                 self._listen()
                 self._reap()
                 self._limits()
@@ -120,11 +117,15 @@ class Launcher(Recovery):
         self.bells.ring_all()
 
     def _signalled(self, number: int, _: object) -> None:
-        self._interrupts += 1
-        self.outcome.interrupted = True
-        if self._interrupts == 1:
-            self.stop("interrupted")  # people hear of it in the loop: this may have come in the middle of a message
-        else:
+        self._interrupts += 1  # no more than that: it may have come in the middle of anything
+
+    def _heed(self) -> None:
+        """Do what a signal has asked for."""
+        if self._interrupts and not self.outcome.interrupted:
+            self.outcome.interrupted = True
+            self.stop("interrupted")
+            self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
+        if self._interrupts > 1:
             self._deadline = 0.0
 
     def _start(self, child: Child) -> None:

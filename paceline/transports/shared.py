@@ -212,8 +212,8 @@ class Link:
         board, state = self._board, self._state
         mark, performed = board.mark, board.performed
         for _ in range(READS):
-            before = mark.tolist()
-            if any(one % 2 for one in before) or (len(before) > 1 and len(set(performed.tolist())) > 1):
+            before, position = mark.tolist(), performed.tolist()
+            if any(one % 2 for one in before) or (len(before) > 1 and len(set(position)) > 1):
                 time.sleep(0)  # let the server run: it may share this core
                 continue
             if method.when is not None and not method.when(self.stage.scheme, state, *args):
@@ -224,7 +224,7 @@ class Link:
             fence()
             if mark.tolist() == before:
                 if self.journal is not None:
-                    self.journal.add(READ, self._methods[method.name], performed[0])
+                    self.journal.add(READ, self._methods[method.name], position[0])
                 if _gives(result, self._x):
                     self._held[self.stage.scheme.holder(self.rank)] = version
                 return True, own
