@@ -39,7 +39,6 @@ class Told:
 
     difference: Difference | None = None
     gradients: int = 0
-    calls: int = 0
     matched: list[int] = field(default_factory=list)  # the checkpoints whose model has the same bits
     cut: bool = False
 
@@ -93,12 +92,11 @@ class Engine:
             self._players.append(player)
         self.generation = self.position = 0
         self._centre: State | None = None
-        self.reached: Vector | None = None  # the model at `until`
 
     def _desk(self, state: State) -> Desk:
         desk = Desk(self.scheme, state, self.workers)
         x = state.x
-        self._probe = probe_of(x[: x.numel() * 1 // self.servers])  # the lead server has seen its own part only
+        self._probe = probe_of(x[: x.numel() // self.servers])  # the lead server has seen its own part only
         return desk
 
     def _restore(self, saved: Any) -> None:
@@ -118,8 +116,6 @@ class Engine:
 
     def model(self) -> Vector:
         """What the centre holds now."""
-        if self.reached is not None:
-            return self.reached
         if self.desk is not None:
             return self.desk.scheme.model(self.desk.state).clone()
         assert self._centre is not None, "no worker has made a step"
@@ -262,7 +258,6 @@ class Engine:
         own: Call[Any] = Call(call.method, tuple(a.cpu() if isinstance(a, Tensor) else a for a in call.args))
         answer = desk.perform(rank, own)
         now = (ROSE if desk.state.v != version else 0) | (REFUSED if desk.ledger.cells.refused != refused else 0)
-        self.told.calls += 1
         self.watch(desk.state.v)
         if now != flags or (self._strict and probe is not None and self._probe() != probe):
             self._differ(player, f"{name}() of worker:{rank} leaves another x than it did then")

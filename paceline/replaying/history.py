@@ -12,6 +12,7 @@ from paceline.checkpoint import Checkpoint, load
 from paceline.errors import DataError
 from paceline.journal import ABOUT, DECIDED, NOTE, START, Log, Record
 from paceline.plan import Plan
+from paceline.transports.lane import JOINED
 
 
 def launches(directory: Path) -> list[Path]:
@@ -100,7 +101,7 @@ def _row(record: Record) -> str:
         case journal.TELL:
             return f"worker:{record.values[1]} told to look"
         case journal.MEMBER:
-            return f"worker:{record.values[1]} {'came' if record.values[0] == -4 else 'went'}"
+            return f"worker:{record.values[1]} {'came' if record.values[0] == JOINED else 'went'}"
         case journal.SAVE:
             return "saved"
         case _:
