@@ -11,12 +11,13 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from paceline.memory import WORD, Segment, anonymous
 
 LONG = 400_000  # ns of looking before sleeping
+SOON = 50  # ms between two looks of who is restless
 LANES = 4  # calls that one worker may have under way
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
@@ -84,6 +85,10 @@ class Board:
         "finished",
         "row_valid",
         "heard",  # the last sign of life in a step, ns
+        "node",  # where its process is
+        "life",  # how often it has come, as a member of groups of torch.distributed,
+        "lost",  # and up to which of these lives it is dead
+        "called",  # how often it has put something down in the store for the others
     )
     SERVER: ClassVar = (
         "server_pid",
@@ -91,8 +96,13 @@ class Board:
         "mark",  # odd inside a call
         "performed",
         "server_generation",
+        "server_node",  # where its process is,
+        "server_high",  # and where workers of other nodes reach it: an IPv6 address in two words,
+        "server_low",
+        "server_port",  # and a port, 0 as long as nobody listens
     )
     REALS: ClassVar = ("loss",)  # per worker, floating
+    TIMES: ClassVar = ("began", "first_step", "stopped", "heard")  # by the clock of the node that they are read on
 
     def __init__(self, descriptor: int, workers: int, servers: int) -> None:
         self.descriptor, self.workers, self.servers = descriptor, workers, servers
@@ -101,20 +111,28 @@ class Board:
         self._segment = Segment(descriptor, self.size(workers, servers))
         self._at = 0
         self.run = self._words(len(self.RUN))
+        clocks = [_RUN[name] for name in self.TIMES if name in _RUN]
+        self._starts: dict[str, int] = {}
         for name in self.WORKER:
+            self._starts[name] = self._at
             setattr(self, name, self._words(workers))
+            if name in self.TIMES:
+                clocks += range(self._at - workers, self._at)
+        self.clocks = tuple(clocks)  # which words are times
         for name in self.SERVER:
             setattr(self, name, self._words(max(servers, 1)))
         for name in self.REALS:
             setattr(self, name, self._reals(workers))
         # of a worker's last two means: one may be at the next while another still reads the last
         self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
+        self.joint = [self._words(workers) for _ in range(workers)]
+        self.evaluator_words = self._words(4)
+        self.common = self._at  # words before this are the same on every node; those after it are a node's own
         self.sleeping = self._words(self.roles)
         self.posted = self._words(workers * LANES)
         self.answered = [self._words(workers * LANES) for _ in range(max(servers, 1))]
-        self.joint = [self._words(workers) for _ in range(workers)]
         self.ring = self._words(RING)
-        self.evaluator_words = self._words(4)
+        self.ring_numbers = self._words(RING)  # which call of a lane it is
 
     alive: memoryview
     pid: memoryview
@@ -145,13 +163,21 @@ class Board:
     mark: memoryview
     performed: memoryview
     server_generation: memoryview
+    node: memoryview
+    life: memoryview
+    lost: memoryview
+    called: memoryview
+    server_node: memoryview
+    server_high: memoryview
+    server_low: memoryview
+    server_port: memoryview
     loss: memoryview[float]
 
     @classmethod
     def size(cls, workers: int, servers: int) -> int:
         crew = max(servers, 1)
         words = len(cls.RUN) + workers * (len(cls.WORKER) + len(cls.REALS)) + crew * len(cls.SERVER)
-        words += 4 * workers + workers + servers + 2 + workers * LANES * (1 + crew) + workers * workers + RING + 4
+        words += 4 * workers + workers + servers + 2 + workers * LANES * (1 + crew) + workers * workers + 2 * RING + 4
         return words * WORD
 
     @classmethod
@@ -174,6 +200,15 @@ class Board:
     def put(self, name: str, value: int) -> None:
         self.run[_RUN[name]] = value
 
+    @property
+    def words(self) -> memoryview:
+        """All of them."""
+        return self._segment.words
+
+    def number(self, name: str, rank: int) -> int:
+        """Which of all words a worker's word is."""
+        return self._starts[name] + rank
+
     def lane(self, rank: int, number: int) -> int:
         return rank * LANES + number
 
@@ -194,7 +229,10 @@ class Bells:
         enough = len(os.sched_getaffinity(0)) >= board.workers + board.servers
         self.spin = LONG if enough else 0
         self._poll = select.poll()
-        self._poll.register(descriptors[2 * me], select.POLLIN)
+        self._own = descriptors[2 * me]
+        self._poll.register(self._own, select.POLLIN)
+        self._sources: dict[int, Callable[[], None]] = {}  # what else may bring news, and who takes it in
+        self.restless: Callable[[], bool] | None = None  # done now and then while waiting; True: again soon
 
     @staticmethod
     def create(roles: int) -> list[int]:
@@ -223,21 +261,52 @@ class Bells:
         until = time.perf_counter_ns() + self.spin if self.spin else 0
         while until > time.perf_counter_ns():
             os.sched_yield()  # whoever else wants this core is let on it
+            if self._sources:
+                self._take_in(self._poll.poll(0))
             if ready():
                 return True
         sleeping, me = self.board.sleeping, self.me
-        timeout = None if seconds is None else max(1, int(seconds * 1000))
+        deadline = None if seconds is None else time.perf_counter() + seconds
         try:
             while True:
                 sleeping[me] = 1
                 fence()
                 if ready():
                     return True
-                if not self._poll.poll(timeout):
-                    return ready()
-                self.quiet()
+                left = None if deadline is None else int((deadline - time.perf_counter()) * 1000) + 1
+                if left is not None and left <= 0:
+                    return False
+                if self.restless is not None and self.restless():
+                    left = SOON if left is None else min(left, SOON)
+                self._take_in(self._poll.poll(left))
         finally:
             sleeping[me] = 0
+
+    def attend(self, descriptor: int, take_in: Callable[[], None], events: int = select.POLLIN) -> None:
+        """While this role waits, have something done whenever a connection brings news."""
+        self._sources[descriptor] = take_in
+        self._poll.register(descriptor, events)
+
+    def modify(self, descriptor: int, events: int) -> None:
+        """Wait for other events of a connection."""
+        if descriptor in self._sources:
+            self._poll.modify(descriptor, events)
+
+    def ignore(self, descriptor: int) -> None:
+        if self._sources.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def look(self) -> None:
+        """Take in what has come, without waiting."""
+        if self._sources:
+            self._take_in(self._poll.poll(0))
+
+    def _take_in(self, news: Iterable[tuple[int, int]]) -> None:
+        for descriptor, _ in news:
+            if descriptor == self._own:
+                self.quiet()
+            elif (take_in := self._sources.get(descriptor)) is not None:
+                take_in()
 
     def quiet(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from paceline import config
+from paceline import cli_far, config
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.launchers import program
+from paceline.launchers.local import Launcher
 from paceline.plan import Plan
 from paceline.report import tables
 from paceline.report.live import Display
@@ -48,6 +49,10 @@ QuorumOption = Annotated[str | None, typer.Option(help="When a worker dies, a ba
 Patience = Annotated[float | None, typer.Option(help="Seconds that any waiting may take. Default: 30.")]
 Restarts = Annotated[int | None, typer.Option(help="Of a role in a row without progress. Default: 3.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda (one GPU per worker) or cuda:K.")]
+CollectiveOption = Annotated[
+    str | None,
+    typer.Option("--collective", help="For means: shared (memory), gloo or nccl. Default: shared."),
+]
 Threads = Annotated[int | None, typer.Option(help="Of torch, per process. Default: 1.")]
 Place = Annotated[str | None, typer.Option("--dir", help="The run directory. Default: a new one under runs/.")]
 Resume = Annotated[str | None, typer.Option(help="Go on with this run directory from its newest checkpoint.")]
@@ -88,6 +93,7 @@ def train_command(
         str | None, typer.Option(help="fork: roles begin at once; exec: each in a fresh interpreter.")
     ] = None,
     device: Device = None,
+    collective: CollectiveOption = None,
     threads: Threads = None,
     feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
     shuffle: Annotated[
@@ -114,10 +120,26 @@ def train_command(
         bool | None, typer.Option("--summaries/--no-summaries", help="For TensorBoard. Default: yes.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="A directory with data sets (or set PACELINE_DATA).")] = None,
+    on: cli_far.On = None,
+    dry_run: cli_far.DryRun = False,
+    engine: cli_far.EngineOptions = None,
+    by: cli_far.By = None,
+    worker_hosts: cli_far.WorkerHosts = "",
+    ps_hosts: cli_far.PsHosts = "",
+    chief_hosts: cli_far.ChiefHosts = "",
+    evaluator_hosts: Annotated[str, typer.Option(help="Of the evaluator, which needs no address.")] = "",
+    job_name: cli_far.JobName = None,
+    task_index: cli_far.TaskIndex = None,
+    cluster: cli_far.ClusterFile = None,
+    interface: cli_far.InterfaceOption = None,
+    no_ib: cli_far.NoIb = False,
+    address_rule: cli_far.AddressRule = None,
+    join: cli_far.Join = None,
+    tls: cli_far.Tls = None,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Train for real: one process per role on this machine, parameters in shared memory."""
+    """Train for real: one process per role, on this machine, as one task of a cluster, or handed to an engine."""
     if data is not None:
         os.environ["PACELINE_DATA"] = data
     if resume is not None and task is not None and "=" in task:  # the task is known: this is the first of the words
@@ -139,6 +161,7 @@ def train_command(
         "summaries": summaries,
         "record": record,
         "device": device,
+        "collective": collective,
         "threads": threads,
         "feed": feed,
         "shuffle": shuffle,
@@ -155,6 +178,21 @@ def train_command(
         "task_options": task_options or None,
     }
     settings = {name: value for name, value in given.items() if value is not None}
+    network = cli_far.Network(interface, not no_ib, cli_far.JOIN if join is None else join, tls)
+    seat = None
+    if on is None:
+        lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
+        seat = cli_far.engaged(
+            lambda: cli_far.described(lists, job_name, task_index, cluster), by, servers, address_rule, directory
+        )
+        if dry_run or engine:
+            raise UsageError("--dry-run and --engine go with --on ENGINE")
+    if seat is not None and not seat.chief:
+        raise typer.Exit(cli_far.take_part(seat, network, directory, complain))
+    if seat is not None:
+        settings = cli_far.counted(seat, settings, config.scheme_of(scheme or "sync", hyper))
+        if directory is not None and (Path(directory) / "plan.json").exists():
+            resume, directory, task, scheme = directory, None, None, None  # an engine has started it again
     if resume is not None:
         if directory is not None:
             raise UsageError("--resume names the run directory itself; leave --dir away")
@@ -168,9 +206,19 @@ def train_command(
         name = f"{task}-{scheme or 'sync'}"
         plan, chosen, _ = planned(task, scheme or "sync", hooks=hook or [], hyper=hyper, **settings)
         objects = {"ready": ready_task(plan, {})}  # before anything is made: its name may be wrong, its data missing
-        place = RunDirectory.create(directory, folder_name(name))
+        if dry_run:
+            directory = str(Path(directory or f"runs/{folder_name(name)}").absolute())
+            submitted = dataclasses.replace(plan, directory=directory, title=name)
+            raise typer.Exit(cli_far.submit(on or "", submitted, chosen, engine or [], by, True, complain))
+        place = RunDirectory.create(directory, folder_name(name), prepared=seat is not None)
         plan = dataclasses.replace(plan, title=name)
-    conduct(place, plan, chosen, objects, as_json=as_json, plain=plain)
+    if on is not None:
+        submitted = dataclasses.replace(plan, directory=str(place.path.absolute()))
+        raise typer.Exit(cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain))
+    launcher = None
+    if seat is not None:
+        launcher = cli_far.hub_of(seat, network, str(place.path), {"chief"}, complain)
+    conduct(place, plan, chosen, objects, as_json=as_json, plain=plain, launcher=launcher)
 
 
 def run_command(
@@ -287,8 +335,20 @@ def _still_exact(place: RunDirectory, before: Plan, settings: dict[str, Any]) ->
     return settings | {"processes": workers, "workers": before.workers}
 
 
+def complain(text: str) -> None:
+    """A line for people, whoever reads the results."""
+    messages.print(escape(text), soft_wrap=True)
+
+
 def conduct(
-    place: RunDirectory, plan: Plan, scheme: Scheme, objects: dict[str, Any], *, as_json: bool, plain: bool
+    place: RunDirectory,
+    plan: Plan,
+    scheme: Scheme,
+    objects: dict[str, Any],
+    *,
+    as_json: bool,
+    plain: bool,
+    launcher: Callable[..., Launcher] | None = None,
 ) -> None:
     """Be the launcher, show what happens, and say how it ended."""
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
@@ -298,7 +358,7 @@ def conduct(
             def tell(kind: str, text: str) -> None:
                 (display.say if kind == "say" else display.warn)(text)
 
-            result = execute(plan, scheme, objects, tell=tell, watch=display.update)
+            result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launcher or Launcher)
     except KeyboardInterrupt:
         path = escape(str(place.path))
         again = f"train --resume {path}"

@@ -58,10 +58,14 @@ class RunDirectory:
         return datetime.fromtimestamp(_age(self.path)[0], UTC)
 
     @classmethod
-    def create(cls, path: str | Path | None, name: str, root: Path = RUNS) -> RunDirectory:
-        """The given directory, which must be new or empty, or else the next free `root/NAME-NUMBER`."""
+    def create(cls, path: str | Path | None, name: str, root: Path = RUNS, *, prepared: bool = False) -> RunDirectory:
+        """The given directory, which must be new or empty, or else the next free `root/NAME-NUMBER`.
+        `prepared`: a launcher may have put something there for the run that is to begin."""
         try:
-            run = cls(_numbered(root, name) if path is None else _unused(Path(path)))
+            if path is not None and prepared and Path(path).is_dir() and not (Path(path) / "plan.json").exists():
+                run = cls(Path(path))
+            else:
+                run = cls(_numbered(root, name) if path is None else _unused(Path(path)))
             for folder in (run.checkpoints, run.logs, run.summaries):
                 folder.mkdir(exist_ok=True)
         except OSError as error:

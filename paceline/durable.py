@@ -55,6 +55,15 @@ def put(folder: Path, name: str) -> Path:
     return place
 
 
+def write_private(path: Path, text: str) -> None:
+    """A small text that only this user may read."""
+    aside = path.with_name(f"{_ASIDE}{uuid4().hex}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    aside.rename(path)
+
+
 def discard(path: Path) -> None:
     """Delete a folder; to others it is gone at once, not file by file."""
     aside = path.with_name(f"{_ASIDE}{uuid4().hex}")

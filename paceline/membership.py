@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline import recording, snapshots
 from paceline.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING
+from paceline.collectives.distributed import DistributedMeans
 from paceline.collectives.shared import SharedMeans
 from paceline.drive import Driver
 from paceline.hook import Hook
@@ -31,7 +32,7 @@ class Membership(View):
     returns: int
     _counted: tuple[int, int]
     _state: State
-    _means: SharedMeans
+    _means: SharedMeans | DistributedMeans
     _begun: list[Hook]
     _started: list[tuple[Pending[Any], Any]]
     _wanted: Pending[Any] | None
@@ -49,16 +50,20 @@ class Membership(View):
             def nobody() -> bool:
                 return not any(board.alive[other] for other in others)
 
-            while not board.grant[rank] and not nobody():
+            means = self._means
+            while (donor := means.invited()) is None and not nobody():
                 stage.bells.wait(
-                    lambda: bool(board.grant[rank] or nobody() or board.run[STOP] or self._rolled_back()), 0.5
+                    lambda: bool(
+                        board.grant[rank] or means.rung() or nobody() or board.run[STOP] or self._rolled_back()
+                    ),
+                    0.5,
                 )
                 if board.run[STOP]:
                     board.joining[rank] = 0
                     if not self.chief:
                         raise Stopped
                     stage.bells.wait(lambda: all(board.gone[other] for other in others))
-            self._take_over(board.grant[rank] - 1 if board.grant[rank] else None)
+            self._take_over(donor)
             self._record_cells()
             board.joining[rank] = board.grant[rank] = 0
         else:
@@ -66,6 +71,12 @@ class Membership(View):
         board.busy[rank] += board.busy[rank] % 2
         board.alive[rank] = 1
         stage.bells.ring_all()
+
+    def _step_aside(self) -> None:
+        """Not be counted for a while."""
+        self.board.alive[self.rank] = 0
+        self._means.step_aside()
+        self.stage.bells.ring_all()
 
     def _wait_until_missed(self) -> None:
         """The servers must have seen that this worker was gone: until then a call of its predecessor may be under way,
@@ -138,9 +149,13 @@ class Membership(View):
                 stage.bells.wait(self._servers_are_back)
             if board.run[STOP]:
                 raise Stopped
+            if self._link is not None and not self._rolled_back():
+                self._link.go_back(generation)
         snapshots.restore_worker(stage, self.rank, saved)
         self.worker.rng.set_state(stage.tensor(f"rng.{self.rank}"))
         self._refresh()
+        if self._link is not None and not stage.near(0):
+            stage.save_overrides(saved.numbers["overrides"])  # as the first server does on its own node
         stage.load_overrides()
         self._driver = Driver(stage.scheme, self.worker)
         self.returns += 1
@@ -212,6 +227,7 @@ class Membership(View):
             if self._rolled_back():
                 self._generation = link.generation = board.get("generation")
                 stage.bells.wait(lambda: all(one == self._generation for one in board.server_generation))
+                link.go_back(self._generation)
                 saved = snapshots.find(stage, board.get("restore"))
                 for rank in range(board.workers):  # the others have gone: their parts go back with the servers'
                     snapshots.restore_worker(stage, rank, saved)

@@ -25,7 +25,7 @@ from paceline.plan import Plan
 from paceline.scheme import Scheme
 from paceline.server import Server
 from paceline.session import RealSession
-from paceline.stage import UNDECIDED, Stage
+from paceline.stage import ALONE, UNDECIDED, Node, Stage
 from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
 
@@ -57,6 +57,7 @@ class Props:
     bells: list[int]
     state: int  # the descriptor of the memory for the state
     objects: dict[str, Any] = field(default_factory=dict)  # task, scheme, hooks that have no name
+    node: Node = ALONE
 
 
 def crew(plan: Plan, scheme: Scheme) -> list[Part]:
@@ -79,6 +80,11 @@ def ranks(part: Part, plan: Plan) -> range:
 def servers_of(plan: Plan, scheme: Scheme) -> int:
     """How many servers are started. A script may yet choose a scheme that needs them; they go if it does not."""
     return plan.servers if scheme.methods or scheme is UNDECIDED else 0
+
+
+def places(part: Part, plan: Plan) -> list[int]:
+    """The numbers of all bells of a process: a worker's, or those of all workers that live in it."""
+    return list(ranks(part, plan)) or [place(part, plan)]
 
 
 def place(part: Part, plan: Plan) -> int:
@@ -130,7 +136,7 @@ def main(part: Part, props: Props, control: Control) -> int:
     torch.set_num_threads(plan.threads)
     try:
         bells = Bells(board, props.bells, place(part, plan))
-        stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
+        stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
         crowded = len(os.sched_getaffinity(0)) < plan.hosts + board.servers
         if crowded:
             (cores.serve if part.kind == "server" else cores.compute)()
@@ -208,6 +214,7 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
             board.known[rank] = present
         stage.save_overrides(saved.numbers["overrides"])
         board.put("checkpoint", saved.step)
+        snapshots.keep_all(stage)  # other nodes get their parts from there
         control.send({"say": f"going on from the checkpoint of update {saved.step:,}"})
     else:
         snapshots.keep_all(stage)
@@ -249,7 +256,7 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> bool:
         torch.set_num_threads(plan.threads)
         bells = Bells(board, props.bells, rank)
         bells.spin = 0  # whoever looks on keeps the others of this process from computing
-        own = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state)
+        own = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
         own.open()
         objects = props.objects | {"hooks": copy.deepcopy(props.objects.get("hooks", []))}  # each worker has its own
         hooks = hooks_of(plan, objects, "worker" if rank else "chief")

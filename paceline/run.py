@@ -101,6 +101,15 @@ def check(plan: Plan, scheme: Scheme) -> None:
                 raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
     if plan.quorum not in ("shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
+    if plan.collective not in ("shared", "gloo", "nccl"):
+        raise UsageError(f"collective must be shared, gloo or nccl, not {plan.collective!r}")
+    if plan.collective == "nccl" and not plan.device.startswith("cuda"):
+        raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")
+    if plan.collective == "nccl" and plan.hosts < plan.workers:
+        raise UsageError(
+            f"nccl needs a GPU and a process for each of the {plan.workers} workers, here are {plan.hosts} processes; "
+            "use --collective gloo"
+        )
     if plan.start not in ("fork", "exec"):
         raise UsageError(f"start must be fork or exec, not {plan.start!r}")
     if scheme.methods:
@@ -125,7 +134,13 @@ def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
 
 
 def execute(
-    plan: Plan, scheme: Scheme, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]
+    plan: Plan,
+    scheme: Scheme,
+    objects: dict[str, Any],
+    *,
+    tell: Tell,
+    watch: Callable[[Status], None],
+    launcher: Callable[..., Launcher] = Launcher,
 ) -> Result:
     """Run a plan in this process as the launcher; the run directory exists and is ours."""
     directory = RunDirectory.open(plan.directory)
@@ -145,10 +160,10 @@ def execute(
         recording.prepare(plan, launched.versions, first, objects)
         (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
         watcher = Watcher()
-        launcher = Launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
-        launcher.board.put("began", began)
-        outcome = launcher.run()
-        result = result_of(launcher.plan, launcher.scheme, outcome, before, first)
+        mine = launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
+        mine.board.put("began", began)
+        outcome = mine.run()
+        result = result_of(mine.plan, mine.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):
             last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)
             result.history.append(last)

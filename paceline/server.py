@@ -7,7 +7,9 @@ from paceline.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPP
 from paceline.journal import Journal
 from paceline.ops import Call
 from paceline.stage import Stage
-from paceline.transports.lane import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, TELL, Lane, received
+from paceline.transports.door import Door, Following, tear
+from paceline.transports.lane import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, received
+from paceline.transports.pieces import of_tensors
 from paceline.transports.shared_desk import SharedDesk
 from paceline.wire import encode
 
@@ -30,11 +32,13 @@ class Server:
         self._bounds = stage.bounds(shard)
         self._goal = stage.board.get("goal")
         self._exact = stage.plan.exact
+        self._door = Door(stage, shard, self._lanes) if stage.node.secret is not None else None
+        self._following = Following(stage, shard) if shard and not stage.near(0) else None
         self._enter(stage.board.get("generation"))
 
     def _enter(self, generation: int) -> None:
         self._generation = generation
-        self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal)
+        self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal, door=self._door)
         self._taken = [0] * len(self._posted)  # calls that wait at the desk
         self.desk.journal = self.journal
 
@@ -49,12 +53,17 @@ class Server:
                 self._return()
             moved = self._lead_on() if self._lead else self._follow()
             self.desk.wake()
+            bells.look()
             if moved:
                 continue
             if all(board.gone) or board.get("over"):
                 break
             board.server_state[self.shard] = WAITING
             bells.wait(self._wanted)
+        if self._door is not None:
+            self._door.close()
+        if self._following is not None:
+            self._following.close()
         board.server_state[self.shard] = DONE
         if self.journal is not None:
             self.journal.close()
@@ -65,7 +74,7 @@ class Server:
         if board.run[GENERATION] != self._generation or all(board.gone):
             return True
         if not self._lead:
-            return bool(board.performed[self.shard] < board.get("ordered"))
+            return self._next() is not None
         if self._alive.tobytes() != self._known.tobytes():
             return True
         return any(self._due(index) for index in self._new())
@@ -150,15 +159,23 @@ class Server:
     def _special(self, lane: Lane, kind: int, args: tuple[object, ...]) -> None:
         board = self.board
         board.mark[self.shard] += 1
+        lane.pieces, lane.data = [], None
         if kind == SAVE:
             snapshots.keep_shard(self.stage, self.shard)
+            lane.pieces = of_tensors(self.stage.segment, snapshots.shard_part(self.stage, self.shard, snapshots.KEEP))
+        elif kind == SHOW:
+            part = snapshots.shard_part(self.stage, self.shard)
+            lane.pieces = of_tensors(self.stage.segment, part)
+            memory = memoryview(self.stage.segment.memory)  # copied: it may change before it has gone
+            lane.data = [memoryview(bytes(memory[at : at + size])) for at, size in lane.pieces]
         elif kind == SET:
             hyper = dict(zip(args[::2], args[1::2], strict=True))
             if self._lead:
                 self.stage.save_overrides(self.stage.load_overrides() | hyper)  # type: ignore[arg-type]
+                lane.pieces = of_tensors(self.stage.segment, [self.stage.tensor("overrides")])
             self.stage.scheme = self.desk.scheme = config.scheme_of(self.stage.scheme, hyper)  # type: ignore[arg-type]
         if self.journal is not None:
-            if kind == SAVE:
+            if kind in (SAVE, SHOW):  # either way somebody has had the state as it is now
                 self.journal.add(journal.SAVE, lane.rank)
             else:
                 self.journal.text(journal.SET, dict(zip(args[::2], args[1::2], strict=True)))  # type: ignore[arg-type]
@@ -186,9 +203,8 @@ class Server:
     def _follow(self) -> bool:
         """Perform what the lead has put in order."""
         board, moved = self.board, False
-        while board.performed[self.shard] < board.get("ordered"):
+        while (entry := self._next()) is not None:
             moved = True
-            entry = board.ring[board.performed[self.shard] % len(board.ring)]
             if entry < 0:
                 rank, kind = divmod(-entry, 10)
                 self._member(rank, -kind)
@@ -202,6 +218,23 @@ class Server:
             if board.run[GENERATION] != self._generation:
                 break
         return moved
+
+    def _next(self) -> int | None:
+        """What the lead has put in order next, if it is here: a call of another node may still be on its way."""
+        board = self.board
+        ordered = board.get("ordered") if self._following is None else self._following.ordered
+        performed = board.performed[self.shard]
+        if performed >= ordered:
+            return None
+        at = performed % len(board.ring)
+        entry: int = board.ring[at]
+        if entry >= 0 and self._posted[entry] != board.ring_numbers[at]:
+            lane = self._lanes[entry]
+            current = board.ring_numbers[at] // GENERATIONS == board.run[GENERATION] == self._generation
+            if not self._alive[lane.rank] and current:
+                tear(self.stage, self.shard, f"worker:{lane.rank} is gone, and a call of it reached only some servers")
+            return None
+        return entry
 
     def _led_back(self, generation: int) -> bool:
         """Whether the lead is there, or will not come."""
@@ -221,6 +254,8 @@ class Server:
         snapshots.restore_shard(self.stage, self.shard, saved)
         self._answered[:] = self._posted
         board.performed[self.shard] = 0
+        if self._following is not None:
+            self._following.go_back(generation)
         board.mark[self.shard] += board.mark[self.shard] % 2
         if self._lead:
             board.put("ordered", 0)

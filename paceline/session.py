@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline import recording
 from paceline.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.collectives.distributed import DistributedMeans
 from paceline.collectives.shared import SharedMeans
 from paceline.control import Control
 from paceline.desk import explain
@@ -62,7 +63,8 @@ class RealSession(Saving):
         self.buffers = stage.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
         self._driver = Driver(stage.scheme, self.worker)
-        self._means = SharedMeans(stage, rank, self._wait_for)
+        shared = stage.plan.collective == "shared"
+        self._means = (SharedMeans if shared else DistributedMeans)(stage, rank, self._wait_for)
         self._means.generation = self._generation
         self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
         if self._link is not None:
@@ -234,7 +236,7 @@ class RealSession(Saving):
         pending: Pending[Any] = Pending(op)
         match op:
             case Call() if self._link is not None and op.method.atomic:
-                self._started.append((pending, self._link.post(op)))
+                self._started.append((pending, self._link.post(op, ahead=True)))
             case Mean():
                 self._started.append((pending, self._means.arrive(op, first=self._first_mean())))
             case Sleep(seconds):
@@ -285,7 +287,7 @@ class RealSession(Saving):
             self._bring_to_rest()
         goal = board.get("goal")
         if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
-            self.stage.bells.wait(lambda: self.stage.updates >= goal or self._interrupted())
+            self._means.wait(lambda: self.stage.updates >= goal or self._interrupted())
             if self._rolled_back():  # and what was the last update is not made yet
                 raise RolledBack
         counts_itself = link is None or self.stage.direct()
@@ -311,16 +313,20 @@ class RealSession(Saving):
         board, run, generation, patience = self.board, self.board.run, self._generation, self.stage.plan.patience
 
         def woken() -> bool:
-            return ready() or bool(run[STOP]) or run[GENERATION] != generation
+            return ready() or bool(run[STOP]) or run[GENERATION] != generation or self._means.rung()
 
-        board.state[self.rank] = WAITING
-        if not self.stage.bells.wait(woken, patience / 4):
-            self._outwait(woken, what, patience)
-        board.state[self.rank] = TRAINING
-        if run[GENERATION] != generation:
-            raise RolledBack
-        if not ready():
-            raise Stopped
+        while True:
+            board.state[self.rank] = WAITING
+            if not self.stage.bells.wait(woken, patience / 4):
+                self._outwait(woken, what, patience)
+            board.state[self.rank] = TRAINING
+            if run[GENERATION] != generation:
+                raise RolledBack
+            if ready():
+                return
+            if run[STOP]:
+                raise Stopped
+            self._means.answer()  # somebody wants something of this worker meanwhile
 
     def _outwait(self, woken: Callable[[], bool], what: str, patience: float) -> None:
         """Go on waiting as long as anything in the run moves, and for `patience` seconds more."""

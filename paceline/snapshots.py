@@ -26,7 +26,7 @@ from paceline.state import Vector
 KEEP = "keep."
 
 
-def _own(stage: Stage, rank: int) -> list[str]:
+def own_names(stage: Stage, rank: int) -> list[str]:
     """The names of a worker's part."""
     whole = {f"rng.{rank}", f"person.{rank}"}
     prefixes = (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.")
@@ -40,7 +40,7 @@ def keep_worker(stage: Stage, rank: int, generator: torch.Generator | None) -> N
         stage.tensor(f"rng.{rank}").copy_(generator.get_state())
     counted = [board.t[rank], board.gradients[rank], board.samples[rank]]
     stage.tensor(f"person.{rank}").copy_(torch.tensor(counted))
-    for name in _own(stage, rank):
+    for name in own_names(stage, rank):
         stage.tensor(KEEP + name).copy_(stage.tensor(name))
 
 
@@ -53,6 +53,16 @@ def keep_shard(stage: Stage, shard: int) -> None:
         _copy(stage, "server.0.")
         _copy(stage, "ledger.0.")
         stage.tensor(f"{KEEP}server.0.v").add_(sum(stage.board.direct))
+
+
+def shard_part(stage: Stage, shard: int, prefix: str = "") -> list[Tensor]:
+    """All that is a server's to tell: its range of the vectors, and if it is the first, numbers and ledger."""
+    low, high = stage.bounds(shard)
+    part = [stage.tensor(f"{prefix}server.{name}")[..., low:high] for name in stage.layout.notes["vectors"]]
+    if shard == 0:
+        own = (f"{prefix}server.0.", f"{prefix}ledger.0.")
+        part += [stage.tensor(name) for name in stage.layout.places if name.startswith(own)]
+    return part
 
 
 def _copy(stage: Stage, prefix: str) -> None:
@@ -80,6 +90,8 @@ def model_of(stage: Stage, *, prefix: str = "") -> Vector:
 def steady(stage: Stage) -> Vector:
     """A copy of the model, taken while no server is inside a call."""
     mark, direct = stage.board.mark, stage.direct()
+    if not all(stage.near(shard) for shard in range(stage.plan.servers if stage.scheme.methods else 0)):
+        return model_of(stage).clone()  # a copy that they have sent
     while True:
         before = mark.tolist()
         copy = model_of(stage).clone()
@@ -189,7 +201,7 @@ def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:
 def restore_worker(stage: Stage, rank: int, saved: Checkpoint) -> None:
     """A worker's part as it was in the checkpoint."""
     board = stage.board
-    for name in _own(stage, rank):
+    for name in own_names(stage, rank):
         stage.tensor(name).copy_(saved.tensors[name])
     board.t[rank], board.gradients[rank], board.samples[rank] = stage.tensor(f"person.{rank}").tolist()
     board.direct[rank] = 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import ssl
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ from paceline import config
 from paceline.board import LANES, Bells, Board
 from paceline.ledger import Ledger
 from paceline.memory import WORD, Layout, Segment
+from paceline.net import tls
+from paceline.net.tls import Certificates
 from paceline.plan import Plan
 from paceline.result import Staleness
 from paceline.scheme import Scheme
@@ -37,11 +42,44 @@ class Undecided(Scheme, name="undecided"):
 UNDECIDED = Undecided()
 
 
+@dataclass(frozen=True)
+class Node:
+    """Where a process is, and how it is reached from other nodes."""
+
+    number: int = 0
+    address: str = "127.0.0.1"
+    secret: bytes | None = field(default=None, repr=False)  # None: there is no other node
+    certificates: Certificates | None = None  # None: connections are not encrypted
+    store: tuple[str, int, bytes] | None = field(default=None, repr=False)  # address, port, secret: for collectives
+
+    @property
+    def server_side(self) -> ssl.SSLContext | None:
+        """For connections that come in, if they are encrypted."""
+        return None if self.certificates is None else _contexts(self.certificates)[0]
+
+    @property
+    def client_side(self) -> ssl.SSLContext | None:
+        """And for those that go out."""
+        return None if self.certificates is None else _contexts(self.certificates)[1]
+
+
+_contexts = cache(tls.contexts)
+ALONE = Node()
+
+
 class Stage:
     """One process's view of the run. The chief lays the memory out and fills it; everybody opens it."""
 
-    def __init__(self, plan: Plan, scheme: Scheme, board: Board, bells: Bells, descriptor: int) -> None:
-        self.plan, self.board, self.bells = plan, board, bells
+    def __init__(
+        self,
+        plan: Plan,
+        scheme: Scheme,
+        board: Board,
+        bells: Bells,
+        descriptor: int,
+        node: Node = ALONE,
+    ) -> None:
+        self.plan, self.board, self.bells, self.node = plan, board, bells, node
         self.first_scheme = self.scheme = scheme
         self._descriptor = descriptor
         self._versions: list[int] = []  # where the centre's version stands
@@ -124,6 +162,32 @@ class Stage:
             return torch.device("cuda", rank % self.plan.hosts % max(torch.cuda.device_count(), 1))
         return torch.device(self.plan.device)
 
+    def near(self, shard: int) -> bool:
+        """Whether a server works on the memory of this node."""
+        return bool(self.board.server_node[shard] == self.node.number)
+
+    def beside(self, rank: int) -> bool:
+        """Whether a worker works on the memory of this node."""
+        return bool(self.board.node[rank] == self.node.number)
+
+    def spans(self, names: Iterable[str]) -> list[tuple[int, int]]:
+        """Where tensors lie: offset and size in bytes."""
+        found = []
+        for name in names:
+            place = self.layout.places[name]
+            found.append((place.offset, math.prod(place.shape) * place.dtype.itemsize))
+        return found
+
+    def spans_from_worker(self, rank: int) -> list[tuple[int, int]]:
+        """What a worker of another node may write in this node's memory."""
+        own = (f"lane.{rank}.", f"grad.{rank}.", f"worker.{rank}.", f"buffer.{rank}.")
+        return self.spans(name for name in self.layout.places if name.startswith(own))
+
+    def spans_from_server(self, rank: int) -> list[tuple[int, int]]:
+        """What a server of another node may write in the memory of a worker's node."""
+        own = (f"lane.{rank}.", "server.", "ledger.", "keep.server.", "keep.ledger.", "overrides")
+        return self.spans(name for name in self.layout.places if name.startswith(own))
+
     def direct(self) -> bool:
         """Whether workers change the server's vector themselves."""
         return any(not method.atomic for method in self.scheme.methods.values())
@@ -162,14 +226,28 @@ class Stage:
         alive = self.board.alive
         return next((rank for rank in range(self.plan.workers) if alive[rank]), 0)
 
-    @property
-    def updates(self) -> int:
-        """Changes of the centre so far."""
+    def version_words(self) -> list[int]:
+        """Where the versions of the centre stand: the server's, or every worker's."""
         if not self._versions:
             workers = range(self.plan.workers)
             names = ["server.0.v"] if self.scheme.methods else [f"worker.{rank}.v" for rank in workers]
             self._versions = [self.layout.places[name].offset // WORD for name in names]
             self._direct = self.direct()
+        return self._versions
+
+    def versions(self) -> list[int]:
+        words = self.segment.words
+        return [words[at] for at in self.version_words()]
+
+    def set_version(self, number: int, version: int) -> None:
+        """What another node has told."""
+        self.segment.words[self.version_words()[number]] = version
+
+    @property
+    def updates(self) -> int:
+        """Changes of the centre so far."""
+        if not self._versions:
+            self.version_words()
         counted: int = self.segment.words[self._versions[0 if len(self._versions) == 1 else self.centre_of()]]
         return counted + sum(self.board.direct) if self._direct else counted
 

@@ -18,7 +18,7 @@ from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.launchers.apart import launch
-from paceline.plan import Quorum, Start
+from paceline.plan import Collective, Quorum, Start
 from paceline.report.live import Display, Status
 from paceline.result import Result
 from paceline.run import planned
@@ -44,6 +44,7 @@ def train(
     restarts: int = 3,
     start: Start = "fork",
     device: str = "cpu",
+    collective: Collective = "shared",
     threads: int = 1,
     feed: Feed | None = None,
     shuffle: bool | None = None,
@@ -95,6 +96,7 @@ def train(
         restarts=restarts,
         start=start,
         device=device,
+        collective=collective,
         threads=threads,
         feed=feed,
         shuffle=shuffle,

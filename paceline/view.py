@@ -67,6 +67,7 @@ class View:
 
     @property
     def staleness(self) -> Staleness:
+        self._show()
         return self.stage.staleness()
 
     @property
@@ -74,7 +75,13 @@ class View:
         return Path(self.stage.plan.directory)
 
     def model(self) -> Vector:
+        self._show()
         return snapshots.steady(self.stage)
+
+    def _show(self) -> None:
+        """Have what lies at servers of other nodes here."""
+        if self._link is not None:
+            self._link.show()
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         buffers = snapshots.buffers_of(self.stage, self.task.buffer_policy)
@@ -143,8 +150,7 @@ class View:
         if away and self.stage.plan.exact:
             raise UsageError(f"an exact run cannot go on without a worker, and this one would wait for {what}")
         if away:
-            self.board.alive[self.rank] = 0
-            self.stage.bells.ring_all()
+            self._step_aside()
         while not condition():  # others do not ring for what a hook waits for: look now and then
             self.stage.bells.wait(lambda: bool(condition() or self._interrupted()), 0.02)
             if self.board.run[STOP] and not condition():
@@ -175,6 +181,9 @@ class View:
         board.put("stopped", self.stage.now())
         board.put("stop", why)
         self.stage.bells.ring_all()
+
+    def _step_aside(self) -> None:
+        """Not be counted for a while."""
 
     def _join(self) -> None:
         """Be counted again."""

@@ -153,6 +153,25 @@ class SharedMeans:
         reduce(present.index(rank))
         self._wait_for(all_reduced, "the others' part of a mean")
 
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait for something else; the others need nothing of this worker meanwhile."""
+        self.stage.bells.wait(ready)
+
+    def rung(self) -> bool:
+        """Whether the others may want something: what they need lies in shared memory."""
+        return False
+
+    def answer(self) -> None:
+        """Give it to them."""
+
+    def invited(self) -> int | None:
+        """For a worker that is back: the one whose cells it may copy now."""
+        granted = self._board.grant[self.rank]
+        return granted - 1 if granted else None
+
+    def step_aside(self) -> None:
+        """This worker is away for a while."""
+
     def forget(self) -> None:
         """The step was abandoned: this worker stands at no mean."""
         self._board.at_key[self.rank] = 0

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from paceline.launchers.process import forked
 from paceline.launchers.program import become
 from paceline.launchers.recovery import Child, Outcome, Recovery
 from paceline.memory import anonymous
+from paceline.net import secret
+from paceline.net.gate import Gate, listener
+from paceline.net.shelf import Shelf, StoreDesk
 from paceline.plan import Plan
 from paceline.role import Props, crew, error_of, main, ranks, servers_of
 from paceline.scheme import Scheme
@@ -56,6 +60,7 @@ class Launcher(Recovery):
         self._interrupts = 0
         self._deadline = float("inf")  # when those that do not end are ended
         self._over = self._halted = False
+        self._store: StoreDesk | None = None
         self.metrics: dict[str, float] = {}  # of the last evaluation
 
     def run(self) -> Outcome:
@@ -67,29 +72,56 @@ class Launcher(Recovery):
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
+            self._open_store()
             for child in self.children:
                 self._start(child)
             while not all(child.done for child in self.children):
                 self._selector.select(LOOK)
-                _drain(woken)
+                drain(woken)
                 self._heed()
+                self._attend()
+                if self._store is not None:
+                    self._store.pump()
                 self._listen()
                 self._reap()
                 self._limits()
                 self.watch(self)
         finally:
             self._end_all()
+            self._farewell()
             self._note()
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             self._selector.close()
+            if self._store is not None:
+                self._store.close()
             woken.close()
             wake.close()
             for descriptor in (*self._bells, self._state, self.board.descriptor):
                 os.close(descriptor)
         self.outcome.restarts = sum(child.restarts for child in self.children)
         return self.outcome
+
+    def _open_store(self) -> None:
+        """Where workers whose means go through torch.distributed find each other."""
+        node = self._props.node
+        if self.plan.collective == "shared":
+            return
+        listening, proof = listener(node.address), node.secret or secret.fresh()
+        gate = Gate(listening, proof, tls=node.server_side, log=lambda text: self.tell("warn", text))
+        self._store = StoreDesk(gate, Shelf())
+        self._selector.register(self._store, selectors.EVENT_READ)
+        self._props.node = replace(node, store=(node.address, listening.getsockname()[1], proof))
+
+    def _attend(self) -> None:
+        """Look after roles of other nodes, where there are any."""
+
+    def _end_others(self) -> None:
+        """End them."""
+
+    def _farewell(self) -> None:
+        """Let their launchers go."""
 
     def _note(self) -> None:
         """What the board says at the end, before its memory goes."""
@@ -138,6 +170,8 @@ class Launcher(Recovery):
                 if other.listener is not None and other.listener.connection.fileno() not in keep:
                     other.listener.connection.close()
             self._selector.close()
+            if self._store is not None:
+                self._store.close()
             return (become if self.plan.start == "exec" else main)(part, self._props, control)
 
         child.pid, connection = forked(str(part), log, play)
@@ -187,7 +221,7 @@ class Launcher(Recovery):
 
     def _reap(self) -> None:
         for child in self.children:
-            if child.done:
+            if child.done or not child.pid:
                 continue
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
             if not pid:
@@ -198,7 +232,7 @@ class Launcher(Recovery):
                 self._heard(child, message)
             self._selector.unregister(child.listener.connection)
             child.listener.connection.close()
-            child.listener = None
+            child.listener, child.pid = None, 0
             code = os.waitstatus_to_exitcode(status)
             if code == 0 or self._over:
                 self._finished(child)
@@ -213,10 +247,11 @@ class Launcher(Recovery):
             self.board.state[rank] = DONE
         self.bells.ring_all()
 
-    def _died(self, child: Child, code: int) -> None:
-        """Somebody went without a goodbye: the others hear of it at once, and it is brought back."""
+    def _died(self, child: Child, code: int, lost: str = "") -> None:
+        """Somebody went without a goodbye: the others hear of it at once, and it is brought back. `lost`: why the
+        memory that it worked on is gone with it."""
         board, part = self.board, child.part
-        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        cause = lost or (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
         had_finished = self._had_finished(part)
         together = not had_finished and self._all_go_back(part)
         self._unmask(child, awaited=together)
@@ -227,7 +262,7 @@ class Launcher(Recovery):
         hopeless = code > 0 or board.run[STOP] == FAILED or self._deadline == 0.0
         if code > 0 and self.outcome.error is None:
             self.outcome.error = RunError(f"{part} ended with {cause}; see logs/{part.file}.log")
-        torn = together or (part.kind == "server" and self._torn(part.index))
+        torn = together or (part.kind == "server" and (bool(lost) or self._torn(part.index)))
         if not hopeless:
             progress = board.get("checkpoint") if torn else self._progress(part)  # all since then is lost with it
             child.in_a_row = 1 if progress > child.progress.get(torn, 0) else child.in_a_row + 1
@@ -243,11 +278,11 @@ class Launcher(Recovery):
             self.stop("", FAILED)
             return
         child.restarts += 1
-        if torn and not self._went_back(part):
+        if torn and not self._went_back(part, lost):
             self._finished(child)
             return
         self._restore_absent(part)
-        self.tell("warn", f"{part} died ({cause}); restarting it")
+        self.tell("warn", f"{part}: {cause}" if lost else f"{part} died ({cause}); restarting it")
         self.bells.ring_all()
         self._start(child)
 
@@ -265,7 +300,7 @@ class Launcher(Recovery):
             if now >= self._deadline and (busy or self._deadline == 0.0):
                 self._end_all()
         for child in self.children:
-            if not child.done and _is_stopped(child.pid):
+            if not child.done and child.pid and is_stopped(child.pid):
                 child.frozen = child.frozen or now
                 board.put("alarm", board.get("alarm") + 1)  # others wait for it: their patience begins when it is back
                 if now - child.frozen > self.plan.patience:
@@ -286,6 +321,7 @@ class Launcher(Recovery):
     def _end_all(self) -> None:
         """Whoever is still there is ended now."""
         self._over = True
+        self._end_others()
         for child in self.children:
             if not child.done and child.pid:
                 if self.board.run[STOP] != RUNNING and not self._interrupts and self.outcome.error is None:
@@ -303,7 +339,8 @@ class Launcher(Recovery):
                 child.done = True
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still by a signal."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -311,7 +348,8 @@ def _is_stopped(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] == "T"
 
 
-def _drain(connection: socket.socket) -> None:
+def drain(connection: socket.socket) -> None:
+    """Read what is there and forget it."""
     try:
         while connection.recv(4096):
             pass

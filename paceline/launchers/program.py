@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline import carry
@@ -16,8 +17,10 @@ from paceline.board import Board
 from paceline.control import Control
 from paceline.errors import UsageError
 from paceline.memory import anonymous
+from paceline.net.tls import Certificates
 from paceline.plan import Plan
 from paceline.role import KINDS, Part, Props, main
+from paceline.stage import Node
 
 LONGEST = 1 << 22  # bytes of a handle
 
@@ -34,6 +37,7 @@ def become(part: Part, props: Props, control: Control) -> int:
         "state": props.state,
         "control": control.fileno(),
         "objects": objects,
+        "node": _described(props.node),
     }
     data = json.dumps(handle).encode()
     descriptor = anonymous("paceline-handle", len(data))
@@ -57,7 +61,32 @@ def play(name: str, handle: int) -> int:
             f"{handle} is not the handle of a run ({error}); roles are started by a launcher: paceline train"
         ) from error
     objects = carry.unpacked(data["objects"]) if data["objects"] >= 0 else {}
-    return main(part, Props(plan, board, data["bells"], data["state"], objects), control)
+    return main(part, Props(plan, board, data["bells"], data["state"], objects, _node(data["node"])), control)
+
+
+def _described(node: Node) -> dict[str, Any]:
+    """A node as plain data; it stays in memory that only this user's processes can open."""
+    files = node.certificates
+    return {
+        "number": node.number,
+        "address": node.address,
+        "secret": node.secret.hex() if node.secret is not None else None,
+        "store": [*node.store[:2], node.store[2].hex()] if node.store is not None else None,
+        "tls": [str(files.certificate), str(files.key), str(files.authority or "")] if files is not None else None,
+    }
+
+
+def _node(data: dict[str, Any]) -> Node:
+    files = None
+    if data["tls"] is not None:
+        certificate, key, authority = data["tls"]
+        files = Certificates(Path(certificate), Path(key), Path(authority) if authority else None)
+    secret = bytes.fromhex(data["secret"]) if data["secret"] is not None else None
+    store = None
+    if data["store"] is not None:
+        address, port, proof = data["store"]
+        store = address, port, bytes.fromhex(proof)
+    return Node(data["number"], data["address"], secret, files, store)
 
 
 def part_of(name: str) -> Part:

@@ -16,7 +16,7 @@ from paceline.errors import DataError, PacelineError, RunError
 from paceline.plan import Plan
 from paceline.role import Part, ranks
 from paceline.scheme import Scheme
-from paceline.stage import Stage
+from paceline.stage import ALONE, Node, Stage
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Child:
     progress: dict[bool, int] = field(default_factory=dict)  # at its last death outside, inside a call
     done: bool = False
     frozen: float = 0.0  # since when it has been stopped by a signal
+    begins: bool = False  # on another node, once that has all it needs
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Recovery:
     children: list[Child]
     tell: Callable[[str, str], None]
     _state: int  # the descriptor of the memory for the state
+    _node: Node = ALONE
     _stage: Stage | None = None
     _restored: Checkpoint | None = None  # what the run went back to last,
     _returned = 0  # and when, ns
@@ -77,6 +79,7 @@ class Recovery:
         for rank in ranks(part, self.plan):
             board.alive[rank] = int(awaited)
             board.at_key[rank] = board.joining[rank] = board.grant[rank] = 0
+            board.lost[rank] = board.life[rank]
             if awaited:  # it reads nobody's vector any more
                 board.finished[rank] = board.at_seq[rank]
             board.state[rank] = STARTING
@@ -112,10 +115,10 @@ class Recovery:
         ahead = shard == 0 and board.servers > 1 and board.get("ordered") != board.performed[0]
         return bool(board.mark[shard] % 2 or ahead)
 
-    def _went_back(self, part: Part) -> bool:
+    def _went_back(self, part: Part, lost: str = "") -> bool:
         """Have everybody go back to the newest checkpoint; False if there is none."""
         board = self.board
-        what = f"{part} died inside a call" if part.kind == "server" else f"{part} died"
+        what = f"{part} died inside a call" if part.kind == "server" and not lost else f"{part} died"
         try:
             saved = checkpoint.newest(self.directory.checkpoints, lambda text: self.tell("warn", text))
         except DataError as error:
@@ -126,8 +129,8 @@ class Recovery:
             self.outcome.error = RunError(f"{what}, and {cause}")
             self.stop("", FAILED)
             return False
-        lost = max(self.updates() - saved.step, 0)
-        board.put("rolled_back", board.get("rolled_back") + lost)
+        wasted = max(self.updates() - saved.step, 0)
+        board.put("rolled_back", board.get("rolled_back") + wasted)
         board.put("restore", saved.step)
         board.put("checkpoint", saved.step)
         recording.keep_return(self.plan, board.get("generation") + 1, saved.path)
@@ -139,7 +142,7 @@ class Recovery:
                 self._restore_absent(child.part)
         self.tell(
             "warn",
-            f"{what}: going back to the checkpoint of update {saved.step:,} ({lost:,} updates are lost)",
+            f"{what}: going back to the checkpoint of update {saved.step:,} ({wasted:,} updates are lost)",
         )
         self.bells.ring_all()
         return True
@@ -153,7 +156,7 @@ class Recovery:
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""
         if self._stage is None and self.board.get("ready"):
-            self._stage = Stage(self.plan, self.scheme, self.board, self.bells, self._state)
+            self._stage = Stage(self.plan, self.scheme, self.board, self.bells, self._state, self._node)
             self._stage.open()
             self.plan, self.scheme = self._stage.plan, self._stage.first_scheme  # a script has said what it wants
         return self._stage is not None

@@ -31,7 +31,7 @@ class InProcess(Link):
             return super().call(call)
         return self.collect(self.post(call))
 
-    def post(self, call: Call[Any]) -> Lane:
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Lane:
         board, stage = self.stage.board, self.stage
         if board.run[STOP]:
             raise Stopped  # a server takes no more calls either

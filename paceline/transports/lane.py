@@ -22,6 +22,7 @@ from paceline.wire import decode
 
 SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
 LEFT, JOINED, PARTED = -3, -4, -5  # what may befall it
+SHOW = -6  # what else it may ask for: the servers' state as it is now, for a worker of another node
 TELL = 1 << 16  # added to a method's number: say when it may be done, the worker does it itself
 GENERATIONS = 1 << 32
 
@@ -37,6 +38,8 @@ class Lane:
         self.reply = stage.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
         args, reply = (stage.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
         self.tell = False  # the server only says when the call may be done
+        self.pieces: list[tuple[int, int]] | None = None  # of memory that an answer consists of, if that is known,
+        self.data: list[memoryview] | None = None  # and what they are, if it is not what lies there
         self._areas = {"args": (args.offset, args.shape[0]), "reply": (reply.offset, reply.shape[0])}
 
     def area(self, part: str) -> Callable[[Tensor, int], int]:

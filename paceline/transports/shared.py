@@ -1,4 +1,5 @@
-"""A worker's calls to the servers of its own machine. Its mailbox lies in shared memory; nothing is sent."""
+"""A worker's calls to the servers. Its mailbox lies in shared memory: servers of its own node work on it there, and to
+those of other nodes it is sent."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.board import LANES, fence
+from paceline.board import FAILED, GENERATION, LANES, STOP, fence
 from paceline.errors import SchemeError
 from paceline.journal import ASK, POST, READ, Journal
 from paceline.ops import Call
 from paceline.scheme import ServerMethod
 from paceline.stage import HEAD_WORDS, Stage
 from paceline.state import State
-from paceline.transports.lane import GENERATIONS, TELL, Lane, got, put
+from paceline.transports.lane import GENERATIONS, SHOW, TELL, Lane, got, put
+from paceline.transports.tcp import Reach
 from paceline.wire import decode, encode
 
 READS = 16  # tries to read while nobody writes, before the server is asked
@@ -49,7 +51,12 @@ class Link:
         self.journal: Journal | None = None
         self._unheard = False
         self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
-        self._count = max((board.posted[lane.index] % GENERATIONS for lane in self._lanes), default=0)
+        self._reach: Reach | None = None
+        if stage.node.secret is not None:
+            self._reach = Reach(stage, rank, self._lanes, self._given_up)
+        self._near = [shard for shard in self._servers if stage.near(shard)]
+        latest = self._reach.latest % GENERATIONS if self._reach is not None else 0
+        self._count = max(latest, *(board.posted[lane.index] % GENERATIONS for lane in self._lanes))
         self._state = stage.server_state()
         self._x = self._state.x.data_ptr()
         self._held = stage.tensor("ledger.0.held").numpy()
@@ -64,17 +71,18 @@ class Link:
         method = call.method
         if self.stage.scheme.methods.get(method.name) is not method:
             raise SchemeError(f"worker:{self.rank} called {method.name}(), which is not a method of its own scheme")
-        if not method.atomic:
+        here = not self._reach
+        if not method.atomic and here:
             return self._here(method, call.args)
         if method.silent:
             self._go_on(call)
             return None
-        if method.reads and method.when is None:
+        if method.reads and method.when is None and here:
             self._settle()
             seen, result = self._look(method, call.args)
             if seen:
                 return result
-        if method.reads and method.when is not None:
+        if method.reads and method.when is not None and here:
             while True:  # it may have closed again before this worker looked
                 self._awaited(self._send(self._methods[method.name] + TELL, call.args))
                 seen, result = self._look(method, call.args)
@@ -82,9 +90,23 @@ class Link:
                     return result
         return self.collect(self.post(call))
 
-    def post(self, call: Call[Any]) -> Lane:
-        """Send a call without waiting for it."""
-        return self._send(self._methods[call.method.name], call.args)
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Lane:
+        """Send a call without waiting for it. `ahead`: its answer will be wanted later."""
+        lane = self._send(self._methods[call.method.name], call.args)
+        if ahead and self._reach:
+            self._reach.ahead.add(lane.index)
+        return lane
+
+    def _given_up(self) -> bool:
+        return bool(self._board.run[STOP] == FAILED or self._board.run[GENERATION] != self.generation)
+
+    def go_back(self, generation: int) -> None:
+        """The run goes on from a checkpoint; the servers have gone back already."""
+        self.generation = generation
+        if self._reach is not None:
+            self._reach.meet()
+            self._reach.void()
+            self._near = [shard for shard in self._servers if self.stage.near(shard)]
 
     def _go_on(self, call: Call[Any]) -> None:
         """Send a call that gives nothing back, and go on: the server performs a worker's calls in their order, so
@@ -100,10 +122,12 @@ class Link:
         """Let the servers know of what was sent on the way."""
         if self._unheard:
             self._ring()
+        if self._reach:
+            self._reach.carry_on()
 
     def _ring(self) -> None:
         self._unheard = False
-        for shard in self._servers:
+        for shard in self._near:
             self.stage.bells.ring(self._board.server_place(shard))
 
     def _settle(self) -> None:
@@ -169,6 +193,8 @@ class Link:
         self._count += 1
         board = self._board
         board.posted[lane.index] = self.generation * GENERATIONS + self._count
+        if self._reach:
+            self._reach.post(lane)
         if not silent:
             self._ring()
         return lane
@@ -198,6 +224,8 @@ class Link:
         else:
             self._wait_for(lambda: all(one[index] == number for one in answered), "the servers")
         self._free.append(lane)
+        if self._reach:
+            self._reach.ahead.discard(index)
         if self._silent:  # sent before this one, so done before it
             self._settled()
 
@@ -206,6 +234,18 @@ class Link:
         self._void = [lane for lane in self._lanes if not self.ready(lane)]
         self._free = [lane for lane in reversed(self._lanes) if lane not in self._void]
         self._silent.clear()
+        if self._reach is not None:
+            self._reach.ahead.clear()
+
+    def show(self) -> None:
+        """Have the servers' state as it is now in this node's memory, if it is not there anyhow."""
+        if not self._reach:
+            return
+        lane = self.ask(SHOW)  # also after the stop: whoever sums up wants to see the end
+        self.stage.bells.wait(lambda: self.ready(lane) or self._given_up())
+        if not self.ready(lane):
+            raise Stopped if self._board.run[STOP] == FAILED else RolledBack
+        self._free.append(lane)
 
     def _look(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
         """Perform a method that only reads, at a moment at which no server writes."""

@@ -16,14 +16,18 @@ from paceline.journal import CALL, MEMBER, PROBED, REFUSED, ROSE, SELDOM, Journa
 from paceline.journal import TELL as TOLD
 from paceline.ops import Call
 from paceline.stage import Stage
+from paceline.transports.door import Door
 from paceline.transports.lane import Lane, put
+from paceline.transports.pieces import of_tensors
 from paceline.wire import encode
 
 
 class SharedDesk(Desk):
     """A server's desk that writes results where the worker reads them, and marks when it is inside a call."""
 
-    def __init__(self, stage: Stage, shard: int, before_answer: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, stage: Stage, shard: int, before_answer: Callable[[], None] | None = None, door: Door | None = None
+    ) -> None:
         state = stage.shard_state(shard)
         super().__init__(stage.scheme, state, stage.plan.workers, stage.ledger(f"ledger.{shard}."))
         self._stage, self._shard = stage, shard
@@ -35,6 +39,7 @@ class SharedDesk(Desk):
         self._cut = stage.plan.servers > 1
         self._lead = shard == 0 and self._cut
         self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
+        self._door = door
         self.journal: Journal | None = None
         self._probe = probe_of(state.x)
         self._refused, self._version = self.ledger.cells.cell("refused").numpy(), state.cell("v").numpy()
@@ -51,9 +56,13 @@ class SharedDesk(Desk):
         while number - min(board.performed[shard] for shard in followers) >= len(board.ring):
             if board.run[STOP] == 2:
                 raise RunError("the run has failed")
+            stage.bells.look()
             time.sleep(0)
-        board.ring[number % len(board.ring)] = entry
+        at = number % len(board.ring)
+        board.ring[at], board.ring_numbers[at] = entry, board.posted[entry] if entry >= 0 else 0
         board.put("ordered", number + 1)
+        if self._door is not None:
+            self._door.order(number)
         for shard in followers:
             stage.bells.ring(board.server_place(shard))
 
@@ -96,7 +105,9 @@ class SharedDesk(Desk):
         self._answered[lane.index] = board.posted[lane.index]
         self._mark[self._shard] += 1
         fence()
-        if board.awaited[lane.rank] == lane.index + 1:
+        if self._door is not None and self._door.far(lane.rank):
+            self._door.answer(lane)
+        elif board.awaited[lane.rank] == lane.index + 1:
             self._to_wake.add(lane.rank)
 
     def wake(self) -> None:
@@ -124,9 +135,13 @@ class SharedDesk(Desk):
         lane: Lane = ticket
         room, low, high, length = lane.area("reply"), self._low, self._high, self._length
         segment = self._stage.segment
+        lane.pieces, lane.data = [], None
+        pieces = lane.pieces
 
         def place(tensor: Tensor) -> int:
-            return lane.copy_in(tensor, room)
+            at = lane.copy_in(tensor, room)
+            pieces.append((at, tensor.numel() * tensor.element_size()))
+            return at
 
         if not self._cut:
             put(lane.reply, encode((result,), place))
@@ -141,11 +156,14 @@ class SharedDesk(Desk):
             shapes.append(whole)
             count = tensor[..., 0].numel() * length
             at = room(tensor, count * tensor.element_size())
-            segment.tensor(at, tensor.dtype, whole)[..., low:high].copy_(tensor)
+            part = segment.tensor(at, tensor.dtype, whole)[..., low:high]
+            part.copy_(tensor)
+            if self._door is not None:
+                pieces.extend(of_tensors(segment, [part]))
             return at
 
         words = encode((_widened(result, high - low, length),), _parts_in_order(result, place_part))
-        if self._lead:
+        if self._lead or not self._stage.near(0):
             put(lane.reply, words)
         return None
 

@@ -22,6 +22,7 @@ from typing import Any
 from paceline import checkpoint
 from paceline.directory import RunDirectory
 from paceline.hook import Hook, Session
+from paceline.launchers.local import Launcher
 from paceline.report.live import RoleStatus, Status
 from paceline.result import Result
 from paceline.run import execute, planned
@@ -160,6 +161,7 @@ def run(
     watch: Callable[[Status], None] | None = None,
     resume: bool = False,
     hooks: Sequence[Any] = (),
+    launcher: Callable[..., Launcher] = Launcher,
     **settings: Any,
 ) -> Story:
     """Run a plan to its end, whatever that is. `kills`: one after another, once `first` updates are made."""
@@ -182,7 +184,8 @@ def run(
             watch(status)
 
     try:
-        story.result = execute(plan, chosen, objects, tell=lambda _, text: story.said.append(text), watch=looking)
+        tell = lambda _, text: story.said.append(text)  # noqa: E731
+        story.result = execute(plan, chosen, objects, tell=tell, watch=looking, launcher=launcher)
     except (Exception, KeyboardInterrupt) as error:
         story.error = error.with_traceback(None)  # whose frames hold the launcher, and with it the shared memory
     story.seconds = time.monotonic() - began

@@ -55,43 +55,67 @@ MAY_IMPORT = {
     "wire": "errors",
     "carry": "errors memory",
     "control": "",
+    "net.*": "errors net.*",
     "plan": "errors task",
     "exact": "errors plan scheme task",
     "hosting": "",
     "board": "memory",
     "cores": "",
     "journal": "errors",
-    "stage": "board config ledger memory plan result scheme seeds state",
+    "stage": "board config ledger memory net.* plan result scheme seeds state",
+    "mirror": "board stage",
     "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
     "transports.lane": "errors ops scheme stage wire",
-    "transports.shared": "board errors journal ops scheme stage state transports.lane wire",
-    "transports.shared_desk": "board desk errors journal ops stage transports.lane wire",
+    "transports.wire": "memory net.* wire",
+    "transports.pieces": "memory stage wire",
+    "transports.tcp": "board errors net.* stage transports.lane transports.pieces transports.wire",
+    "transports.door": "board errors net.* stage transports.lane transports.pieces transports.tcp transports.wire",
+    "transports.shared": "board errors journal ops scheme stage state transports.lane transports.tcp wire",
+    "transports.shared_desk": "board desk errors journal ops stage transports.door transports.lane transports.pieces "
+    "wire",
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
     "collectives": "",
     "collectives.shared": "board errors journal ops seeds stage state wire",
     "view": "board config control drive errors journal result snapshots stage state task transports.lane "
     "transports.shared worker",
-    "membership": "board collectives.shared drive hook journal ops recording result snapshots state transports.lane "
-    "transports.shared view",
+    "membership": "board collectives.distributed collectives.shared drive hook journal ops recording result "
+    "snapshots state transports.lane transports.shared view",
     "saving": "board errors membership snapshots transports.lane view",
-    "session": "board collectives.shared control desk drive errors hook journal ops recording saving seeds stage state "
-    "task transports.lane transports.shared worker",
-    "server": "board config journal ops recording snapshots stage transports.lane transports.shared_desk wire",
+    "session": "board collectives.distributed collectives.shared control desk drive errors hook journal ops "
+    "recording saving seeds stage state task transports.lane transports.shared worker",
+    "server": "board config journal ops recording snapshots stage transports.door transports.lane transports.pieces "
+    "transports.shared_desk wire",
     "evaluator": "board checkpoint control errors hooks.* snapshots stage task",
     "role": "board checkpoint config control cores directory errors evaluator hook hooks.* hosting plan scheme "
     "server session snapshots stage task torch_task",
     "launchers": "",
     "launchers.process": "control",
-    "launchers.program": "board carry control errors memory plan role",
+    "launchers.program": "board carry control errors memory net.* plan role stage",
     "launchers.recovery": "board checkpoint control directory errors plan recording role scheme snapshots stage",
     "launchers.local": "board control directory errors launchers.process launchers.program launchers.recovery memory "
-    "plan role scheme",
+    "net.* plan role scheme",
+    "launchers.job": "errors net.*",
+    "launchers.talk": "errors memory net.* transports.wire",
+    "launchers.agent": "board control errors launchers.local launchers.process launchers.program launchers.talk "
+    "memory mirror net.* plan role run snapshots stage",
+    "launchers.hub": "board checkpoint errors launchers.agent launchers.local launchers.recovery launchers.talk "
+    "memory mirror net.* plan role scheme snapshots stage transports.wire",
     "launchers.apart": "carry control errors plan report.live role",
     "launchers.__main__": "launchers.apart",
+    "launchers.foreground": "checkpoint errors launchers.job",
+    "launchers.mpi": "errors launchers.command launchers.foreground launchers.job",
+    "launchers.torchrun": "cluster.* errors launchers.command launchers.foreground launchers.job",
+    "launchers.hosts": "cluster.* errors launchers.command launchers.foreground launchers.job launchers.ssh",
+    "launchers.ssh": "launchers.far",
+    "launchers.far": "",
+    "launchers.slurm": "cluster.* errors launchers.command launchers.foreground launchers.job launchers.slurm_job "
+    "launchers.slurm_memory",
+    "launchers.slurm_job": "errors",
+    "launchers.slurm_memory": "errors",
     "watching": "board report.live role",
     "run": "checkpoint config directory errors exact fingerprint hook launchers.local launchers.recovery plan "
-    "recording report.live result role scheme snapshots state task values watching",
+    "recording report.* result role scheme snapshots state task values watching",
     "training": "checkpoint directory errors find hook launchers.apart plan report.live result run scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
@@ -113,11 +137,14 @@ MAY_IMPORT = {
     "sim.stuck state task worker",
     "sim.snapshot": "errors sim.engine sim.seat",
     "sim.run": "config errors exact hook result scheme sim.cost sim.engine sim.faults sim.session task values",
-    "cluster.*": "cluster.* errors reading",
+    "cluster.*": "cluster.* durable errors reading",
     "cli_cluster": "cluster.* durable errors",
+    "cli_far": "cluster.* errors launchers.agent launchers.hub launchers.job launchers.local net.* plan role scheme "
+    "stage",
     "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* "
     "result sim.cost sim.engine sim.faults sim.run",
-    "cli_train": "config directory errors launchers.program plan report.* result role run scheme training",
+    "cli_train": "cli_far config directory errors launchers.local launchers.program plan report.* result role run "
+    "scheme training",
     "cli_verify": "difference durable report report.* verification",
     "cli_runs": "directory durable errors report.* torch_task trained",
     "__init__": "attach difference errors hook pace replaying.repeat replaying.samples result scheme sim.cost "
@@ -136,6 +163,8 @@ CARRIES = "carry"
 CLOCKS = {
     *("checkpoint", "directory", "cli", "data", "report"),  # what lies on disk is dated, people see how long it takes
     *("stage", "board", "launchers", "watching", "run"),  # the run's own clock, and its patience
+    "net",  # a stranger's time is bounded
+    "cluster.meeting",  # a store's time limit
     *("transports", "snapshots", "session", "view"),  # a glance aside lets whoever shares the core go on
 }
 
@@ -260,8 +289,8 @@ def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
     clocks = {"time", "datetime"} if {module, module.partition(".")[0]} & CLOCKS else set()
     if module.partition(".")[0] == "data":
         clocks.add("threading")  # a download has a watchdog
-    if module == "hosting":
-        clocks.add("threading")  # several workers in one process
+    if module in ("hosting", "transports.tcp", "transports.wire"):
+        clocks.add("threading")  # several workers in one process; a courier that sends while its worker computes
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):

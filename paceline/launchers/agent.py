@@ -1,0 +1,442 @@
+"""The launcher of a node that has not got the chief: it starts and watches roles as the hub tells it, and keeps its
+node's memory and the hub's alike. Without the hub it does nothing: cut off for longer than patience, it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline import role
+from paceline.board import RUNNING, STOP, Bells, Board
+from paceline.control import Listener
+from paceline.errors import PacelineError, RunError, UsageError
+from paceline.launchers import talk
+from paceline.launchers.local import LOOK, drain, is_stopped
+from paceline.launchers.process import forked
+from paceline.launchers.program import become, part_of
+from paceline.memory import HEAD, WORD, Segment, anonymous
+from paceline.mirror import Mirror
+from paceline.net.channel import Channel, Closed, ProtocolError, plain
+from paceline.net.gate import Refused, enter
+from paceline.plan import Plan
+from paceline.role import Part, Props, ranks
+from paceline.run import ready_task
+from paceline.snapshots import KEEP, own_names
+from paceline.stage import Node, Stage
+
+TRY_AGAIN = 0.25  # seconds between two tries to reach the hub
+SHARED = ".run"  # a file in the run directory by which a node knows that it sees the hub's
+RETURNED = ("logs", "order", "summaries", "best")  # folders that the hub gets at the end
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the hub is reached, and what this agent brings."""
+
+    host: str
+    port: int
+    part: str
+    node: Node  # its number is not known yet
+
+
+@dataclass
+class Started:
+    """One role of this node and the process that plays it now."""
+
+    part: Part
+    pid: int
+    listener: Listener
+    frozen: float = 0.0
+
+
+class Agent:
+    """One life in one run: from the welcome until the hub says goodbye, or is gone."""
+
+    def __init__(
+        self,
+        way: Way,
+        control: Channel,
+        welcome: dict[str, Any],
+        nonce: str,
+        log: Callable[[str], None],
+        objects: dict[str, Any],
+    ) -> None:
+        self._way, self._control, self._say, self._objects = way, control, log, objects
+        self.plan = Plan.from_dict(welcome["plan"])
+        self.node = replace(way.node, number=int(welcome["node"]))
+        self._hub = str(welcome["nonce"])
+        self._heard = time.monotonic()
+        self._children: dict[str, Started] = {}
+        self._bulk = talk.Bulk(self._second(nonce))
+        self.board = Board.create(self.plan.workers, int(welcome["servers"]))
+        self._bells = Bells.create(self.board.roles)
+        self.bells = Bells(self.board, self._bells, self.board.launcher)
+        self._state = anonymous("paceline-state")
+        self._mirror = Mirror(self.board, int(welcome["clock"]) - time.monotonic_ns())
+        saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
+        self._mirror.withheld = frozenset(saved)
+        self._shipped = [0] * self.plan.workers
+        self._stage: Stage | None = None
+        self._segment: Segment | None = None
+        self._selector = selectors.DefaultSelector()
+        self._told = 0.0
+        self._gone: dict[str, Any] | None = None
+        self._ended: list[tuple[Part, int, int]] = []  # roles that have ended, to be told when their files have gone
+        self._interrupted = 0
+        self._temporary: Path | None = None
+        self._settle_directory()
+        self._remote = set(range(self.board.roles)) - {self.board.launcher}
+
+    def _second(self, nonce: str) -> Channel:
+        channel = _channel(self._way)
+        channel.send_json(talk.BULK, {"node": self.node.number, "nonce": nonce})
+        return channel
+
+    def _settle_directory(self) -> None:
+        """Use the hub's run directory if it is seen from here, else one of this node's own."""
+        theirs = Path(self.plan.directory)
+        try:
+            shared = (theirs / SHARED).read_text(encoding="ascii") == self._hub
+        except (OSError, UnicodeDecodeError):
+            shared = False
+        if not shared:
+            self._temporary = Path(tempfile.mkdtemp(prefix="paceline-"))
+            self.plan = replace(self.plan, directory=str(self._temporary))
+        for folder in ("logs", "checkpoints", f"order/{self.plan.launch:03d}"):
+            (Path(self.plan.directory) / folder).mkdir(parents=True, exist_ok=True)
+        self._shared = shared
+        self._inbox = talk.Inbox(Path(self.plan.directory), ("checkpoints",), self._say)
+
+    def run(self) -> bool:
+        """True: the run is over. False: the hub is gone, and so are this node's roles."""
+        woken, wake = socket.socketpair()
+        woken.setblocking(False)
+        wake.setblocking(False)
+        handlers = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        register = self._selector.register
+        register(woken, selectors.EVENT_READ)
+        register(self._control, selectors.EVENT_READ)
+        register(self._bulk, selectors.EVENT_READ)
+        for place in self._remote:
+            register(self._bells[2 * place], selectors.EVENT_READ)
+            self.board.sleeping[place] = 1
+        try:
+            if not self.plan.script:
+                self._objects = self._objects | {"ready": ready_task(self.plan, self._objects)}
+            self._control.send_json(talk.READY, {"shared": self._shared})
+            while self._gone is None:
+                events = self._selector.select(LOOK)
+                drain(woken)
+                for key, _ in events:
+                    if isinstance(key.fileobj, int):
+                        _empty(key.fileobj)
+                self._listen()
+                self._reap()
+                self._watch_frozen()
+                self._tell_hub()
+            return bool(self._gone.get("over"))
+        except (Closed, ProtocolError) as error:
+            self._say(f"lost the hub: {error}")
+            return False
+        except PacelineError as error:  # its task cannot be made here, for one
+            told = {"kind": type(error).__name__, "where": self._way.part, "text": str(error), "notes": []}
+            self._control.send_json(talk.SAID, {"part": self._way.part, "message": {"error": told}})
+            self._control.flush(5.0)
+            raise
+        finally:
+            self._end_all()
+            signal.set_wakeup_fd(before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            woken.close()
+            wake.close()
+            self._control.close()
+            self._bulk.channel.close()
+            for descriptor in (*self._bells, self._state, self.board.descriptor):
+                os.close(descriptor)
+            if self._temporary is not None:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        return self._gone or {}
+
+    def _signalled(self, number: int, _: object) -> None:
+        self._interrupted += 1
+
+    def _listen(self) -> None:
+        for kind, payload in _received(self._control):
+            self._heard = time.monotonic()
+            match kind:
+                case talk.BOARD:
+                    self._take_words(payload)
+                case talk.START:
+                    self._start(part_of(plain(payload)["part"]))
+                case talk.KILL:
+                    self._kill(plain(payload)["part"])
+                case talk.BYE:
+                    self._gone = plain(payload)
+                    return
+        for kind, payload in _received(self._bulk.channel):
+            self._heard = time.monotonic()
+            match kind:
+                case talk.LAYOUT:
+                    self._lay_out(plain(payload))
+                case talk.PIECES:
+                    assert self._segment is not None
+                    talk.write_piece(payload, self._segment, None)
+                case talk.FILE:
+                    self._inbox.take(payload)
+                case talk.TAKEN:
+                    if self._bulk.counted(payload):
+                        self._bulk.answer()
+        if time.monotonic() - self._heard > self.plan.patience:
+            raise Closed(f"it has not been heard for {self.plan.patience:g} s")
+
+    def _take_words(self, payload: bytearray) -> None:
+        try:
+            self._mirror.hear(payload)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+        if payload:
+            for place in range(self.board.roles):
+                if place not in self._remote:
+                    self.bells.ring(place)
+
+    def _lay_out(self, told: dict[str, Any]) -> None:
+        text, size = told["text"].encode(), int(told["size"])
+        if len(text) > HEAD - WORD or size < HEAD:
+            raise ProtocolError("a layout that is too large")
+        os.ftruncate(self._state, 0)
+        os.ftruncate(self._state, size)
+        self._segment = segment = Segment(self._state, size)
+        segment.memory[WORD : WORD + len(text)] = text
+        segment.words[0] = len(text)
+        self.board.put("size", size)
+        self._stage = Stage(self.plan, role.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node)
+        self._stage.open()
+        self._mirror.open(self._stage)
+
+    def _start(self, part: Part) -> None:
+        """Fork a role, as the hub has decided."""
+        log = Path(self.plan.directory) / "logs" / f"{part.file}.log"
+        props = Props(self.plan, self.board, self._bells, self._state, self._objects, node=self.node)
+
+        def play(control: Any) -> int:
+            self._selector.close()
+            self._control._connection.close()
+            self._bulk.channel._connection.close()
+            return (become if self.plan.start == "exec" else role.main)(part, props, control)
+
+        for place in role.places(part, self.plan):
+            if place in self._remote:
+                self._remote.discard(place)
+                self._selector.unregister(self._bells[2 * place])
+            self.board.sleeping[place] = 0
+        pid, connection = forked(str(part), log, play)
+        child = Started(part, pid, Listener(connection))
+        self._children[str(part)] = child
+        self._selector.register(connection, selectors.EVENT_READ)
+        board = self.board
+        if part.kind == "server":
+            board.server_pid[part.index] = pid
+        elif part.kind == "evaluator":
+            board.evaluator_words[2] = pid
+        for rank in ranks(part, self.plan):
+            board.pid[rank] = pid
+
+    def _kill(self, name: str) -> None:
+        if (child := self._children.get(name)) is not None:
+            os.kill(child.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for name, child in list(self._children.items()):
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            self._forward(child)
+            if not pid:
+                continue
+            self._selector.unregister(child.listener.connection)
+            self._forward(child)
+            child.listener.connection.close()
+            del self._children[name]
+            code = os.waitstatus_to_exitcode(status)
+            self._ended.append((child.part, code, usage.ru_maxrss))
+            if code == 0 and not self._shared and not self._children:
+                self._return_files()
+
+    def _return_files(self) -> None:
+        root = Path(self.plan.directory)
+        chosen = [path for folder in RETURNED for path in sorted((root / folder).rglob("*")) if path.is_file()]
+        self._bulk.give(talk.files(root, chosen))
+
+    def _forward(self, child: Started) -> None:
+        for message in child.listener.messages():
+            self._control.send_json(talk.SAID, {"part": str(child.part), "message": message})
+
+    def _watch_frozen(self) -> None:
+        now = time.monotonic()
+        for child in self._children.values():
+            if not is_stopped(child.pid):
+                child.frozen = 0.0
+                continue
+            child.frozen = child.frozen or now
+            self._control.send_json(talk.FROZEN, {"part": str(child.part)})
+            if now - child.frozen > self.plan.patience:
+                os.kill(child.pid, signal.SIGKILL)
+                child.frozen = 0.0
+
+    def _tell_hub(self) -> None:
+        """Parts of snapshots first, then the words, then who has ended: in that order they happened."""
+        self._ship_parts()
+        self._bulk.feed()
+        stage, mine = self._stage, None
+        if stage is not None:
+            servers = bool(stage.scheme.methods)
+            mine = [stage.near(0)] if servers else [stage.beside(rank) for rank in range(self.plan.workers)]
+        news = self._mirror.news(mine)
+        now = time.monotonic()
+        if news or now - self._told >= LOOK:
+            self._told = now
+            self._control.send(talk.BOARD, news)
+        if self._interrupted and self.board.run[STOP] == RUNNING:
+            self._control.send_json(talk.FROZEN, {"leaves": self._way.part})
+            self._interrupted = 0
+        if self._ended and not self._bulk.busy:
+            for part, code, memory in self._ended:
+                self._control.send_json(talk.DIED, {"part": str(part), "code": code, "memory": memory})
+            self._ended.clear()
+        self._control.flush()
+
+    def _ship_parts(self) -> None:
+        """What this node's workers have put aside for a checkpoint goes to the hub before the word that says so."""
+        board, stage = self.board, self._stage
+        for rank in range(self.plan.workers):
+            number = board.saved[rank]
+            if number == self._shipped[rank] or stage is None or not stage.beside(rank) or self._bulk.busy:
+                continue
+            parts = []
+            for name in own_names(stage, rank):
+                (offset, size), *_ = stage.spans([KEEP + name])
+                parts.append((offset, memoryview(bytes(stage.segment.memory[offset : offset + size]))))
+            if board.saved[rank] != number:
+                return  # overtaken by the next while it was copied: once more
+            self._shipped[rank] = number
+            pairs = talk.pair(board.number("saved", rank), number)
+            self._bulk.give(talk.pieces(parts), talk.after(pairs))
+
+    def _end_all(self) -> None:
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+        for child in self._children.values():
+            os.wait4(child.pid, 0)
+            child.listener.connection.close()
+        self._children.clear()
+
+
+def serve(
+    find: Callable[[], Way | None],
+    part: str,
+    limit: float,
+    log: Callable[[str], None],
+    objects: dict[str, Any] | None = None,
+) -> int:
+    """Take part until the run is over; gives the exit code. Whoever is cut off from the hub stops its roles at once,
+    and joins again if the hub is back within patience. `find`: where it is, as far as that is known; `objects`: task,
+    scheme and hooks that have no name, which every node must bring itself."""
+    first = True
+    while True:
+        nonce = os.urandom(16).hex()
+        try:
+            way, control, welcome = _welcomed(find, part, limit, nonce, first)
+        except _NothingToDo as reason:
+            log(str(reason))
+            return 0
+        agent = Agent(way, control, welcome, nonce, log, objects or {})
+        if agent.run():
+            told = agent.message
+            if told.get("text"):
+                log(told["text"])
+            return int(told.get("code", 0))
+        limit, first = agent.plan.patience, False
+
+
+class _NothingToDo(Exception):
+    """The run has no work for this role, and that is in order."""
+
+
+def _welcomed(
+    find: Callable[[], Way | None], part: str, limit: float, nonce: str, first: bool
+) -> tuple[Way, Channel, dict[str, Any]]:
+    until = time.monotonic() + limit
+    where, why = "", "nobody has said where it is"
+    while time.monotonic() < until:
+        way = find()
+        if way is None:
+            time.sleep(TRY_AGAIN)
+            continue
+        where = f" at {way.host}:{way.port}"
+        try:
+            channel = _channel(way)
+            about = {
+                "protocol": talk.PROTOCOL,
+                "part": way.part,
+                "host": platform.node(),
+                "address": way.node.address,
+                "nonce": nonce,
+            }
+            channel.send_json(talk.JOIN, about)
+            return way, channel, _answer(channel, until)
+        except Refused as error:
+            raise UsageError(f"the hub{where} refused {part}: {error}") from error
+        except (OSError, Closed) as error:
+            why = str(error)
+            time.sleep(TRY_AGAIN)
+    kept = "did not answer" if first else "is gone, and did not come back"
+    raise RunError(f"{part}: the hub{where} {kept} within {limit:g} s ({why})")
+
+
+def _answer(channel: Channel, until: float) -> dict[str, Any]:
+    """What the hub says to a newcomer; it may have to wait for its predecessor to be known dead."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        while time.monotonic() < until:
+            selector.select(1.0)
+            for kind, payload in _received(channel):
+                told = plain(payload) if kind in (talk.WELCOME, talk.REFUSE) else {}
+                if kind == talk.REFUSE and told.get("idle"):
+                    raise _NothingToDo(str(told.get("why", "")))
+                if kind == talk.REFUSE:
+                    raise talk.Unwelcome(f"the hub does not take this process: {told.get('why', '')}")
+                if kind == talk.WELCOME:
+                    return dict(told)
+    raise TimeoutError("it did not answer")
+
+
+def _channel(way: Way) -> Channel:
+    assert way.node.secret is not None
+    connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=way.node.client_side)
+    return Channel(connection, limits=talk.LIMITS)
+
+
+def _received(channel: Channel) -> list[tuple[int, bytearray]]:
+    return channel.receive()
+
+
+def _empty(descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, 4096)

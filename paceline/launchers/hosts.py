@@ -1,0 +1,245 @@
+"""`--on hosts`: one `ssh HOST` per task, for machines that no engine looks after.
+
+Environment and secret travel on stdin, never in a command line; `far.py` runs at the other end. The chief chooses the
+port of the hub and tells it on stderr; then the others get their orders. A task that is lost is started again; with
+the chief the whole run is, from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.description import address, is_host, same
+from paceline.errors import UsageError
+from paceline.launchers.command import in_this_python
+from paceline.launchers.foreground import FINAL, handling, number, repeated, seats
+from paceline.launchers.job import Job
+from paceline.launchers.ssh import LOST, Link, source
+
+KEYS = ("hosts", "python", "ssh", "restarts", "hub")
+SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6")
+NOT_THERE = (126, 127)  # no such program
+BEAT, LOOK = 5.0, 0.5
+PAUSE = 1.0  # seconds before a task is started again
+STEADY = 60.0  # seconds of life after which a task's earlier deaths are forgiven
+LEAVE = 30.0  # seconds within which all follow the chief
+
+
+def launch(job: Job) -> int:
+    """Start every task, follow them, give the chief's exit code."""
+    hosts, restarts = _seats(job), number(job, "restarts", 3)
+    program = _ssh(job)[0]
+    if shutil.which(program) is None:
+        raise UsageError(f"{program}: not installed here; apt-get install openssh-client")
+    begun = 0
+
+    def begin() -> int:
+        nonlocal begun
+        begun += 1
+        code = Crew(job, hosts, restarts).run()
+        return 2 if code in NOT_THERE else code
+
+    def over(code: int) -> bool:
+        # a hub that lost its connection may be about to end: until then its directory is in use
+        return code == 1 or (code in FINAL and not (code == 2 and begun > 1))
+
+    return repeated(job, begin, restarts, over)
+
+
+def shown(job: Job) -> str:
+    """The command of each task, and what it reads from stdin but for the secret."""
+    lines = []
+    for task, host in zip(job.tasks, _seats(job), strict=True):
+        orders = orders_of(job, task, "HOST:PORT, as the chief tells it")
+        orders["environment"]["PACELINE_SECRET"] = "…"
+        lines += [f"# {task}; stdin: paceline/launchers/far.py, then", f"#   {json.dumps(orders, ensure_ascii=False)}"]
+        lines.append(shlex.join(command_of(job, host)))
+    return "\n".join(lines) + "\n"
+
+
+def command_of(job: Job, host: str) -> list[str]:
+    python = job.options.get("python", sys.executable)
+    words = [python if word == sys.executable else word for word in in_this_python(job.command)]
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(source())}))"
+    return [*_ssh(job), *SSH, host, shlex.join(["exec", python, "-I", "-c", boot, *words])]
+
+
+def orders_of(job: Job, task: str, hub: str) -> dict[str, Any]:
+    """What a task is told on stdin."""
+    environment = job.environment(task) | {"PACELINE_SECRET": job.secret.hex()}
+    environment |= {"PACELINE_TELL_HUB": "1"} if _is_chief(task) else {"PACELINE_HUB": hub}
+    hosts = {same(host.rpartition("@")[2]) for host in _seats(job)}
+    listen = job.options.get("hub") if _is_chief(task) else None
+    return {"environment": environment, "folder": str(Path.cwd()), "one_host": len(hosts) == 1, "listen": listen}
+
+
+class Crew:
+    """All tasks of one beginning."""
+
+    def __init__(self, job: Job, hosts: list[str], restarts: int) -> None:
+        self._job, self._restarts = job, restarts
+        self._links = [Link(task, host, command_of(job, host)) for task, host in zip(job.tasks, hosts, strict=True)]
+        self._chief = next(link for link in self._links if _is_chief(link.task))
+        self._streams = selectors.DefaultSelector()
+        self._hub: str | None = None
+        self._failed: int | None = None  # the code of a task without which the run makes no sense
+        self._interrupts = self._heeded = 0
+        self._next_beat = 0.0
+
+    def run(self) -> int:
+        with handling(self._interrupted):
+            try:
+                for link in self._links:
+                    link.start(self._streams)
+                self._chief.order(orders_of(self._job, self._chief.task, ""))
+                while self._chief.code is None:
+                    self._turn()
+                for link in self._links:
+                    if self._chief.code or not link.ordered:
+                        link.close()
+                self._until_gone(LEAVE)
+            finally:
+                self._end_all()
+                self._streams.close()
+        assert self._chief.code is not None
+        if self._interrupts:
+            return 130
+        return self._chief.code if self._failed is None else self._failed
+
+    def _turn(self) -> None:
+        for key, _ in self._streams.select(LOOK):
+            link, name = key.data
+            for line in link.read(name):
+                self._heard(link, name, line)
+        now = time.monotonic()
+        self._heed()
+        for link in self._links:
+            if link.again:
+                if now < link.again or self._chief.code is not None:
+                    continue
+                link.start(self._streams)
+                if self._hub is not None:
+                    link.order(orders_of(self._job, link.task, self._hub))
+            elif self._gone(link) and link is not self._chief:
+                self._lost(link)
+        self._beat(now)
+
+    def _gone(self, link: Link) -> bool:
+        last = link.reap()
+        for name, line in last or ():
+            self._heard(link, name, line)
+        return last is not None
+
+    def _beat(self, now: float) -> None:
+        """Far hosts hear from us, so that they notice a cut."""
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT
+            for link in self._links:
+                if link.code is None and link.ordered:
+                    link.write(b"\n")
+
+    def _heard(self, link: Link, name: str, line: str) -> None:
+        if link is self._chief and name == "out":
+            sys.stdout.write(line + "\n")  # the result, also as JSON
+            sys.stdout.flush()
+        elif link is self._chief and self._hub is None and line.startswith("hub: "):
+            self._hub = line.removeprefix("hub: ").strip()
+            address(self._hub, "the chief's line `hub:`")
+            for other in self._links:
+                if other is not self._chief and other.code is None and not other.again:
+                    other.order(orders_of(self._job, other.task, self._hub))
+        else:
+            self._job.say(f"{link.task}: {line}")
+
+    def _lost(self, link: Link) -> None:
+        """A task that is not the chief has ended."""
+        code = link.code or 0
+        if code == 0 or self._failed is not None or self._interrupts or self._chief.code is not None:
+            return
+        what = f"the connection to {link.host} failed" if code == LOST else f"exit code {code}"
+        if code in (2, 3, *NOT_THERE):
+            self._give_up(link, what, code)
+            return
+        link.deaths = 1 if time.monotonic() - link.began > STEADY else link.deaths + 1
+        if link.deaths > self._restarts:
+            self._give_up(link, f"{what}, {link.deaths} times in a row", 1)
+            return
+        self._job.say(f"{link.task} was lost ({what}); starting it again, {link.deaths} of {self._restarts}")
+        link.again = time.monotonic() + PAUSE
+
+    def _give_up(self, link: Link, what: str, code: int) -> None:
+        self._failed = code if code in (1, 2, 3) else 2
+        self._job.say(f"{link.task} on {link.host}: {what}; ending the run")
+        self._chief.write(b"stop\n")
+
+    def _interrupted(self, *_: object) -> None:
+        self._interrupts += 1  # no more than that: it may have come in the middle of anything
+
+    def _heed(self) -> None:
+        while self._heeded < self._interrupts:
+            self._heeded += 1
+            if self._heeded == 1:
+                self._job.say("interrupted: the run ends in order (again to end at once)")
+            words = b"stop\n" if self._heeded == 1 else b"kill\n"
+            for link in [self._chief] if self._heeded == 1 else self._links:
+                if link.code is None:
+                    link.write(words)
+            if not self._chief.ordered or self._hub is None:  # there is nothing to end in order yet
+                self._end_all()
+
+    def _until_gone(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(link.code is None and not link.again for link in self._links) and time.monotonic() < deadline:
+            self._turn()
+
+    def _end_all(self) -> None:
+        """Close every connection; whoever is still there at the other end goes."""
+        alive = [link for link in self._links if link.code is None and not link.again]
+        for link in alive:
+            link.write(b"kill\n")
+            link.close()
+        for link in alive:
+            with suppress(subprocess.TimeoutExpired):
+                link.process.wait(2.0)
+        for link in alive:
+            with suppress(ProcessLookupError):
+                os.killpg(link.process.pid, signal.SIGKILL)
+            link.process.wait()
+            self._gone(link)
+
+
+def _seats(job: Job) -> list[str]:
+    """The host of each task."""
+    job.refuse_unknown(KEYS)
+    named = [word.strip() for word in job.options.get("hosts", "").split(",") if word.strip()]
+    if not named:
+        raise UsageError("on which hosts? give --engine hosts=HOST,HOST,… (or user@HOST)")
+    for one in named:
+        user, at, host = one.rpartition("@")
+        if not is_host(host) or (at and not user) or one.startswith("-"):
+            raise UsageError(f"--engine hosts=: {one!r} is no host; write HOST or user@HOST, with commas between")
+    if "hub" in job.options and not is_host(job.options["hub"]):
+        raise UsageError(f"--engine hub={job.options['hub']} is no address; it is the chief's, for the other hosts")
+    return seats(named, len(job.tasks))
+
+
+def _ssh(job: Job) -> list[str]:
+    words = shlex.split(job.options.get("ssh", "ssh"))
+    if not words:
+        raise UsageError("--engine ssh= is empty; leave it away, or give a command such as 'ssh -p 2222'")
+    return words
+
+
+def _is_chief(task: str) -> bool:
+    return task.partition(":")[0] == "chief"

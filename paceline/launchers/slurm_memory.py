@@ -1,0 +1,117 @@
+"""How much memory a task may ask of a Slurm partition: its share of the node on which the most of them can stand.
+
+What a site sets counts: its default is left as it is, its most is never passed. Everything in MiB, as Slurm has it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+# what to ask with: `sinfo -h -N -o FORMAT`, and `scontrol show partition -o`
+NODES = "%N|%R|%c|%m|%Z"
+_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node has for jobs."""
+
+    name: str
+    cpus: int
+    memory: int
+    threads: int = 1  # per core: processors are given away by whole cores
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Nodes, and what the site has said of their memory; None: nothing."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    default: str | None = None  # such as DefMemPerCPU=2000
+    most_per_cpu: int | None = None
+    most_per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, as an option of sbatch (None: nothing), and why."""
+
+    option: str | None
+    reason: str
+
+
+def parsed(text: str) -> int:
+    """`4G`, `1500M`, `1500`: in MiB, as sbatch reads it."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
+    amount = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if amount < 1:
+        raise UsageError(f"--engine memory={text}: it should be the memory of a task, such as 4G or 1500M")
+    return amount
+
+
+def partition(nodes: str, partitions: str, name: str | None) -> Partition:
+    """What `sinfo` and `scontrol` say of the partition of this name, or of the site's default one."""
+    fields = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in partitions.splitlines() if line.strip()]
+    known = {one["PartitionName"]: one for one in fields if "PartitionName" in one}
+    if name is None:
+        name = next((key for key, one in known.items() if one.get("Default") == "YES"), None)
+        if name is None:
+            raise UsageError(
+                f"Slurm has no default partition; choose one: --engine partition={'|'.join(sorted(known))}"
+            )
+    if name not in known:
+        raise UsageError(f"Slurm has no partition {name!r}; there are: {', '.join(sorted(known)) or 'none'}")
+    found = [line.split("|") for line in nodes.splitlines() if line.count("|") == 4]
+    own = tuple(
+        Node(node, _number(cpus) or 1, _number(memory) or 1, _number(threads) or 1)
+        for node, of, cpus, memory, threads in found
+        if of == name
+    )
+    told = known[name]
+    default = next((f"{key}={told[key]}" for key in ("DefMemPerCPU", "DefMemPerNode") if _number(told.get(key))), None)
+    return Partition(name, own, default, _number(told.get("MaxMemPerCPU")), _number(told.get("MaxMemPerNode")))
+
+
+def share(of: Partition, tasks: int, per_node: int | None, cpus: int) -> Request:
+    """What each task gets where nobody has said it. `per_node`: how many tasks a node has at most, if that is known."""
+    if of.default is not None:
+        return Request(None, f"the default of partition {of.name}, {of.default}")
+    able = [node for node in of.nodes if node.cpus >= cpus * (per_node or 1)]
+    if not able:
+        wanted = f"{per_node or 1} tasks of {cpus} processors"
+        raise UsageError(f"no node of partition {of.name} has room for {wanted}; see sinfo -p {of.name} -o '%n %c %m'")
+    shares = {node.name: _share(of, node, min(tasks, per_node or node.cpus // cpus), cpus) for node in able}
+    least = min(shares, key=lambda name: (shares[name], name))
+    node = next(one for one in able if one.name == least)
+    count = min(tasks, per_node or node.cpus // cpus)
+    reason = f"{count} of them may stand on a node, and {least} has {node.memory}M"
+    request = asked(shares[least], per_node, cpus, max(one.threads for one in able))
+    return Request(request.option, f"{request.reason}: {reason}")
+
+
+def asked(memory: int, per_node: int | None, cpus: int, threads: int = 1) -> Request:
+    """So much for each task: by the node where it is known how many stand there, else by the processor."""
+    reason = f"{memory}M for each task"
+    if per_node is not None:
+        return Request(f"--mem={memory * per_node}M", reason)
+    whole = -(-cpus // threads) * threads  # a core is given away with all its threads
+    return Request(f"--mem-per-cpu={max(1, memory // whole)}M", reason)
+
+
+def _share(of: Partition, node: Node, count: int, cpus: int) -> int:
+    limits = [node.memory // count]
+    if of.most_per_node is not None:
+        limits.append(of.most_per_node // count)
+    if of.most_per_cpu is not None:
+        limits.append(of.most_per_cpu * cpus)
+    return max(1, min(limits))
+
+
+def _number(text: str | None) -> int | None:
+    """What Slurm prints as a number; `8000+` for several kinds of node; UNLIMITED and nothing are None."""
+    match = re.match(r"[0-9]+", text or "")
+    return int(match[0]) or None if match else None

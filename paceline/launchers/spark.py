@@ -1,0 +1,336 @@
+"""`--on spark`: a barrier stage with one partition for each task, in which each runs the task's command.
+
+Spark starts the tasks of a barrier stage together and ends them together. So a task that is lost takes the stage with
+it, and the stage is submitted again: the run goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from paceline.errors import RunError, UsageError
+from paceline.launchers import command
+from paceline.launchers.command import Running, free_port, why
+
+if TYPE_CHECKING:
+    from paceline.launchers.job import Job
+
+KEYS = ("master", "resubmissions", "patience", "conf")
+TOGETHER = 15.0  # seconds that a task which failed leaves to the chief to say why the run has ended
+STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
+MARK = "paceline-outcome:"  # what a failed task says to this side, inside Spark's own message
+LOGS = {"out": "spark-out.log", "err": "spark-err.log"}  # of the chief, under logs/ of the run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `--engine` says."""
+
+    master: str
+    resubmissions: int
+    conf: dict[str, str]
+
+    @classmethod
+    def of(cls, job: Job) -> Settings:
+        job.refuse_unknown(KEYS)
+        patience = _whole("patience", job.options.get("patience", "30"), 1)
+        conf = {
+            "spark.app.name": job.name,
+            "spark.task.cpus": str(job.threads),
+            # too few slots: Spark looks again every second, and says so after `patience` seconds
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str(patience),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+        if job.gpus:
+            conf["spark.task.resource.gpu.amount"] = str(job.gpus)
+        for pair in filter(None, job.options.get("conf", "").split(",")):
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise UsageError(f"--engine conf={pair}: settings of Spark are written spark.KEY=VALUE,…")
+            conf[key.strip()] = value.strip()
+        half = -(-len(job.tasks) // 2)
+        here = f"local-cluster[{min(2, len(job.tasks))},{half * job.threads},1024]"
+        return cls(
+            master=job.options.get("master") or _environment_master(os.environ) or here,
+            resubmissions=_whole("resubmissions", job.options.get("resubmissions", "3"), 0),
+            conf=conf,
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What every partition is given. The secret is in Spark's own message to the executors and nowhere else."""
+
+    command: tuple[str, ...]
+    environments: tuple[dict[str, str], ...]
+    secret: str
+    directory: str  # of the run
+    here: str
+    chief: int
+
+
+def shown(job: Job) -> str:
+    """The barrier stage as it would be submitted."""
+    settings = Settings.of(job)
+    lines = [
+        f"spark master: {settings.master}",
+        *(f"conf: {key}={value}" for key, value in settings.conf.items()),
+        f"barrier stage: {len(job.tasks)} partitions, submitted again at most {settings.resubmissions} times",
+        f"command: {shlex.join(job.command)}",
+        f"directory: {os.getcwd()}",  # noqa: PTH109
+    ]
+    for index, task in enumerate(job.tasks):
+        words = [f"{name}={value}" for name, value in job.environment(task).items()]
+        lines.append(f"partition {index}: {shlex.join(words)} PACELINE_HUB=(of the chief, by allGather)")
+    return "\n".join([*lines, "PACELINE_SECRET goes to each partition with its function and is not shown", ""])
+
+
+def launch(job: Job) -> int:
+    """Submit the stage, again if a task of it is lost, and give the chief's exit code."""
+    settings = Settings.of(job)
+    context = _context(job, settings)
+    folder = _home() / "work" / context.applicationId
+    try:
+        for life in range(settings.resubmissions + 1):
+            code = _submitted(context, job, settings, settings.resubmissions - life)
+            if code is not None:
+                return code
+        raise AssertionError("the last submission gives a code or raises")
+    finally:
+        with contextlib.suppress(Exception):  # a JVM that has gone already
+            context.stop()
+        if settings.master.startswith("local-cluster"):  # its executors leave their folders in Spark's own
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _submitted(context: Any, job: Job, settings: Settings, left: int) -> int | None:
+    """One barrier stage from begin to end: the chief's exit code, or None where another submission may help."""
+    share = Share(
+        command=job.command,
+        environments=tuple(job.environment(task) for task in job.tasks),
+        secret=job.secret.hex(),
+        directory=str(job.directory),
+        here=os.getcwd(),  # noqa: PTH109
+        chief=job.tasks.index("chief"),
+    )
+    stop = job.directory / "stop"
+    stop.unlink(missing_ok=True)
+    count = len(job.tasks)
+    tails = [Tail(job.directory / "logs" / name, stream) for name, stream in _streams()]
+    with ThreadPoolExecutor(1) as pool, _signals() as interrupts:
+        stage = context.parallelize(range(count), count).barrier().mapPartitions(seat(share))
+        collected: Future[list[str]] = pool.submit(stage.collect)
+        asked = None
+        while not collected.done():
+            for tail in tails:
+                tail.print_new()
+            if interrupts and asked is None:
+                asked = time.monotonic()
+                job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
+                stop.touch()
+            if asked and (len(interrupts) > 1 or time.monotonic() - asked > STOPPING):
+                context.cancelAllJobs()
+            with contextlib.suppress(TimeoutError):
+                collected.exception(timeout=0.3)
+        for tail in tails:
+            tail.print_new()
+    stop.unlink(missing_ok=True)
+    error = collected.exception()
+    if error is None:
+        outcomes = [json.loads(text) for text in collected.result()]
+        if not any(tail.seen for tail in tails):  # the run directory is the chief's alone
+            print("\n".join(outcomes[share.chief]["last"]), flush=True)
+        return int(outcomes[share.chief]["code"])
+    return _failed(error, job, settings, left, bool(interrupts))
+
+
+def _failed(error: BaseException, job: Job, settings: Settings, left: int, interrupted: bool) -> int | None:
+    text = str(error)
+    Path("/tmp/h4/errortext").write_text(text)
+    if "BarrierJobSlotsNumberCheckFailed" in text or "does not support barrier" in text or "SPARK-24819" in text:
+        raise RunError(
+            f"Spark ({settings.master}) has not enough slots: the stage needs {len(job.tasks)} tasks of "
+            f"{job.threads} CPU(s) at the same time. Add executors, or take fewer workers"
+        ) from None
+    found = re.search(re.escape(MARK) + r"(\{.*\})", text)
+    outcome = json.loads(found.group(1)) if found else None
+    if interrupted:
+        return int(outcome["code"]) if outcome and outcome["task"] == "chief" and outcome["code"] > 0 else 1
+    if outcome and outcome["task"] == "chief" and outcome["code"] > 0:
+        return int(outcome["code"])  # the run itself failed: it would do so again
+    reason = f"{outcome['task']} {why(outcome['code'])}" if outcome else _first_line(text)
+    if left == 0:
+        last = "\n".join(outcome["last"][-10:]) if outcome else ""
+        raise RunError(
+            f"the stage was lost: {reason}; it has been submitted again {settings.resubmissions} times "
+            f"(--engine resubmissions=…)\n{last}".rstrip()
+        )
+    job.say(f"the stage was lost: {reason}; submitted again from the newest checkpoint ({left} more times)")
+    return None
+
+
+def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
+    """The function of the partitions; it is sent by value, so that Spark's Python need not load torch for it."""
+
+    def sit(_: Iterator[int]) -> Iterator[str]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        number = context.partitionId()
+        address = context.getTaskInfos()[number].address.rpartition(":")[0]
+        port = free_port(address) if number == share.chief else 0
+        hub = context.allGather(f"{address}:{port}")[share.chief]
+        environment = share.environments[number] | {
+            "PACELINE_HUB": hub,
+            "PACELINE_ADDRESS": address,
+            "PACELINE_SECRET": share.secret,
+        }
+        gpus = context.resources().get("gpu")
+        if gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+        running = Running(share.command, environment, share.here)
+        try:
+            code, last = followed(running, Path(share.directory), number == share.chief)
+        finally:
+            running.end()
+        outcome = json.dumps({"task": environment["PACELINE_TASK"], "code": code, "last": last})
+        if code:
+            if number != share.chief and code > 0:
+                time.sleep(TOGETHER)  # if the run has failed, the chief's word about it shall come first
+            raise RuntimeError(MARK + outcome)
+        yield outcome
+
+    return sit
+
+
+def followed(running: Running, directory: Path, chief: bool) -> tuple[int, list[str]]:
+    """The exit code and the last lines; the chief's go to the run directory, where its stop is asked for too."""
+    logs: dict[str, TextIO] = {}
+    with contextlib.ExitStack() as files:
+        if chief:
+            (directory / "logs").mkdir(parents=True, exist_ok=True)
+            for name, file in LOGS.items():
+                logs[name] = files.enter_context((directory / "logs" / file).open("a", encoding="utf-8"))
+        last: list[str] = []
+        stopped = False
+        while True:
+            lines, code = running.heard(0.5)
+            for stream, text in lines:
+                last = [*last[-199:], text]
+                if stream in logs:
+                    print(text, file=logs[stream], flush=True)
+            if code is not None:
+                return code, last
+            if chief and not stopped and (directory / "stop").exists():
+                stopped = True
+                running.tell(signal.SIGINT)
+
+
+class Tail:
+    """What is added to a file, as it comes: the run directory is often one that both sides see."""
+
+    def __init__(self, path: Path, stream: TextIO) -> None:
+        self.path, self.stream, self.seen = path, stream, False
+        self.at = path.stat().st_size if path.exists() else 0
+
+    def print_new(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self.at)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            if newline:
+                self.at += len(whole) + 1
+                self.seen = True
+                print(whole.decode(errors="replace"), file=self.stream, flush=True)
+
+
+def _home() -> Path:
+    import pyspark
+
+    return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
+
+
+def _streams() -> list[tuple[str, TextIO]]:
+    return [(LOGS["out"], sys.stdout), (LOGS["err"], sys.stderr)]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Signals only count; the loop heeds them."""
+    heard: list[int] = []
+
+    def count(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _context(job: Job, settings: Settings) -> Any:
+    try:
+        from pyspark import SparkConf, SparkContext, cloudpickle
+    except ImportError as error:
+        raise UsageError(f"--on spark needs PySpark ({error}); install it: pip install 'paceline[spark]'") from None
+    cloudpickle.register_pickle_by_value(command)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    conf = SparkConf().setMaster(settings.master)
+    for key, value in settings.conf.items():
+        conf.set(key, value)
+    try:
+        context = SparkContext(conf=conf)
+    except Exception as error:
+        if "JAVA" in str(error).upper() and "gateway" in str(error).lower():
+            raise UsageError(f"Spark needs Java 17 or newer: {_first_line(str(error))}") from None
+        raise RunError(f"Spark did not start at {settings.master}: {_first_line(str(error))}") from error
+    context.setLogLevel("ERROR")
+    job.say(f"spark: {context.applicationId} at {settings.master}")
+    return context
+
+
+def _environment_master(environment: Any) -> str | None:
+    """spark.master as Spark's own tools find it: of PYSPARK_SUBMIT_ARGS, or of spark-defaults.conf."""
+    words: Sequence[str] = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
+    for word, after in zip(words, words[1:], strict=False):
+        if word == "--master":
+            return after
+    homes = (environment.get("SPARK_CONF_DIR"), environment.get("SPARK_HOME") and environment["SPARK_HOME"] + "/conf")
+    for home in filter(None, homes):
+        with contextlib.suppress(OSError):
+            for line in (Path(home) / "spark-defaults.conf").read_text(encoding="utf-8").splitlines():
+                key, *value = re.split(r"[\s=]+", line.strip(), maxsplit=1)
+                if key == "spark.master" and value:
+                    return value[0].strip()
+    return None
+
+
+def _whole(key: str, text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise UsageError(f"--engine {key}={text}: a whole number of at least {least} is needed")
+    return int(text)
+
+
+def _first_line(text: str) -> str:
+    """The line of Spark's long message that says what happened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "failure" in line or "Exception" in line or "lost" in line.lower()]
+    return (telling or lines or ["no reason given"])[0][:300]

@@ -1,0 +1,268 @@
+"""Whole messages over a connection that has been admitted: control traffic and bulk data. Only `flush` ever waits.
+
+A message is a header (kind, flags, length) and that many bytes. The receiver knows the kinds and how long each may be,
+and takes memory only after it has looked.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from paceline.errors import PacelineError
+
+HEADER = struct.Struct("<HHQ")  # kind, flags (0), length of the payload
+MOST_PENDING = 1 << 30  # bytes
+DEEPEST = 64  # lists and objects inside each other
+LARGEST_JSON = 64 << 20  # bytes
+
+_BUFFER = 1 << 16  # bytes that are read at a time where messages are small
+_SHARE = 1 << 20  # bytes of one `receive`, about: whoever sends without end must not keep the others waiting
+_SMALL = 1 << 12  # parts up to this size are copied together: that is cheaper than one more entry
+_PIECE = 1 << 18  # bytes of one write to TLS
+_ENTRIES = 64  # of one sendmsg
+_WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Closed(PacelineError):
+    """The other side is gone, or this side has closed the channel."""
+
+
+class ProtocolError(PacelineError):
+    """What came in is no message of this protocol, or the other side does not take what it is sent."""
+
+
+class Channel:
+    """`limits`: the kinds of messages that may come in, and the most bytes of each. For one thread."""
+
+    def __init__(
+        self, connection: socket.socket, *, limits: Mapping[int, int], most_pending: int = MOST_PENDING
+    ) -> None:
+        connection.setblocking(False)
+        self._connection, self._limits, self._most_pending = connection, limits, most_pending
+        self._tls = connection if isinstance(connection, ssl.SSLSocket) else None
+        self._queue: deque[memoryview] = deque()
+        self._pending = 0
+        self._lost: str | None = None  # why nothing can be sent any more
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._header = bytearray()  # the part of one that is there
+        self._kind = 0
+        self._payload: bytearray | None = None  # of the message that is coming in
+        self._filled = 0
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def pending(self) -> int:
+        """Bytes that have not been sent yet."""
+        return self._pending
+
+    def close(self) -> None:
+        """At once: what is pending is dropped. `flush` first where it matters."""
+        self._lose("this side has closed the channel")
+        self._payload = None
+        self._connection.close()
+
+    # sending
+
+    def send(self, kind: int, *parts: bytes | bytearray | memoryview) -> None:
+        """Send, or queue what the connection does not take now. Parts must not change before `pending` is 0."""
+        if self._lost is not None:
+            raise Closed(self._lost)
+        views = [view.cast("B") for part in parts if (view := memoryview(part)).nbytes]
+        length = sum(view.nbytes for view in views)
+        small = bytearray(HEADER.pack(kind, 0, length))
+        for view in views:
+            if view.nbytes <= _SMALL:
+                small += view
+            else:
+                if small:
+                    self._queue.append(memoryview(small))
+                self._queue.append(view)
+                small = bytearray()
+        if small:
+            self._queue.append(memoryview(small))
+        self._pending += HEADER.size + length
+        self._push()
+        if self._pending > self._most_pending:
+            waiting = self._pending
+            self.close()
+            raise ProtocolError(
+                f"the other side does not take what it is sent: {waiting:,} bytes wait, "
+                f"{self._most_pending:,} are allowed"
+            )
+
+    def send_json(self, kind: int, value: Any) -> None:
+        self.send(kind, json.dumps(value, separators=(",", ":")).encode())
+
+    def flush(self, timeout: float | None = 0.0) -> bool:
+        """Send what is pending, for so many seconds (None: however long it takes). True: all is sent."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._lost is not None:
+                raise Closed(self._lost)
+            wanted = self._push()
+            if not self._pending:
+                return True
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            poll = select.poll()
+            poll.register(self._connection, wanted)
+            poll.poll(None if left is None else left * 1000)
+
+    def _push(self) -> int:
+        """Send as far as it goes; gives what to wait for if it did not go to the end."""
+        wanted = select.POLLOUT
+        try:
+            while self._queue:
+                if self._tls is None:
+                    sent = self._connection.sendmsg(islice(self._queue, _ENTRIES))
+                else:
+                    # what TLS has begun to write must be offered again as it was: the head of the queue never changes
+                    sent = self._tls.send(self._queue[0][:_PIECE])
+                self._sent(sent)
+        except ssl.SSLWantReadError:
+            wanted = select.POLLIN
+        except _WAITING:
+            pass
+        except (OSError, ValueError) as error:
+            # what the other side said last may still be read
+            self._lose(f"the connection is broken: {_cause(error)}")
+            raise Closed(str(self._lost)) from error
+        return wanted
+
+    def _sent(self, count: int) -> None:
+        self._pending -= count
+        while count:
+            head = self._queue[0]
+            if count < head.nbytes:
+                self._queue[0] = head[count:]
+                return
+            count -= head.nbytes
+            self._queue.popleft()
+
+    def _lose(self, why: str) -> None:
+        self._lost = self._lost or why
+        self._queue.clear()
+        self._pending = 0
+
+    # receiving
+
+    def receive(self) -> list[tuple[int, bytearray]]:
+        """The whole messages that are there by now, (kind, payload) each; of a flood, the first part.
+
+        Once the other side has closed, and all that it said has been given: Closed. Anything that is no message closes
+        the channel: ProtocolError.
+        """
+        found: list[tuple[int, bytearray]] = []
+        share = _SHARE
+        # what TLS has decrypted no longer shows in the descriptor: it must be taken now
+        while share > 0 or (self._tls is not None and self._tls.pending()):
+            missing = 0 if self._payload is None else len(self._payload) - self._filled
+            try:
+                if missing >= _BUFFER and self._payload is not None:
+                    with memoryview(self._payload) as view:
+                        count = self._connection.recv_into(view[self._filled : self._filled + _SHARE])
+                    self._filled += count
+                else:
+                    count = self._connection.recv_into(self._buffer)
+                    self._take(count, found)
+            except _WAITING:
+                break
+            except ssl.SSLError as error:
+                self.close()
+                raise ProtocolError(f"what came in is not TLS of this connection: {_cause(error)}") from error
+            except (OSError, ValueError) as error:
+                return self._ended(found, f"the connection is broken: {_cause(error)}", error)
+            if not count:
+                inside = self._header or self._payload is not None
+                return self._ended(found, f"the other side has closed{' inside a message' if inside else ''}", None)
+            share -= count
+            if self._payload is not None and self._filled == len(self._payload):
+                self._complete(found)
+        return found
+
+    def _ended(
+        self, found: list[tuple[int, bytearray]], why: str, error: Exception | None
+    ) -> list[tuple[int, bytearray]]:
+        if not found:
+            raise Closed(self._lost or why) from error
+        return found  # the next call comes here again
+
+    def _take(self, count: int, found: list[tuple[int, bytearray]]) -> None:
+        """Cut what is in the buffer into messages."""
+        at = 0
+        while at < count:
+            if self._payload is None:
+                piece = self._buffer[at : min(count, at + HEADER.size - len(self._header))]
+                self._header += piece
+                at += piece.nbytes
+                if len(self._header) < HEADER.size:
+                    return
+                self._begin()
+            if self._payload is not None:
+                piece = self._buffer[at : min(count, at + len(self._payload) - self._filled)]
+                self._payload[self._filled : self._filled + piece.nbytes] = piece
+                self._filled += piece.nbytes
+                at += piece.nbytes
+                if self._filled == len(self._payload):
+                    self._complete(found)
+
+    def _begin(self) -> None:
+        kind, flags, length = HEADER.unpack(self._header)
+        most = self._limits.get(kind)
+        if most is None or flags or length > most:
+            self.close()
+            if most is None:
+                raise ProtocolError(f"a message of kind {kind} came in; known are {sorted(self._limits)}")
+            if flags:
+                raise ProtocolError(f"a message of kind {kind} has flags ({flags:#x}) that nobody knows")
+            raise ProtocolError(f"a message of kind {kind} claims {length:,} bytes; {most:,} are allowed")
+        self._header.clear()
+        self._kind, self._payload, self._filled = kind, bytearray(length), 0
+
+    def _complete(self, found: list[tuple[int, bytearray]]) -> None:
+        assert self._payload is not None
+        found.append((self._kind, self._payload))
+        self._payload = None
+
+
+def plain(payload: bytes | bytearray | memoryview) -> Any:
+    """The value of a payload of JSON."""
+    data = bytes(payload)
+    if len(data) > LARGEST_JSON:
+        raise ProtocolError(f"{len(data):,} bytes of JSON came in; {LARGEST_JSON:,} are allowed")
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a message that should be JSON is not: {type(error).__name__}") from None
+    if data.count(b"[") + data.count(b"{") > DEEPEST:
+        _refuse_depth(value)
+    return value
+
+
+def _refuse_depth(value: Any) -> None:
+    """Level by level, without recursion: whoever walks through the value later may use it."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    raise ProtocolError(f"a message of JSON has more than {DEEPEST} lists and objects inside each other")
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "TLS ended"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,130 @@
+"""The shared secret: who knows it may join a run. It is never part of a message, a log line or a command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from paceline.errors import UsageError
+
+SHORTEST, LONGEST = 16, 1024  # bytes
+VALUE, FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
+
+
+def fresh() -> bytes:
+    return os.urandom(32)
+
+
+def text(secret: bytes) -> str:
+    return secret.hex()
+
+
+def parse(text: str, where: str = "the secret") -> bytes:
+    """The secret of its hexadecimal text; `where` is what an error calls it."""
+    digits = text.strip()
+    if not re.fullmatch(r"(?:[0-9a-fA-F]{2})*", digits):
+        raise UsageError(
+            f"{where} is not written in pairs of hexadecimal digits; `openssl rand -hex 32` makes a good one"
+        )
+    if not SHORTEST <= len(digits) // 2 <= LONGEST:
+        raise UsageError(
+            f"{where} has {len(digits) // 2} bytes; {SHORTEST} to {LONGEST} are allowed: "
+            "`openssl rand -hex 32` makes a good one"
+        )
+    return bytes.fromhex(digits)
+
+
+def write(path: Path, secret: bytes) -> None:
+    """A file that nobody else can read at any moment, in place of the one that is there."""
+    try:
+        aside = _written_aside(path, secret)
+        try:
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"the secret's file {path} cannot be written: {error.strerror}") from error
+
+
+def read(path: Path) -> bytes:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name must not hold us up
+    except OSError as error:
+        raise UsageError(f"the secret's file {path} cannot be read: {error.strerror}") from error
+    try:
+        _refuse_if_shared(path, os.fstat(handle))  # of the file that was opened: the name may be another's by now
+        content = os.read(handle, 4 * LONGEST)
+    finally:
+        os.close(handle)
+    return parse(content.decode("ascii", errors="replace"), f"the secret in {path}")
+
+
+def of_environment(env: Mapping[str, str]) -> bytes | None:
+    """What the variables say. An empty one is refused: whoever set it meant to have a secret."""
+    if VALUE in env:
+        return parse(env[VALUE], VALUE)
+    if FILE in env:
+        if not env[FILE]:
+            raise UsageError(f"{FILE} is empty; it must name the file that holds the secret, or not be set")
+        return read(Path(env[FILE]))
+    return None
+
+
+def of_user() -> bytes:
+    """The secret of this user, made when it is asked for the first time."""
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = (Path(home) if Path(home).is_absolute() else Path.home() / ".config") / "paceline"
+    path = folder / "secret"
+    if not path.exists():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _put_if_missing(path, fresh())
+        except OSError as error:
+            raise UsageError(
+                f"the user's secret {path} cannot be made: {error.strerror}; set {VALUE} or {FILE} instead"
+            ) from error
+    return read(path)
+
+
+def _put_if_missing(path: Path, secret: bytes) -> None:
+    """Of several processes that come here at once one makes the file, and all go on to read that one."""
+    aside = _written_aside(path, secret)
+    try:
+        path.hardlink_to(aside)  # unlike a rename it never takes the place of another file
+    except FileExistsError:
+        pass
+    finally:
+        aside.unlink()
+
+
+def _written_aside(path: Path, secret: bytes) -> Path:
+    aside = path.with_name(f".{path.name}-{uuid4().hex}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, text(secret).encode() + b"\n")
+        os.fsync(handle)
+    except BaseException:
+        aside.unlink()
+        raise
+    finally:
+        os.close(handle)
+    return aside
+
+
+def _refuse_if_shared(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path} is not a plain file; the secret must be in one")
+    if status.st_uid != os.geteuid():
+        raise UsageError(
+            f"the secret's file {path} belongs to another user (number {status.st_uid}), who could know or change it; "
+            f"make one of your own: openssl rand -hex 32 > FILE, chmod 600 FILE, {FILE}=FILE"
+        )
+    if status.st_mode & 0o077:
+        raise UsageError(
+            f"the secret's file {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
+            f"chmod 600 {path}, and make a new secret if somebody may have read it"
+        )

@@ -1,0 +1,109 @@
+"""TLS among the nodes of a run: one certificate for all of them, and each side checks that the other holds it."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import UsageError
+
+CERTIFICATE, KEY = "certificate.pem", "key.pem"
+_FOLDER = "tls"
+_DAYS = 3650
+_SETTINGS = """\
+[req]
+prompt = no
+distinguished_name = name
+x509_extensions = use
+[name]
+CN = paceline
+[use]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth, clientAuth
+subjectKeyIdentifier = hash
+"""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in PEM. `authority` signed the certificates of all nodes; without it there is one certificate for all."""
+
+    certificate: Path
+    key: Path
+    authority: Path | None = None
+
+
+def generated(directory: Path) -> Certificates:
+    """A certificate in `directory`/tls: the one that is there, or a new one. Several processes may ask at once."""
+    folder = directory / _FOLDER
+    if not folder.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}-", dir=directory))  # for this user only
+        try:
+            _generate(aside)
+            try:
+                aside.rename(folder)
+            except OSError:
+                if not folder.exists():  # else somebody was faster: theirs is the one
+                    raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return Certificates(folder / CERTIFICATE, folder / KEY, None)
+
+
+def contexts(c: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For the side that listens and for the side that connects."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False  # the certificate is that of the cluster, whatever its nodes are called
+    server.num_tickets = 0  # nobody resumes a session, and the first bytes after the handshake are ours
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the very same certificate is proof enough
+        try:
+            # a key with a password would be asked for at the terminal, which tasks of an engine do not have
+            context.load_cert_chain(c.certificate, c.key, password="")
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{c.certificate} and {c.key} are not a certificate and its key, in PEM and without a password: "
+                f"{_cause(error)}"
+            ) from error
+        trusted = c.authority or c.certificate
+        try:
+            context.load_verify_locations(cafile=trusted)
+        except OSError as error:
+            raise UsageError(f"{trusted} holds no certificates to trust, in PEM: {_cause(error)}") from error
+    return server, client
+
+
+def _generate(folder: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise UsageError(
+            "there is no `openssl` command, which makes the certificate; install it (apt-get install openssl), "
+            "or give a certificate and a key of your own"
+        )
+    settings, key = folder / "settings", folder / KEY
+    settings.write_text(_SETTINGS, encoding="ascii")
+    key.touch(mode=0o600)  # before anything is in it
+    command = (openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-sha256")
+    files = ("-config", settings, "-keyout", key, "-out", folder / CERTIFICATE)
+    made = subprocess.run(
+        (*command, "-days", str(_DAYS), *files), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if made.returncode:
+        last = made.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise UsageError(f"`{openssl} req` could not make a certificate: {last or f'exit code {made.returncode}'}")
+    key.chmod(0o600)
+    settings.unlink()
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

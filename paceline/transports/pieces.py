@@ -1,0 +1,75 @@
+"""Which pieces of memory belong to a message: the tensors that its words name, or one server's range of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.memory import Segment
+from paceline.stage import Stage
+from paceline.wire import decode
+
+Piece = tuple[int, int]  # offset and size in bytes
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """One server's range of vectors that are so long; the whole of them where there is one server."""
+
+    low: int
+    high: int
+    length: int
+    lead: bool
+
+    @classmethod
+    def of(cls, stage: Stage, shard: int) -> Cutting:
+        low, high = stage.bounds(shard)
+        return cls(low, high, stage.layout.notes["length"], shard == 0)
+
+    @property
+    def whole(self) -> bool:
+        return self.high - self.low == self.length
+
+
+def of_words(words: Sequence[int], cutting: Cutting) -> list[Piece]:
+    """The pieces that a call's or an answer's words name, as far as they are this server's."""
+    found: list[Piece] = []
+
+    def note(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        found.extend(_pieces(offset, dtype, shape, cutting))
+        return _NOTHING
+
+    decode(list(words), note)
+    return found
+
+
+_NOTHING = torch.empty(0)
+
+
+def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: Cutting) -> Iterable[Piece]:
+    count = 1
+    for size in shape:
+        count *= size
+    if cutting.whole or not shape or shape[-1] != cutting.length:
+        return [(offset, count * dtype.itemsize)]
+    rows = count // cutting.length
+    size = (cutting.high - cutting.low) * dtype.itemsize
+    return [(offset + (row * cutting.length + cutting.low) * dtype.itemsize, size) for row in range(rows)]
+
+
+def of_tensors(segment: Segment, tensors: Iterable[Tensor]) -> list[Piece]:
+    """The pieces that tensors in memory consist of: one for each run of bytes."""
+    found: list[Piece] = []
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        if tensor.is_contiguous():
+            offset = segment.offset(tensor)
+            assert offset is not None
+            found.append((offset, tensor.numel() * tensor.element_size()))
+        else:
+            found += of_tensors(segment, tensor.unbind(0))
+    return found

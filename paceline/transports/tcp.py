@@ -1,0 +1,225 @@
+"""A worker's way to servers of other nodes: the same lanes, filled on the other side by a connection to each server.
+
+A server is called by the address that it has written on the board. If a connection breaks, a new one is made as soon as
+somebody listens there again; both sides then say how far each lane is, so nothing is lost and nothing performed twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import select
+import threading
+import time
+from array import array
+from collections.abc import Callable
+
+from paceline.board import LANES
+from paceline.errors import PacelineError, RunError
+from paceline.net.channel import Closed, ProtocolError
+from paceline.net.gate import Refused, enter
+from paceline.stage import HEAD_WORDS, Stage
+from paceline.transports.lane import Lane, got, put
+from paceline.transports.pieces import Cutting, of_words
+from paceline.transports.wire import AGAIN, HELLO, POST, REPLY, WELCOME, Areas, Message, Wire
+
+AGAIN_AFTER = 0.05  # seconds between two tries to reach a server
+REACH = 2.0  # that one try may take
+
+
+def address_of(high: int, low: int) -> str:
+    """An address as the board has it: in two words."""
+    whole = (high & (1 << 64) - 1) << 64 | low & (1 << 64) - 1
+    address = ipaddress.IPv6Address(whole)
+    return str(address.ipv4_mapped or address)
+
+
+def words_of(address: str) -> tuple[int, int]:
+    """The two words of an address."""
+    one = ipaddress.ip_address(address)
+    whole = int(ipaddress.IPv6Address(f"::ffff:{one}") if one.version == 4 else one)
+    high, low = whole >> 64, whole & (1 << 64) - 1
+    return (high - (1 << 64) if high >> 63 else high), (low - (1 << 64) if low >> 63 else low)
+
+
+class Reach:
+    """One worker's connections. `lanes` are its own, in the order of their numbers."""
+
+    def __init__(self, stage: Stage, rank: int, lanes: list[Lane], ended: Callable[[], bool]) -> None:
+        self._stage, self._rank, self._lanes, self._ended = stage, rank, lanes, ended
+        self._board = stage.board
+        self._wires: dict[int, Wire | None] = {}
+        self._tried: dict[int, float] = {}
+        self._met: dict[int, bool] = {}  # whether a server has said how far it is
+        self._version = stage.version_words()[0]
+        self._cuttings = [Cutting.of(stage, shard) for shard in range(stage.plan.servers)]
+        self._courier: Courier | None = None
+        self.ahead: set[int] = set()  # lanes whose answers nobody waits for yet
+        self.latest = 0  # the highest number of a call that any server knows of this worker
+        self.meet()
+
+    def __bool__(self) -> bool:
+        return bool(self._wires)
+
+    def meet(self) -> None:
+        """Find out which servers are on other nodes, and connect with those that are new there."""
+        far = {shard for shard in range(self._stage.plan.servers) if not self._stage.near(shard)}
+        for shard in set(self._wires) - far:
+            self._drop(shard)
+            del self._wires[shard]
+        for shard in far - set(self._wires):
+            self._wires[shard] = None
+        self._stage.bells.restless = self._reconnect if far else None
+        self._reconnect()
+        self._stage.bells.wait(lambda: all(self._met.get(shard) for shard in self._wires) or self._ended())
+
+    def _reconnect(self) -> bool:
+        """Try to reach those that are not reached, now and then. True: somebody is not reached yet."""
+        for shard, wire in list(self._wires.items()):
+            port = self._board.server_port[shard]
+            if wire is not None and wire.port == port:
+                continue
+            if wire is not None:  # it has a successor elsewhere
+                self._drop(shard)
+            if port and time.monotonic() - self._tried.get(shard, -1.0) >= AGAIN_AFTER and not self._ended():
+                self._tried[shard] = time.monotonic()
+                self._connect(shard, port)
+        return any(wire is None for wire in self._wires.values())
+
+    def _connect(self, shard: int, port: int) -> None:
+        stage, board = self._stage, self._board
+        assert stage.node.secret is not None
+        address = address_of(board.server_high[shard], board.server_low[shard])
+        try:
+            connection = enter(address, port, stage.node.secret, timeout=REACH, tls=stage.node.client_side)
+        except Refused as error:
+            raise RunError(f"worker:{self._rank} was refused by server:{shard} at {address}:{port}: {error}") from error
+        except OSError:
+            return  # it may be about to begin, or about to be replaced
+        wire = Wire(connection, stage.segment, Areas(stage.spans_from_server(self._rank)))
+        wire.port = port
+        self._wires[shard], self._met[shard] = wire, False
+        stage.bells.attend(wire.fileno(), lambda: self._pull(shard, wire))
+        self._guarded(shard, wire, lambda: wire.send(Message(HELLO, self._rank, board.get("generation"))))
+
+    def _drop(self, shard: int) -> None:
+        wire, self._met[shard] = self._wires.get(shard), False
+        if wire is not None:
+            self._wires[shard] = None
+            self._stage.bells.ignore(wire.fileno())
+            wire.close()
+
+    def _guarded(self, shard: int, wire: Wire, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except (Closed, ProtocolError) as error:
+            with wire.lock:
+                if self._wires.get(shard) is wire:
+                    if isinstance(error, ProtocolError):
+                        print(f"server:{shard} sent what it may not: {error}; connecting anew", flush=True)
+                    self._drop(shard)
+        else:
+            if self._wires.get(shard) is wire:
+                self._stage.bells.modify(wire.fileno(), wire.events)
+
+    def _pull(self, shard: int, wire: Wire) -> None:
+        def both() -> None:
+            if wire.pending:
+                wire.push()
+            wire.pull(lambda message: self._take(shard, wire, message))
+
+        self._guarded(shard, wire, both)
+
+    def post(self, lane: Lane) -> None:
+        """A call lies in a lane of this node: let it lie in that of every other server's node too."""
+        for shard, wire in self._wires.items():
+            if wire is not None and self._met[shard]:
+                self._post(shard, wire, lane)
+
+    def _post(self, shard: int, wire: Wire, lane: Lane) -> None:
+        words = got(lane.request)
+        number, method = self._board.posted[lane.index], lane.request[HEAD_WORDS - 1]
+        pieces = of_words(words, self._cuttings[shard])
+        message = Message(POST, lane.index, number, method, words=array("q", words))
+        self._guarded(shard, wire, lambda: wire.send(message, pieces))
+
+    def _take(self, shard: int, wire: Wire, message: Message) -> None:
+        board, own = self._board, range(self._rank * LANES, self._rank * LANES + LANES)
+        if message.kind == REPLY and message.lane in own:
+            lane = self._lanes[message.lane - own.start]
+            if message.number != board.posted[lane.index]:
+                return  # of a call that was given up
+            if len(message.words):
+                put(lane.reply, message.words)
+            words = self._stage.segment.words
+            if message.value > words[self._version]:
+                words[self._version] = message.value
+            board.answered[shard][lane.index] = message.number
+        elif message.kind == WELCOME and len(message.words) == 2 * LANES:
+            self._met[shard] = True
+            self.latest = max(self.latest, *message.words[:LANES])
+            there = zip(self._lanes, message.words[:LANES], message.words[LANES:], strict=True)
+            for lane, posted, answered in there:
+                mine = board.posted[lane.index]
+                if board.answered[shard][lane.index] == mine:
+                    continue
+                if posted != mine:
+                    self._post(shard, wire, lane)
+                elif answered == mine:
+                    wire.send(Message(AGAIN, lane.index, mine))
+        else:
+            raise ProtocolError(f"a message of kind {message.kind} for lane {message.lane}")
+
+    def void(self) -> None:
+        """The run has gone back to a checkpoint, and so have the servers: nobody will answer what was posted before."""
+        for shard in self._wires:
+            for lane in self._lanes:
+                self._board.answered[shard][lane.index] = self._board.posted[lane.index]
+
+    def busy(self) -> bool:
+        """Whether anything is still to be sent, or to come for a call that was started ahead."""
+        board = self._board
+        return any(wire is not None and wire.pending for wire in self._wires.values()) or any(
+            board.answered[shard][lane] != board.posted[lane] for shard in self._wires for lane in list(self.ahead)
+        )
+
+    def carry_on(self) -> None:
+        """This worker goes to compute: what is under way goes on meanwhile."""
+        if self.busy():
+            if self._courier is None:
+                self._courier = Courier(self)
+            self._courier.wake()
+
+    def at_work(self) -> list[tuple[Wire, Callable[[], None]]]:
+        """The connections that there are, and what to do when one has news."""
+        return [
+            (wire, lambda shard=shard, wire=wire: self._pull(shard, wire))  # type: ignore[misc]
+            for shard, wire in list(self._wires.items())
+            if wire is not None
+        ]
+
+
+class Courier:
+    """A thread that sends and receives while its worker computes, and sleeps otherwise."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach, self._wanted = reach, threading.Event()
+        threading.Thread(target=self._run, name="courier", daemon=True).start()
+
+    def wake(self) -> None:
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            with contextlib.suppress(OSError, ValueError, PacelineError):  # its worker will find what is wrong
+                while self._reach.busy():
+                    poll, handlers = select.poll(), {}
+                    for wire, take_in in self._reach.at_work():
+                        handlers[wire.fileno()] = take_in
+                        poll.register(wire.fileno(), wire.events)
+                    if not handlers:
+                        break
+                    for descriptor, _ in poll.poll(100):
+                        handlers[descriptor]()

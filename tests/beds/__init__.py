@@ -1,0 +1,1 @@
+"""Where system tests run: several network hosts, and a real Slurm, on one machine."""

@@ -1,0 +1,101 @@
+"""Runs on several nodes, all of them on loopback: the hub is the test's own process, every other role has an agent.
+
+Agents are forks of the test, so that they begin at once; nothing but loopback connects them with the hub.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from paceline.launchers import agent
+from paceline.launchers.hub import Hub
+from paceline.launchers.local import Launcher
+from paceline.net import secret as secrets
+from paceline.net.tls import Certificates
+from paceline.plan import Plan
+from paceline.role import crew
+from paceline.scheme import Scheme
+from paceline.stage import Node
+
+LOCAL = "127.0.0.1"
+
+
+class Nodes:
+    """The agents of one run, by role. `here`: roles that the hub's own node has."""
+
+    def __init__(self, here: set[str], certificates: Certificates | None, extra: tuple[str, ...]) -> None:
+        self.secret, self.certificates, self._here, self._extra = secrets.fresh(), certificates, here, extra
+        self.agents: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
+        self.port = 0
+        self._objects: dict[str, Any] = {}
+
+    def launcher(self, plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
+        self._objects = {name: one for name, one in objects.items() if name != "ready"}
+        node = Node(address=LOCAL, secret=self.secret, certificates=self.certificates)
+
+        def listening(_: str, port: int) -> None:
+            self.port = port
+
+        hub = Hub(
+            plan, scheme, objects, node=node, port=0, here=set(self._here), join=30.0, listening=listening, **rest
+        )
+        for part in [*map(str, crew(plan, scheme)), *self._extra]:
+            if part not in self._here:
+                self.start(part)
+        return hub
+
+    def start(self, part: str, *, secret: bytes | None = None) -> int:
+        """An agent for a role, in a process of its own."""
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid:
+            self.agents[part] = pid
+            return pid
+        code = 99
+        try:
+            os.closerange(3, 4096)  # what the hub has opened is not this node's
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates)
+            way = agent.Way(LOCAL, self.port, part, node)
+            code = agent.serve(lambda: way, part, 20.0, lambda _: None, self._objects)
+        except BaseException as error:
+            traceback.print_exc()
+            code = getattr(error, "exit_code", 98)
+        finally:
+            os._exit(code)
+
+    def cut(self, part: str) -> None:
+        """The whole node of a role is gone, at once."""
+        os.kill(self.agents[part], signal.SIGKILL)
+        self.wait(part)
+
+    def wait(self, part: str) -> int:
+        """How an agent ended."""
+        _, status = os.waitpid(self.agents.pop(part), 0)
+        self.codes[part] = os.waitstatus_to_exitcode(status)
+        return self.codes[part]
+
+
+@contextmanager
+def nodes(*here: str, certificates: Certificates | None = None, extra: tuple[str, ...] = ()) -> Iterator[Nodes]:
+    """Afterwards no agent is left; each must have ended by itself, with 0 unless the test has looked at its code."""
+    made = Nodes({"chief", *here}, certificates, extra)
+    try:
+        yield made
+        codes = {part: made.wait(part) for part in list(made.agents)}
+        assert not any(codes.values()), codes
+    finally:
+        for pid in made.agents.values():
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+Make = Callable[..., Launcher]

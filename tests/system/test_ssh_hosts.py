@@ -1,0 +1,114 @@
+"""`--on hosts` with a real sshd on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import SECRET, command_lines, followed, gone, interrupt, launched
+from processes import until
+from ssh_server import Sshd, sshd
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with sshd(tmp_path_factory.mktemp("ssh") / "server") as running:
+        yield running
+
+
+def test_every_task_is_told_what_it_needs_and_nobody_else(server: Sshd, tmp_path: Path) -> None:
+    with launched("hosts", tmp_path / "run", "stay", hosts="127.0.0.1", ssh=server.ssh) as run:
+        told = {task: run.told(task) for task in ("chief", "worker:0", "server:0")}
+        assert SECRET.hex() not in command_lines()
+        interrupt(run)
+        assert run.ended() == 130
+        gone([int(one["pid"]) for one in told.values()])
+    for task, one in told.items():
+        assert one["PACELINE_TASK"] == task
+        assert one["PACELINE_CLUSTER"] == "chief=1,worker=1,server=1"
+        assert one["PACELINE_SECRET"] == SECRET.hex()
+        assert one["PACELINE_ADDRESS"] == "127.0.0.1"
+        assert one["cwd"] == str(Path.cwd())
+    assert told["chief"]["PACELINE_HUB"] == "127.0.0.1:0"
+    assert told["worker:0"]["PACELINE_HUB"] == told["server:0"]["PACELINE_HUB"] != "127.0.0.1:0"
+    assert (tmp_path / "run" / "ended").read_text() == "by a signal"
+    assert SECRET.hex() not in run.said
+
+
+def test_a_lost_task_is_started_again(server: Sshd, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = followed("hosts", tmp_path / "run", "die:worker:0", hosts="127.0.0.1", ssh=server.ssh)
+    assert code == 0, said
+    assert "worker:0 was lost (exit code 137); starting it again, 1 of 3" in said
+    assert said.count("worker:0: worker:0 is here") == 2
+    assert capfd.readouterr().out == '{"called": ["server:0", "worker:0"]}\n'  # of the chief, as it was printed
+
+
+def test_with_the_chief_the_whole_run_begins_again(server: Sshd, tmp_path: Path) -> None:
+    code, said = followed("hosts", tmp_path / "run", "die:chief", hosts="127.0.0.1", ssh=server.ssh)
+    assert code == 0, said
+    assert "the job broke off (exit code 137); starting it again from the beginning, 1 of 3" in said
+
+
+def test_a_connection_that_is_lost(server: Sshd, tmp_path: Path) -> None:
+    """The far end ends its task, this end starts it again."""
+    with launched("hosts", tmp_path / "run", "stay", hosts="127.0.0.1", ssh=server.ssh) as run:
+        run.told("chief")
+        task = int(run.told("worker:0")["pid"])
+        os.kill(parent(parent(task)), signal.SIGKILL)  # task <- far.py <- sshd
+        gone([task])
+        again = int(run.told("worker:0", life=1)["pid"])
+        assert "worker:0 was lost (the connection to 127.0.0.1 failed); starting it again, 1 of 3" in run.said
+        interrupt(run)
+        assert run.ended() == 130
+        gone([again])
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(server: Sshd, tmp_path: Path) -> None:
+    with launched("hosts", tmp_path / "run", "stay", hosts="127.0.0.1", ssh=server.ssh) as run:
+        tasks = run.everybody()
+        run.process.kill()
+        gone(tasks)
+    assert (tmp_path / "run" / "ended").read_text() == "by a signal"  # the chief had the time for it
+
+
+def test_a_second_interruption_ends_at_once(server: Sshd, tmp_path: Path) -> None:
+    with launched("hosts", tmp_path / "run", "stay", hosts="127.0.0.1", ssh=server.ssh) as run:
+        tasks = run.everybody()
+        os.kill(int(run.told("chief")["pid"]), signal.SIGSTOP)  # it cannot end in order
+        interrupt(run)
+        until(lambda: "again to end at once" in run.said, 20, "the interruption is noticed")
+        interrupt(run)
+        assert run.ended() == 130
+        gone(tasks)
+
+
+@pytest.mark.parametrize(
+    ("deed", "options", "code", "words"),
+    [
+        ("fail:1", {}, 1, "chief is here"),
+        ("fail:3", {}, 3, "chief is here"),
+        ("none", {"python": "/no/such/python"}, 2, "/no/such/python"),
+    ],
+)
+def test_what_cannot_work_is_not_tried_again(
+    deed: str, options: dict[str, str], code: int, words: str, server: Sshd, tmp_path: Path
+) -> None:
+    ended, said = followed("hosts", tmp_path / "run", deed, hosts="127.0.0.1", ssh=server.ssh, **options)
+    assert ended == code, said
+    assert any(words in text for text in said)
+    assert not any("again" in text for text in said)
+
+
+def test_a_host_that_lets_nobody_in(server: Sshd, tmp_path: Path) -> None:
+    wrong = server.ssh.replace("/user", "/host")  # a key that it does not know
+    code, said = followed("hosts", tmp_path / "run", hosts="127.0.0.1", ssh=wrong, restarts="1")
+    assert code == 255
+    assert any("Permission denied" in text for text in said)
+    assert "2 times in a row" in said[-1]
+
+
+def parent(number: int) -> int:
+    return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,448 @@
+"""What is submitted to Slurm, what the batch script then does, what is told of the job. Its commands are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import RunError, UnknownName, UsageError
+from paceline.launchers import slurm, slurm_job
+from paceline.launchers.job import Job
+from paceline.launchers.slurm_memory import Node, Partition, asked, parsed, partition, share
+
+FOUR = ("chief", "worker:0", "worker:1", "server:0")
+SECRET = b"an unlikely secret of 32 bytes ."
+# as sinfo and scontrol of Slurm 22.05 print it, shortened
+NODES = "n1|main|4|8000|1\nn2|main|4|6000|1\nbig|wide|64|256000|2\nn1|small|4|8000|1\n"
+PARTITIONS = """
+PartitionName=main AllowGroups=ALL Default=YES Nodes=n[1-2] DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED
+PartitionName=wide AllowGroups=ALL Default=NO Nodes=big DefMemPerNode=UNLIMITED MaxMemPerCPU=2000
+PartitionName=small AllowGroups=ALL Default=NO Nodes=n1 DefMemPerCPU=1500 MaxMemPerNode=4000
+""".strip()
+
+Fake = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Put a shell script of this name on the path, where there are a few harmless commands, and none of Slurm's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def put(name: str, text: str) -> Path:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    for name in ("cat", "seq", "rm", "touch", "wc"):  # scripts, not links: who writes here must not write elsewhere
+        put(name, f'PATH=/usr/bin:/bin exec {name} "$@"')
+    return lambda name, text: put(name, f"cd {tmp_path}\n{text}")
+
+
+@pytest.fixture
+def here(fake: Fake) -> None:
+    """A Slurm that answers questions."""
+    fake("sinfo", f"cat <<'.'\n{NODES}.")
+    fake("scontrol", f"cat <<'.'\n{PARTITIONS}\n.")
+
+
+def job(folder: Path, tasks: tuple[str, ...] = FOUR, threads: int = 1, gpus: int = 0, **options: str) -> Job:
+    command = ("paceline", "train", "mnist-mlp", "--scheme", "async", "lr=0.1", "--dir", str(folder))
+    given = {key.replace("_", "-"): value for key, value in options.items()}
+    return Job(command, tasks, folder, "mnist-mlp-async", given, threads, gpus, SECRET)
+
+
+def options_of(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def checked(text: str) -> str:
+    """The script, after bash has read it without running it."""
+    done = subprocess.run(["/bin/bash", "-n"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return text
+
+
+# the script
+
+
+@pytest.mark.usefixtures("here")
+def test_the_script_has_all_that_the_tasks_need_and_no_secret(tmp_path: Path) -> None:
+    text = checked(slurm.script(job(tmp_path, nodes="2", time="10:00", partition="main", account="me")))
+    assert options_of(text) == [
+        "--job-name=mnist-mlp-async",
+        f"--output={tmp_path}/logs/slurm-%j.out",
+        "--open-mode=append",
+        f"--chdir={Path.cwd()}",
+        "--partition=main",
+        "--account=me",
+        "--time=10:00",
+        "--nodes=2",
+        "--ntasks=4",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=1",
+        "--mem=6000M",
+        "--requeue",
+        "--signal=B:USR1@60",
+    ]
+    assert "# memory: 3000M for each task: 2 of them may stand on a node, and n2 has 6000M" in text
+    assert "export PACELINE_PLACEMENT=chief,worker,worker,server\n" in text
+    assert f"export PACELINE_SECRET_FILE={tmp_path}/secret\n" in text
+    assert f"export PACELINE_MEET={tmp_path}/hub\n" in text
+    assert "-m paceline train mnist-mlp --scheme async lr=0.1 --dir" in text
+    assert SECRET.hex() not in text
+    assert SECRET.decode() not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted", "unwanted"),
+    [
+        ({"requeue": "no"}, ["--no-requeue"], ["--requeue"]),
+        ({"signal": "no"}, [], ["--signal"]),
+        ({"signal": "SIGUSR2@300"}, ["--signal=B:USR2@300"], []),
+        ({"memory": "2G"}, ["--mem-per-cpu=2048M"], ["--mem="]),
+        ({"memory": "2G", "cpus": "4"}, ["--mem-per-cpu=512M", "--cpus-per-task=4"], []),
+        ({"memory": "2G", "tasks_per_node": "4"}, ["--mem=8192M", "--nodes=1", "--ntasks-per-node=4"], []),
+        ({"gpus": "1", "nodes": "2"}, ["--gres=gpu:2"], ["--gpus-per-task"]),
+        ({"gpus": "a100:2", "nodes": "2"}, ["--gres=gpu:a100:4"], []),
+        ({"gpus": "1"}, ["--gpus-per-task=1"], ["--gres"]),
+        ({"constraint": "ib&avx", "reservation": "r", "qos": "q"}, ["--constraint='ib&avx'", "--qos=q"], []),
+        ({"extra": "--exclusive; --mail-type=END"}, ["--exclusive", "--mail-type=END"], []),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_settings_become_options(
+    tmp_path: Path, options: dict[str, str], wanted: list[str], unwanted: list[str]
+) -> None:
+    found = options_of(checked(slurm.script(job(tmp_path, **options))))
+    assert set(wanted) <= set(found)
+    for prefix in unwanted:
+        assert not [option for option in found if option.startswith(prefix)]
+
+
+@pytest.mark.usefixtures("here")
+def test_srun_is_told_what_it_does_not_take_over(tmp_path: Path) -> None:
+    text = checked(slurm.script(job(tmp_path, threads=2, gpus=1, ports="4", nodes="2")))
+    step = next(line for line in text.splitlines() if line.strip().startswith("srun "))
+    for word in ("--ntasks=4", "--cpus-per-task=2", "--kill-on-bad-exit=0", "--resv-ports=4", "--gpu-bind=single:1"):
+        assert word in step.split()
+
+
+@pytest.mark.usefixtures("here")
+def test_odd_paths_and_names_come_through(tmp_path: Path) -> None:
+    folder = tmp_path / "it's 100% $HOME"
+    folder.mkdir()
+    text = checked(slurm.script(Job(("paceline", "train", "a;b", "--dir", str(folder)), FOUR, folder, "a b;c", {})))
+    assert "#SBATCH --job-name=a-b-c\n" in text
+    assert "100%% " in next(option for option in options_of(text) if option.startswith("--output="))
+    printed = subprocess.run(
+        ["/bin/bash", "-c", text.partition("\njob=")[0] + '\nprintf %s "$PACELINE_MEET"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout == f"{folder}/hub"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_sweep_is_an_array_of_jobs_with_a_directory_each(tmp_path: Path, fake: Fake) -> None:
+    fake("srun", 'echo "$PACELINE_MEET" "$@"')
+    text = checked(slurm.script(job(tmp_path, array="lr=0.1,0.2,0.4", memory="1G")))
+    assert "--array=0-2" in options_of(text)
+    assert f"--output={tmp_path}/logs/slurm-%A_%a.out" in options_of(text)
+    done = _ran(text, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_JOB_ID="7", SLURM_JOB_ID="9")
+    assert done.stdout.startswith(f"{tmp_path}/hub-2 ")
+    assert done.stdout.endswith(f"lr=0.1 --dir {tmp_path}/mnist-mlp-async-2 lr=0.4\n")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tasks", "kinds"),
+    [
+        ("pack", ("chief", "worker:0", "server:0", "server:1"), "server,server,chief,worker"),
+        ("spread", ("chief", "worker:0", "server:0", "server:1"), "server,chief,server,worker"),
+        ("ps-per-node", ("chief", "worker:0", "server:0", "server:1"), "server,chief,server,worker"),
+        ("spread", ("chief", "worker:0", "server:0", "evaluator"), "server,chief,worker,evaluator"),
+        ("worker,ps,ps,worker", ("chief", "worker:0", "server:0", "server:1"), "chief,server,server,worker"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_placement_gives_each_seat_its_role(tmp_path: Path, policy: str, tasks: tuple[str, ...], kinds: str) -> None:
+    text = slurm.script(job(tmp_path, tasks, nodes="2", placement=policy))
+    assert f"export PACELINE_PLACEMENT={kinds}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nodes": "5"}, "only 4 tasks"),
+        ({"nodes": "0"}, "at least 1"),
+        ({"nodes": "two"}, "whole number"),
+        ({"nodes": "2", "tasks_per_node": "1"}, "room for 2 tasks"),
+        ({"placement": "spread"}, "which tasks share a node"),
+        ({"placement": "ps,ps,worker,worker"}, "should be those of chief, worker:0, worker:1, server:0"),
+        ({"placement": "sideways"}, "no placement 'sideways'"),
+        ({"memory": "much"}, "such as 4G"),
+        ({"gpus": "all"}, "how many a task gets"),
+        ({"signal": "USR1"}, "such as USR1@120"),
+        ({"signal": "KILL@60"}, "USR1, USR2, TERM or HUP"),
+        ({"requeue": "maybe"}, "yes or no"),
+        ({"array": "lr"}, "such as lr=0.1,0.2,0.4"),
+        ({"array": "lr=0.1,,0.2"}, "such as lr=0.1,0.2,0.4"),
+        ({"time": "10 minutes"}, "one word"),
+        ({"partition": "mian"}, "no partition 'mian'; there are: main, small, wide"),
+        ({"cpus": "128"}, "no node of partition main has room"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_wrong_values_are_named(tmp_path: Path, options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        slurm.script(job(tmp_path, **options))
+
+
+def test_unknown_keys_are_named(tmp_path: Path) -> None:
+    for show in (slurm.shown, slurm.launch):
+        with pytest.raises(UnknownName, match="'partiton'; did you mean 'partition'"):
+            show(job(tmp_path, partiton="main"))
+
+
+def test_without_slurm_a_dry_run_shows_the_script_and_writes_nothing(tmp_path: Path, fake: Fake) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    text = slurm.shown(job(folder))
+    assert text.startswith(f"# sbatch --parsable {folder}/job.sbatch\n#!/bin/bash\n")
+    assert "# memory: is computed where Slurm answers" in text
+    assert list(folder.iterdir()) == []
+    with pytest.raises(UsageError, match=r"sbatch is missing here.*apt-get install slurm-wlm"):
+        slurm.launch(job(folder))
+
+
+# memory
+
+
+def test_a_partition_is_read() -> None:
+    main = Partition("main", (Node("n1", 4, 8000), Node("n2", 4, 6000)))
+    assert partition(NODES, PARTITIONS, None) == main
+    assert partition(NODES, PARTITIONS, "wide") == Partition("wide", (Node("big", 64, 256000, 2),), None, 2000)
+    assert partition(NODES, PARTITIONS, "small").default == "DefMemPerCPU=1500"
+    with pytest.raises(UsageError, match=r"no default partition; choose one: --engine partition=small\|wide"):
+        partition(NODES, PARTITIONS.split("\n", 1)[1], None)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "per_node", "cpus", "option"),
+    [
+        (4, 2, 1, "--mem=6000M"),  # two on n2, 3000 each
+        (4, 1, 1, "--mem=6000M"),
+        (4, None, 1, "--mem-per-cpu=1500M"),  # all four may come to stand on n2
+        (4, None, 2, "--mem-per-cpu=1500M"),  # two of two processors each: 3000 a task
+        (1, None, 1, "--mem-per-cpu=6000M"),
+        (64, None, 4, "--mem-per-cpu=1500M"),  # one on each node
+    ],
+)
+def test_the_share_of_the_smallest_node(tasks: int, per_node: int | None, cpus: int, option: str) -> None:
+    assert share(partition(NODES, PARTITIONS, "main"), tasks, per_node, cpus).option == option
+
+
+def test_what_a_site_sets_counts() -> None:
+    default = share(partition(NODES, PARTITIONS, "small"), 4, 4, 1)
+    assert default.option is None
+    assert "DefMemPerCPU=1500" in default.reason
+    node = (Node("n", 8, 16000),)
+    assert share(Partition("p", node, most_per_node=4000), 4, 4, 1).option == "--mem=4000M"
+    assert share(Partition("p", node, most_per_cpu=1000), 2, 2, 2).option == "--mem=4000M"
+    # a task gets a whole core, with both its threads
+    assert share(Partition("p", (Node("n", 8, 16000, 2),)), 1, None, 1).option == "--mem-per-cpu=8000M"
+
+
+def test_amounts_of_memory() -> None:
+    assert [parsed(text) for text in ("1500", "1500M", "4G", "1.5g", "1T", "2GiB")] == [
+        *(1500, 1500, 4096, 1536, 1024 * 1024, 2048)
+    ]
+    assert asked(3000, None, 2).option == "--mem-per-cpu=1500M"
+    for text in ("", "G", "-1G", "0", "4X"):
+        with pytest.raises(UsageError, match="such as 4G"):
+            parsed(text)
+
+
+# what the batch script does
+
+
+def _ran(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/bash", "-c", text],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "9"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "steps"),
+    [
+        ("0", 0, 1),
+        ("137 0", 0, 2),
+        ("137 139 1", 1, 3),
+        ("137 137 137 137", 137, 4),  # as often as --engine restarts= allows
+        ("130", 130, 1),
+        ("143", 143, 1),
+        ("2", 2, 1),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_step_whose_task_was_killed_begins_again(
+    tmp_path: Path, fake: Fake, codes: str, code: int, steps: int
+) -> None:
+    fake("srun", f'echo step >>steps; set -- {codes}; shift $(($(wc -l <steps) - 1)); touch hub; exit "$1"')
+    fake("rm", '[ "$2" = "$PACELINE_MEET" ] && echo removed >>removed')
+    done = _ran(slurm.script(job(tmp_path)))
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "steps").read_text().count("step") == steps
+    assert (tmp_path / "removed").read_text().count("removed") == steps  # nobody may find an earlier hub
+    assert done.stdout.count("the step begins again") == steps - 1
+
+
+@pytest.mark.parametrize(("requeue", "code", "queued"), [("yes", 130, True), ("no", 130, False), ("yes", 0, False)])
+def test_near_the_time_limit_a_last_checkpoint_then_the_queue(
+    tmp_path: Path, fake: Fake, here: None, requeue: str, code: int, queued: bool
+) -> None:
+    text = slurm.script(job(tmp_path, requeue=requeue))
+    fake("srun", f'kill -USR1 "$PPID"; until [ -e asked ]; do :; done; exit {code}')
+    fake("scancel", 'echo "$@" >asked.part; cat asked.part >asked')
+    fake("scontrol", 'echo "$@" >queued')
+    fake("sleep", ":")  # in the meantime Slurm ends the script
+    done = _ran(text, SLURM_RESTART_COUNT="2")
+    assert done.returncode == code
+    assert (tmp_path / "asked").read_text() == "--signal=INT 9\n"
+    assert (tmp_path / "queued").exists() == queued
+    if queued:
+        assert (tmp_path / "queued").read_text() == "requeue 9\n"
+    assert "begins again (2): on from the newest checkpoint" in done.stdout
+
+
+# following a job
+
+
+def _told(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
+    """Each look at the job gets the next of the answers; all but the number and the state is as in every one."""
+    monkeypatch.setattr(slurm_job._Watch, "pause", lambda _: 0.0)
+    for number, answer in enumerate(answers, 1):
+        rest = "" if "\n" in answer else " Requeue=1 BatchFlag=1"
+        (tmp_path / f"answer{number}").write_text(f"{answer}{rest}\n")
+    fake("scontrol", 'echo look >>looks; cat "answer$(wc -l <looks)"')
+    return []
+
+
+def test_a_job_is_followed_to_its_end(tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = _told(
+        *(fake, tmp_path, monkeypatch),
+        "JobId=7 JobName=JobState= JobState=PENDING Reason=Resources Restarts=0 ExitCode=0:0 NodeList=",
+        "JobId=7 JobName=x JobState=RUNNING Reason=None Restarts=0 ExitCode=0:0 NodeList=n[1-2]",
+        "JobId=7 JobName=x JobState=PENDING Reason=BeginTime Restarts=1 ExitCode=0:0 NodeList=",
+        "JobId=7 JobName=x JobState=RUNNING Reason=None Restarts=1 ExitCode=0:0 NodeList=n[1,3]",
+        "JobId=7 JobName=x JobState=COMPLETED Reason=None Restarts=1 ExitCode=0:0 NodeList=n[1,3]",
+    )
+    output = tmp_path / "slurm-7.out"
+    output.write_text("trained\nno end of line")
+    assert slurm_job.follow("7", output, said.append) == 0
+    assert said == [
+        *("job 7 waits (Resources)", "trained", "job 7 runs on n[1-2]"),
+        "job 7 was put into the queue again (restart 1): a node was lost, or its time was over; it goes on from its "
+        "newest checkpoint",
+        *("job 7 waits (BeginTime)", "job 7 runs on n[1,3]", "no end of line", "job 7 has ended"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "code", "words"),
+    [
+        ("FAILED", "2:0", 2, "failed, exit code 2"),
+        ("FAILED", "0:9", 137, "failed, exit code 137"),
+        ("TIMEOUT", "0:0", 1, "timeout, exit code 1"),
+        ("OUT_OF_MEMORY", "0:125", 253, "out of memory"),
+        ("CANCELLED", "0:15", 143, "cancelled"),
+    ],
+)
+def test_a_job_that_failed_gives_its_code(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, state: str, exit_code: str, code: int, words: str
+) -> None:
+    said = _told(fake, tmp_path, monkeypatch, f"JobId=7 JobState={state} Reason=None ExitCode={exit_code}")
+    assert slurm_job.follow("7", None, said.append) == code
+    assert words in said[-1]
+
+
+def test_of_a_sweep_the_worst_code_counts(tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = _told(
+        *(fake, tmp_path, monkeypatch),
+        "JobId=7 ArrayJobId=7 ArrayTaskId=0-1 JobState=PENDING Reason=Priority ExitCode=0:0",
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING NodeList=n1 ExitCode=0:0\n"
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0",
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=COMPLETED ExitCode=0:0\n"
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0",
+    )
+    assert slurm_job.follow("7", None, said.append) == 3
+    assert said[0] == "job 7_0-1 waits (Priority)"
+    assert set(said[1:]) == {"job 7_1 runs on n1", "job 7_0 has ended: failed, exit code 3", "job 7_1 has ended"}
+
+
+def test_ctrl_c_asks_for_an_end_in_order_and_the_second_one_cancels(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = "JobId=7 JobState=RUNNING NodeList=n1 ExitCode=0:0"
+    said = _told(fake, tmp_path, monkeypatch, runs, runs, "JobId=7 JobState=CANCELLED ExitCode=0:15")
+    fake("scancel", 'echo "$@" >>cancelled')
+
+    def press(_: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_job._Watch, "pause", press)
+    assert slurm_job.follow("7", None, said.append) == 143
+    assert (tmp_path / "cancelled").read_text() == "--signal=INT 7\n7\n"
+    assert any("with a last checkpoint (again to cancel it)" in line for line in said)
+
+
+def test_a_job_that_slurm_has_forgotten(tmp_path: Path, fake: Fake) -> None:
+    fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(RunError, match="no longer knows job 7"):
+        slurm_job.follow("7", None, print)
+
+
+def test_a_controller_that_is_away_for_a_while_is_waited_for(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = _told(fake, tmp_path, monkeypatch, "", "JobId=7 JobState=COMPLETED ExitCode=0:0")
+    fake("scontrol", 'echo look >>looks; [ "$(wc -l <looks)" -gt 1 ] || exit 1; cat answer2')
+    assert slurm_job.follow("7", None, said.append) == 0
+    monkeypatch.setattr(slurm_job, "_PATIENCE", -1.0)
+    fake("scontrol", "echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(RunError, match=r"Unable to contact slurm controller.*see squeue -j 7"):
+        slurm_job.follow("7", None, said.append)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_job_is_submitted_with_the_secret_beside_it(tmp_path: Path, fake: Fake) -> None:
+    fake("sbatch", 'echo "$@" >submitted; echo "7;cluster"')
+    said: list[str] = []
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "hub").write_text("an earlier one's")
+    one = job(folder, wait="no")
+    one = Job(one.command, one.tasks, folder, one.name, one.options, secret=SECRET, say=said.append)
+    assert slurm.launch(one) == 0
+    assert (tmp_path / "submitted").read_text() == f"--parsable {folder}/job.sbatch\n"
+    assert (folder / "job.sbatch").read_text() == slurm.script(one)
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o600
+    assert not (folder / "hub").exists()
+    assert (folder / "logs").is_dir()
+    assert said[0] == f"Slurm job 7 is submitted ({folder}/job.sbatch)"
+    fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+    with pytest.raises(UsageError, match="sbatch refuses the job: Batch job submission failed: Invalid account"):
+        slurm.launch(one)
