@@ -155,14 +155,12 @@ def take_part(given: Engaged, network: Network, directory: str | None, say: Call
         if hub is None:
             return None
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return agent.Way(*hub, given.role, Node(address=own, secret=secret, certificates=certificates))
+        return agent.Way(*hub, given.roles, Node(address=own, secret=secret, certificates=certificates))
 
-    return agent.serve(way, given.role, network.join, say)
+    return agent.serve(way, network.join, say)
 
 
-def hub_of(
-    given: Engaged, network: Network, directory: str, here: set[str], say: Callable[[str], None]
-) -> Callable[..., Launcher]:
+def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
     """What makes the launcher of a run whose chief this process has."""
     address, port = given.listen(network.interface, network.infiniband, os.environ)
     node = Node(address=address, secret=secret_of(directory), certificates=certificates_of(network.tls, directory))
@@ -172,7 +170,15 @@ def hub_of(
 
     def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
         return Hub(
-            plan, scheme, objects, node=node, port=port, here=here, join=network.join, listening=listening, **rest
+            plan,
+            scheme,
+            objects,
+            node=node,
+            port=port,
+            here=set(given.roles),
+            join=network.join,
+            listening=listening,
+            **rest,
         )
 
     return make
@@ -206,6 +212,8 @@ def submit(
             raise UsageError(f"--engine {option}: write KEY=VALUE")
         pairs[key] = value
     if by in placement.POLICIES:  # which tasks share a node is for the engine to say
+        pairs.setdefault("placement", by)
+    if by is not None and "," not in by:
         pairs.setdefault("placement", by)
     module = importlib.import_module(f"paceline.launchers.{engine}")
     directory = Path(plan.directory)

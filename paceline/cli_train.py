@@ -217,7 +217,7 @@ def train_command(
         raise typer.Exit(cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain))
     launcher = None
     if seat is not None:
-        launcher = cli_far.hub_of(seat, network, str(place.path), {"chief"}, complain)
+        launcher = cli_far.hub_of(seat, network, str(place.path), complain)
     conduct(place, plan, chosen, objects, as_json=as_json, plain=plain, launcher=launcher)
 
 

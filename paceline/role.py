@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -134,6 +135,8 @@ def main(part: Part, props: Props, control: Control) -> int:
     """Play a role to its end; gives the exit code."""
     plan, board = props.plan, props.board
     torch.set_num_threads(plan.threads)
+    if props.node.secret is not None:  # engines signal everybody, also those whose launcher will end them in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         bells = Bells(board, props.bells, place(part, plan))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)

@@ -69,4 +69,12 @@ class Watcher:
             state = "done" if launcher.outcome.error is None else "gone"
         elif child.restarts and state == "starting":
             state = "restarting"
-        return RoleStatus(str(part), state, child.pid, step, speed, loss, staleness, child.restarts)
+        pid = child.pid or self._pid(launcher, child)
+        return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
+
+    def _pid(self, launcher: Launcher, child: Child) -> int:
+        """Of a process on another node: as its own launcher has written it down."""
+        board, part = launcher.board, child.part
+        if part.kind == "server":
+            return int(board.server_pid[part.index])
+        return int(board.evaluator_words[2] if part.kind == "evaluator" else board.pid[part.index])

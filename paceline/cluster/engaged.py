@@ -23,10 +23,10 @@ Where = tuple[str, int]
 
 @dataclass(frozen=True)
 class Engaged:
-    """One role of a run on several nodes."""
+    """The roles that this process has in a run on several nodes: one, or all of a node."""
 
     source: str
-    role: str  # as runs number them: chief, worker:1, server:0, evaluator
+    roles: tuple[str, ...]  # as runs number them: chief, worker:1, server:0, evaluator
     workers: int  # that there are, the chief among them
     servers: int
     evaluator: bool
@@ -38,7 +38,7 @@ class Engaged:
 
     @property
     def chief(self) -> bool:
-        return self.role == "chief"
+        return "chief" in self.roles
 
     def find(self, environment: Mapping[str, str]) -> Where | None:
         """Where the hub is; None: nobody knows yet."""
@@ -105,14 +105,9 @@ def told(environment: Mapping[str, str]) -> Engaged | None:
         name = tasks[int(index)]
     if name is None:
         return None
-    kind, _, index = name.partition(":")
-    if kind not in WORDS or (index and not index.isdigit()):
-        raise UsageError(f"PACELINE_TASK: no task {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
-    kind = WORDS[kind]
-    number = int(index or 0) + (1 if kind == "worker" else 0)
-    role = kind if kind in ("chief", "evaluator") else f"{kind}:{number}"
+    roles = tuple(map(_role, name.split(",")))
     counts = _counts(environment.get("PACELINE_CLUSTER"), tasks)
-    if role == "chief" and not counts:
+    if "chief" in roles and not counts:
         raise UsageError(
             "PACELINE_CLUSTER is missing: the chief must know whom it waits for (chief=1,worker=2,server=1)"
         )
@@ -122,17 +117,27 @@ def told(environment: Mapping[str, str]) -> Engaged | None:
         any_port = colon and port == "0"
         hub = (host.strip("[]"), None) if any_port else address(given, "PACELINE_HUB")
     meet = environment.get("PACELINE_MEET")
-    if hub is None and meet is None and role != "chief":
+    if hub is None and meet is None and "chief" not in roles:
         raise UsageError("PACELINE_HUB (host:port) or PACELINE_MEET (a file) is missing: where is the hub of this run?")
     return Engaged(
         "PACELINE_TASK",
-        role,
+        roles,
         counts.get("chief", 0) + counts.get("worker", 0),
         counts.get("server", 0),
         bool(counts.get("evaluator")),
         hub,
         Path(meet) if meet else None,
     )
+
+
+def _role(name: str) -> str:
+    """A task's name as runs number roles: the workers' numbers begin behind the chief's."""
+    kind, _, index = name.strip().partition(":")
+    if kind not in WORDS or (index and not index.isdigit()):
+        raise UsageError(f"PACELINE_TASK: no task {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
+    kind = WORDS[kind]
+    number = int(index or 0) + (1 if kind == "worker" else 0)
+    return kind if kind in ("chief", "evaluator") else f"{kind}:{number}"
 
 
 def _counts(text: str | None, tasks: list[str]) -> dict[str, int]:
@@ -161,11 +166,14 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
     store = meeting.present(environment)
     if (given := environment.get("PACELINE_MEET")) is not None:
         meet = Path(given)
+        hub = (hub[0], None) if hub is not None else None  # the launcher's word counts; an engine's port may be taken
+    elif store:
+        meet = None  # nodes need not share a directory
     if not (hub and hub[1]) and meet is None and not store:
         meet = _common_file(environment)
     return Engaged(
         cluster.source,
-        role_of(cluster, cluster.me),
+        (role_of(cluster, cluster.me),),
         len(cluster.training),
         len(cluster.of("server")),
         bool(cluster.of("evaluator")),

@@ -227,10 +227,11 @@ class Assembly:
 
     def _build(self, place: str, members: list[int]) -> Building:
         store = self._builders.pop() if self._builders else self._new_store()
-        address, mine, size = self.stage.node.address, members.index(self.rank), len(members)
+        mine, size, address, device = members.index(self.rank), len(members), self.stage.node.address, self._device()
 
         def make() -> Group:
-            group = Group(self._backend, store, place, mine, size, address, self._ring_self)
+            ring = self._ring_self
+            group = Group(self._backend, store, place, mine, size, address=address, device=device, ring=ring)
             self._builders.append(store)
             return group
 
@@ -241,6 +242,8 @@ class Assembly:
         return building.group()
 
     def _bound_groups(self, current: Circle) -> None:
+        for circle in sorted(self._circles.values(), key=lambda circle: circle.used)[:-MOST_GROUPS]:
+            circle.kept = None  # whoever was behind then has got it by now
         while sum(len(circle.groups) for circle in self._circles.values()) > MOST_GROUPS:
             others = [circle for circle in self._circles.values() if circle.groups and circle is not current]
             if not others:

@@ -105,7 +105,9 @@ def outlook(stands: dict[int, Stand]) -> Outlook:
         if stands[rank].done != done - 1 or not stands[rank].at:
             raise RunError(f"worker:{rank} has had {stands[rank].done} means where others have had {done}")
     ahead = [rank for rank in sorted(stands) if rank not in behind and not stands[rank].new]
-    giver = next((rank for rank in ahead if stands[rank].done == done), None) if behind else None
+    giver = next((rank for rank in ahead if stands[rank].done == done and stands[rank].kept), None) if behind else None
+    if behind and giver is None:
+        raise RunError(f"nobody has kept the mean that worker:{min(behind)} has not got")
     next_ones = [rank for rank in ahead if stands[rank].at]
     shapes = {stands[rank].shape for rank in next_ones}
     if len(shapes) > 1:

@@ -182,7 +182,7 @@ class DistributedMeans(Assembly):
         if group.small:
             result = group.small_mean(v, weights)
         else:
-            self._await(group.start_second(v, weights), circle)
+            self._await(group.start_second(weights), circle)
             result = group.large_mean(v)
         joiners = [(header.joiner - 1, header.joiner_life) for header in headers if header.joiner]
         circle.joiner = max(joiners, default=None)

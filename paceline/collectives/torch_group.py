@@ -7,9 +7,10 @@ the result to all: as much traffic as a ring has. Of small vectors everybody get
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -54,27 +55,30 @@ class Header:
 
 
 class Exchange:
-    """One operation under way. `ring` is called when it is over."""
+    """Operations under way that belong together. `ring` is called when they are over."""
 
-    def __init__(self, work: Any, ring: Callable[[], None], polled: bool) -> None:
-        self._work, self._polled, self._over = work, polled, False
+    def __init__(self, works: Sequence[Any], ring: Callable[[], None], polled: bool) -> None:
+        self._works, self._polled, self._open = works, polled, len(works)
         if not polled:
 
             def over(_: Any) -> None:
-                self._over = True
-                ring()
+                self._open -= 1
+                if not self._open:
+                    ring()
 
-            work.get_future().add_done_callback(over)
+            for work in works:
+                work.get_future().add_done_callback(over)
 
     @property
     def over(self) -> bool:
-        """Whether it has come to an end, good or bad."""
-        return bool(self._work.is_completed()) if self._polled else self._over
+        """Whether they have come to an end, good or bad."""
+        return all(work.is_completed() for work in self._works) if self._polled else not self._open
 
     def finish(self) -> None:
         """Of one that is over: Broken if it failed."""
         try:
-            self._work.wait()
+            for work in self._works:
+                work.wait()
         except RuntimeError as error:
             raise Broken(str(error)) from error
 
@@ -83,71 +87,82 @@ class Group:
     """The workers of one circle. `place`: which of its `size` members this one is."""
 
     def __init__(
-        self, backend: str, store: FarStore, prefix: str, place: int, size: int, address: str, ring: Callable[[], None]
+        self,
+        backend: str,
+        store: FarStore,
+        prefix: str,
+        place: int,
+        size: int,
+        *,
+        address: str,
+        device: torch.device,
+        ring: Callable[[], None],
     ) -> None:
         self.place, self.size = place, size
         self._ring, self._polled = ring, backend == "nccl"
         self._store = store  # torch holds it by its C++ half only
         within = PrefixStore(prefix, store)
-        self._work: Any = None
+        self._works: Sequence[Any] = ()
         self._backend: Any
         if backend == "nccl":
             nccl: Any = dist.ProcessGroupNCCL
             options = nccl.Options()
             options._timeout = LONGEST
             self._backend = nccl(within, place, size, options)
-            self._backend.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+            self._backend.eager_connect_single_device(device)
         else:
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()
-            options._timeout, options._threads = CONNECTING, 1
+            options._timeout, options._threads = CONNECTING, 2
             options._devices = [gloo.create_device(hostname=address)]
             self._backend = gloo(within, place, size, options)
             self._backend._set_default_timeout(LONGEST)
         self._sent: Tensor | None = None
 
     def start(self, v: Vector, header: Header) -> Exchange:
-        """The first half: everybody's vectors, or the slices that this member is to add up."""
-        size, item = self.size, v.element_size()
-        self.small = v.numel() * item * size <= SMALL
-        self._share = -(-v.numel() // size)
-        length = v.numel() if self.small else self._share
-        row = HEAD + -(-length * item // HEAD) * HEAD
+        """The first half: everybody's vectors, or the slices that this member is to add up. v must stay as it is."""
+        size, length = self.size, v.numel() * v.element_size()
+        self.small = length * size <= SMALL
+        row = HEAD + (-(-length // HEAD) * HEAD if self.small else 0)
         if self._sent is None:
-            rows = 1 if self.small else size
-            self._sent = torch.empty((rows, row), dtype=torch.uint8, device=v.device)
+            self._share = -(-v.numel() // size)
+            self._sent = torch.empty(row, dtype=torch.uint8, device=v.device)
             self._came = torch.empty((size, row), dtype=torch.uint8, device=v.device)
             if not self.small:
-                self._part = torch.empty(self._share, dtype=v.dtype, device=v.device)
+                self._slices = torch.empty((size, self._cut(v)[self.place]), dtype=v.dtype, device=v.device)
                 self._whole = torch.empty(self._share * size, dtype=v.dtype, device=v.device)
-        self._sent[:, :HEAD] = header.written().to(v.device)
-        data = self._sent[:, HEAD : HEAD + length * item]
-        for k in range(len(data)):
-            piece = v[k * length : (k + 1) * length]
-            data[k, : piece.numel() * item].view(v.dtype).copy_(piece)
+        self._sent[:HEAD] = header.written().to(v.device)
         if self.small:
-            return self._under_way(self._backend._allgather_base(self._came.view(-1), self._sent.view(-1)))
-        return self._under_way(self._backend.alltoall_base(self._came.view(-1), self._sent.view(-1), [], []))
+            self._sent[HEAD : HEAD + length].view(v.dtype).copy_(v)
+        works = [self._backend._allgather_base(self._came.view(-1), self._sent)]
+        if not self.small:
+            cut = self._cut(v)
+            works.append(self._backend.alltoall_base(self._slices.view(-1), v, [cut[self.place]] * size, cut))
+        return self._under_way(*works)
+
+    def _cut(self, v: Vector) -> list[int]:
+        """How long everybody's slice is: the last ones may be shorter."""
+        return [max(min(self._share, v.numel() - k * self._share), 0) for k in range(self.size)]
 
     def headers(self) -> list[Header]:
         """What the others said, in the order of their places; once the first half is over."""
         return [Header.read(row) for row in self._came[:, :HEAD].cpu()]
 
     def small_mean(self, like: Vector, weights: list[float]) -> Vector:
+        end = HEAD + like.numel() * like.element_size()
         result = torch.empty_like(like)
-        mean_into(result, self._vectors(like, like.numel()), weights)
+        mean_into(result, [row[HEAD:end].view(like.dtype) for row in self._came], weights)
         return result
 
-    def start_second(self, like: Vector, weights: list[float]) -> Exchange:
+    def start_second(self, weights: list[float]) -> Exchange:
         """The second half: this member's slice of the mean to all others."""
-        low = min(self.place * self._share, like.numel())
-        high = min(low + self._share, like.numel())
-        if high > low:
-            mean_into(self._part[: high - low], self._vectors(like, high - low), weights)
-        return self._under_way(self._backend._allgather_base(self._whole, self._part))
+        mine = self._whole[self.place * self._share : (self.place + 1) * self._share]
+        if self._slices.numel():
+            mean_into(mine[: self._slices.shape[1]], list(self._slices), weights)
+        return self._under_way(self._backend._allgather_base(self._whole, mine))
 
     def large_mean(self, like: Vector) -> Vector:
-        """Not copied: it lies there until the next mean's second half."""
+        """Not copied: it lies there until the next mean's second half, which nobody begins before all have had it."""
         return self._whole[: like.numel()]
 
     def broadcast(self, tensor: Tensor, root: int) -> Exchange:
@@ -155,32 +170,26 @@ class Group:
         options.rootRank, options.rootTensor = root, 0
         return self._under_way(self._backend.broadcast([tensor], options))
 
-    def _vectors(self, like: Vector, length: int) -> list[Vector]:
-        bytes_ = length * like.element_size()
-        return [row[HEAD : HEAD + bytes_].view(like.dtype) for row in self._came]
-
-    def _under_way(self, work: Any) -> Exchange:
-        self._work = work
-        return Exchange(work, self._ring, self._polled)
+    def _under_way(self, *works: Any) -> Exchange:
+        self._works = works
+        return Exchange(works, self._ring, self._polled)
 
     def bury(self) -> None:
         """Let go of it. An operation under way ends when the others let go of it too, which may take a while: that is
         waited for aside, and so is the closing of the connections."""
-        backend, work, self._backend, self._work = self._backend, self._work, None, None
+        backend, works, self._backend, self._works = self._backend, self._works, None, ()
         if backend is None:
             return
         if self._polled:
             backend.abort()
-        threading.Thread(target=_bury, args=([backend], [work], [self._store]), daemon=True).start()
+        threading.Thread(target=_bury, args=([backend], [*works], [self._store]), daemon=True).start()
 
 
-def _bury(backend: list[Any], work: list[Any], store: list[Any]) -> None:
-    try:
-        if work[0] is not None:
-            work[0].wait()
-    except RuntimeError:
-        pass
-    work.clear()
+def _bury(backend: list[Any], works: list[Any], store: list[Any]) -> None:
+    for work in works:
+        with contextlib.suppress(RuntimeError):
+            work.wait()
+    works.clear()
     backend.clear()  # this waits for torch's threads
     store.clear()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import role
-from paceline.board import RUNNING, STOP, Bells, Board
+from paceline.board import Bells, Board
 from paceline.control import Listener
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.launchers import talk
@@ -47,8 +47,11 @@ class Way:
 
     host: str
     port: int
-    part: str
+    parts: tuple[str, ...]
     node: Node  # its number is not known yet
+
+    def __str__(self) -> str:
+        return ", ".join(self.parts)
 
 
 @dataclass
@@ -94,7 +97,7 @@ class Agent:
         self._told = 0.0
         self._gone: dict[str, Any] | None = None
         self._ended: list[tuple[Part, int, int]] = []  # roles that have ended, to be told when their files have gone
-        self._interrupted = 0
+        self._interrupted, self._asked = 0, False
         self._temporary: Path | None = None
         self._settle_directory()
         self._remote = set(range(self.board.roles)) - {self.board.launcher}
@@ -126,6 +129,8 @@ class Agent:
         wake.setblocking(False)
         handlers = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        # engines send this to all tasks for an end in order: the hub hears it too, and tells everybody
+        handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         register = self._selector.register
         register(woken, selectors.EVENT_READ)
@@ -153,8 +158,8 @@ class Agent:
             self._say(f"lost the hub: {error}")
             return False
         except PacelineError as error:  # its task cannot be made here, for one
-            told = {"kind": type(error).__name__, "where": self._way.part, "text": str(error), "notes": []}
-            self._control.send_json(talk.SAID, {"part": self._way.part, "message": {"error": told}})
+            told = {"kind": type(error).__name__, "where": str(self._way), "text": str(error), "notes": []}
+            self._control.send_json(talk.SAID, {"part": self._way.parts[0], "message": {"error": told}})
             self._control.flush(5.0)
             raise
         finally:
@@ -228,7 +233,9 @@ class Agent:
         segment.memory[WORD : WORD + len(text)] = text
         segment.words[0] = len(text)
         self.board.put("size", size)
-        self._stage = Stage(self.plan, role.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node)
+        self._stage = Stage(
+            self.plan, role.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node
+        )
         self._stage.open()
         self._mirror.open(self._stage)
 
@@ -313,9 +320,11 @@ class Agent:
         if news or now - self._told >= LOOK:
             self._told = now
             self._control.send(talk.BOARD, news)
-        if self._interrupted and self.board.run[STOP] == RUNNING:
-            self._control.send_json(talk.FROZEN, {"leaves": self._way.part})
-            self._interrupted = 0
+        if self._interrupted and not self._asked:  # its roles must not vanish before the last checkpoint
+            self._asked = True
+            self._control.send_json(talk.FROZEN, {"leaves": str(self._way)})
+        if self._interrupted > 1:
+            raise KeyboardInterrupt
         if self._ended and not self._bulk.busy:
             for part, code, memory in self._ended:
                 self._control.send_json(talk.DIED, {"part": str(part), "code": code, "memory": memory})
@@ -350,7 +359,6 @@ class Agent:
 
 def serve(
     find: Callable[[], Way | None],
-    part: str,
     limit: float,
     log: Callable[[str], None],
     objects: dict[str, Any] | None = None,
@@ -362,7 +370,7 @@ def serve(
     while True:
         nonce = os.urandom(16).hex()
         try:
-            way, control, welcome = _welcomed(find, part, limit, nonce, first)
+            way, control, welcome = _welcomed(find, limit, nonce, first)
         except _NothingToDo as reason:
             log(str(reason))
             return 0
@@ -380,7 +388,7 @@ class _NothingToDo(Exception):
 
 
 def _welcomed(
-    find: Callable[[], Way | None], part: str, limit: float, nonce: str, first: bool
+    find: Callable[[], Way | None], limit: float, nonce: str, first: bool
 ) -> tuple[Way, Channel, dict[str, Any]]:
     until = time.monotonic() + limit
     where, why = "", "nobody has said where it is"
@@ -394,7 +402,7 @@ def _welcomed(
             channel = _channel(way)
             about = {
                 "protocol": talk.PROTOCOL,
-                "part": way.part,
+                "parts": way.parts,
                 "host": platform.node(),
                 "address": way.node.address,
                 "nonce": nonce,
@@ -402,12 +410,12 @@ def _welcomed(
             channel.send_json(talk.JOIN, about)
             return way, channel, _answer(channel, until)
         except Refused as error:
-            raise UsageError(f"the hub{where} refused {part}: {error}") from error
+            raise UsageError(f"the hub{where} refused {way}: {error}") from error
         except (OSError, Closed) as error:
             why = str(error)
             time.sleep(TRY_AGAIN)
     kept = "did not answer" if first else "is gone, and did not come back"
-    raise RunError(f"{part}: the hub{where} {kept} within {limit:g} s ({why})")
+    raise RunError(f"the hub{where} {kept} within {limit:g} s ({why})")
 
 
 def _answer(channel: Channel, until: float) -> dict[str, Any]:

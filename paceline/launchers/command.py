@@ -1,4 +1,4 @@
-"""A task's command as a child of an engine's own process: it dies with that process, and its output is read as it comes.
+"""A task's command as a child of an engine's own process: it dies with it, and its output is read as it comes.
 
 Engines that keep a Python process on every node (Ray's actors, Spark's workers) run this there. It is sent to them by
 value, so that they need not load torch only to start a command.

@@ -18,6 +18,7 @@ from paceline.errors import RunError
 from paceline.launchers import talk
 from paceline.launchers.agent import RETURNED, SHARED
 from paceline.launchers.local import LOOK, Launcher
+from paceline.launchers.program import part_of
 from paceline.launchers.recovery import Child
 from paceline.memory import WORD
 from paceline.mirror import Mirror
@@ -39,7 +40,6 @@ class Peer:
 
     number: int
     channel: Channel
-    part: Part
     host: str
     address: str
     nonce: str
@@ -51,7 +51,8 @@ class Peer:
     shared: bool = True  # it sees this node's run directory
     laid_out: bool = False
     checkpoints: set[int] = field(default_factory=set)  # those that were sent there
-    parts: list[Part] = field(default_factory=list)  # what it has been told to start
+    parts: list[Part] = field(default_factory=list)  # the roles that it has come for, or was given
+    filled: list[Part] = field(default_factory=list)  # and whose state has been sent there
     inbox: talk.Inbox | None = None
 
 
@@ -130,17 +131,15 @@ class Hub(Launcher):
             super()._start(child)
         elif peer is not None and peer.ready:
             self._away.pop(name, None)
-            if child.part not in peer.parts:
-                peer.parts.append(child.part)
             self._mark(child.part, peer.number)
-            if peer.laid_out:
-                self._fill(peer, child.part)
+            if peer.laid_out and child.part not in peer.filled:
+                self._fill(peer, child.part)  # once: what its memory holds afterwards is newer than what is here
             child.begins = True  # once the other node has all that it needs
         else:
             self._away.setdefault(name, time.monotonic())
 
     def _peer_of(self, part: Part) -> Peer | None:
-        return next((peer for peer in self._peers.values() if part == peer.part or part in peer.parts), None)
+        return next((peer for peer in self._peers.values() if part in peer.parts), None)
 
     # the loop's own part
 
@@ -204,37 +203,28 @@ class Hub(Launcher):
                 self.tell("warn", f"closed a connection: {error}")
 
     def _welcome(self, channel: Channel, told: dict[str, Any]) -> None:
-        name, why = str(told["part"]), ""
-        child = self._child(name)
+        names = [str(name) for name in told["parts"]]
+        idle = [name for name in names if name.startswith("server:") and not self.board.servers]
+        names = [name for name in names if name not in idle]
+        refusals = [why for name in names if (why := self._objection(name))]
         if told.get("protocol") != talk.PROTOCOL:
-            why = f"it speaks protocol {told.get('protocol')}, this run {talk.PROTOCOL}: install the same paceline"
-        elif child is None and name == "evaluator":
-            child = Child(Part("evaluator"))  # it is outside of the cluster, and comes if somebody starts one
-            self.children.append(child)
-            self._set_remote(self.board.evaluator, True)
-        elif child is None:
-            names = ", ".join(str(one.part) for one in self.children)
-            why = f"this run has no {name}; it has: {names}"
-        elif name in self._here and not child.done:
-            why = f"{name} is played on the hub's own node"
-        elif (other := self._peer_of(child.part)) is not None and not child.done:
-            why = f"{name} is played already, by a process on {other.host}"
-        elif child.done:
-            why = f"{name} has done its part"
-        idle = name.startswith("server:") and not self.board.servers
-        if idle:
-            why = f"{self.scheme.name} needs no server: {name} has nothing to do"
-        if why or child is None:
-            channel.send_json(talk.REFUSE, {"why": why, "idle": idle})
+            refusals = [
+                f"it speaks protocol {told.get('protocol')}, this run {talk.PROTOCOL}: install the same paceline"
+            ]
+        if refusals or not names:
+            why = "; ".join(refusals) or f"{self.scheme.name} needs no server: {', '.join(idle)} has nothing to do"
+            channel.send_json(talk.REFUSE, {"why": why, "idle": not refusals})
             channel.flush(1.0)
             self._forget_descriptor(channel)
             channel.close()
-            self.tell("warn", f"refused a process on {told.get('host')}: {why}")
+            if refusals:
+                self.tell("warn", f"refused a process on {told.get('host')}: {why}")
             return
         self._count += 1
         now = time.monotonic()
         nonce, host, address = (str(told[key]) for key in ("nonce", "host", "address"))
-        peer = Peer(self._count, channel, child.part, host, address, nonce, Mirror(self.board), heard=now)
+        peer = Peer(self._count, channel, host, address, nonce, Mirror(self.board), heard=now)
+        peer.parts = [part_of(name) for name in names]
         self._peers[peer.number] = peer
         channel.send_json(
             talk.WELCOME,
@@ -246,6 +236,22 @@ class Hub(Launcher):
                 "clock": time.monotonic_ns(),
             },
         )
+
+    def _objection(self, name: str) -> str:
+        """Why nobody may come for a role, if so."""
+        child = self._child(name)
+        if child is None and name == "evaluator":
+            self.children.append(Child(Part("evaluator")))  # outside of the cluster: it comes if somebody starts one
+            self._set_remote(self.board.evaluator, True)
+            return ""
+        if child is None:
+            return f"this run has no {name}; it has: {', '.join(str(one.part) for one in self.children)}"
+        if name in self._here and not child.done:
+            return f"{name} is played on the hub's own node"
+        if child.done:
+            return f"{name} has done its part"
+        other = self._peer_of(child.part)
+        return f"{name} is played already, by a process on {other.host}" if other is not None else ""
 
     def _second(self, channel: Channel, told: dict[str, Any]) -> None:
         peer = self._peers.get(int(told["node"]))
@@ -312,12 +318,13 @@ class Hub(Launcher):
 
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
         peer.ready, peer.shared = True, bool(told["shared"])
-        child = self._child(str(peer.part))
-        assert child is not None
-        if self._complete:
-            self.tell("say", f"{peer.part} is back, on {peer.host}")
-            self._restore_absent(peer.part)
-        self._start(child)
+        for part in peer.parts:
+            child = self._child(str(part))
+            assert child is not None
+            if self._complete:
+                self.tell("say", f"{part} is here, on {peer.host}")
+                self._restore_absent(part)
+            self._start(child)
 
     def _frozen(self, peer: Peer, told: dict[str, Any]) -> None:
         self.board.put("alarm", self.board.get("alarm") + 1)
@@ -380,6 +387,7 @@ class Hub(Launcher):
     def _fill(self, peer: Peer, part: Part) -> None:
         """A role's part of the state: as it was when the run began, or in the last snapshot."""
         assert peer.bulk is not None
+        peer.filled.append(part)
         stage = self.stage
         memory = memoryview(stage.segment.memory)
         chosen: list[tuple[int, memoryview]] = []
@@ -420,8 +428,8 @@ class Hub(Launcher):
             self._forget_descriptor(channel)
             channel.close()
         living = [child for part in peer.parts if (child := self._child(str(part))) and not child.done]
-        if not peer.parts and (child := self._child(str(peer.part))) is not None:
-            self._away.setdefault(str(peer.part), time.monotonic())
+        if not peer.ready:  # it had not begun anything
+            return
         for child in living:
             self._away[str(child.part)] = time.monotonic()
             self._mark(child.part, -1)

@@ -68,7 +68,8 @@ class Launcher(Recovery):
         woken.setblocking(False)
         wake.setblocking(False)
         self._selector.register(woken, selectors.EVENT_READ)
-        handlers = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+        asked = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is what engines can forward to all tasks
+        handlers = {number: signal.signal(number, self._signalled) for number in asked}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -43,11 +44,13 @@ def shown(job: Job) -> str:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    return {
+    given = {
         "PACELINE_MEET": str(job.directory / "hub"),
         "PACELINE_PLACEMENT": roles(job.tasks),
         "PACELINE_SECRET_FILE": str(job.directory / "secret"),
     }
+    # Open MPI gives ranks a terminal, whoever reads the output
+    return given if sys.stdout.isatty() else given | {"TERM": "dumb"}
 
 
 def _command(job: Job) -> list[str]:

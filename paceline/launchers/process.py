@@ -61,7 +61,8 @@ def _die_with(parent: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to hear
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the launcher's to hear; mpirun sends it to everybody
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _quietly(log: Path) -> None:

@@ -9,27 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunError, UsageError
-from paceline.launchers import command
-from paceline.launchers.command import Line, Running, free_port, why
+from paceline.launchers import command, ray_crew
+from paceline.launchers.ray_crew import Crew
 
 if TYPE_CHECKING:
     from paceline.launchers.job import Job
 
 KEYS = ("address", "strategy", "memory", "restarts", "patience")
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
-LISTEN = 1.0  # seconds that an actor listens to its command before it answers; signals wait so long
-RETURN = 120.0  # seconds that Ray may take to bring an actor back
-FAREWELL = 30.0  # seconds that the others may take after the chief has ended
-FORGIVEN = 600.0  # seconds of life after which earlier restarts no longer count
 
 
 @dataclass(frozen=True)
@@ -68,42 +59,6 @@ class Settings:
         return asked
 
 
-class Seat:
-    """The actor: a place for one task. Every method is short, so a signal never waits long for its turn."""
-
-    def __init__(self) -> None:
-        self.running: Running | None = None
-
-    def address(self) -> tuple[str, int]:
-        """Where a hub could listen on this node."""
-        import ray
-
-        host = ray.util.get_node_ip_address()
-        return host, free_port(host)
-
-    def start(self, words: list[str], environment: dict[str, str], secret: str, directory: str) -> int:
-        """Begin the task. The secret is in nobody's arguments but this call's."""
-        import ray
-
-        self.stop()
-        own = {"PACELINE_ADDRESS": ray.util.get_node_ip_address(), "PACELINE_SECRET": secret}
-        self.running = Running(words, {**environment, **own}, directory)
-        return self.running.process.pid
-
-    def heard(self, seconds: float) -> tuple[list[Line], int | None]:
-        assert self.running is not None
-        return self.running.heard(seconds)
-
-    def tell(self, number: int) -> None:
-        if self.running is not None:
-            self.running.tell(number)
-
-    def stop(self) -> None:
-        if self.running is not None:
-            self.running.end()
-            self.running = None
-
-
 def shown(job: Job) -> str:
     """The placement group and the actors, as they would be asked of Ray."""
     settings = Settings.of(job)
@@ -127,15 +82,15 @@ def launch(job: Job) -> int:
     """Ask Ray for the places, run the tasks in them, and give the chief's exit code."""
     settings = Settings.of(job)
     ray = _ray()
-    ray.cloudpickle.register_pickle_by_value(command)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (command, ray_crew):  # sent whole: actors need not load torch only to start a command
+        ray.cloudpickle.register_pickle_by_value(module)
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, job, settings)
     group = None
     try:
         group = _places(ray, job, settings)
-        crew = Crew(ray, job, settings, group)
+        crew = Crew(ray, job, group, settings.bundle(job), settings.restarts)
         try:
             return crew.followed()
         finally:
@@ -146,183 +101,6 @@ def launch(job: Job) -> int:
                 ray.util.remove_placement_group(group)
         if ours:
             ray.shutdown()
-
-
-@dataclass
-class Follower:
-    """What this side knows of one actor."""
-
-    task: str
-    actor: Any
-    asked: Any = None  # the call that it has not answered yet
-    begun: bool = False  # the task runs, as far as is known
-    code: int | None = None  # it has ended for good
-    restarts: int = 0
-    since: float = field(default_factory=time.monotonic)  # of this life, or of the loss
-    again: float = 0.0  # not asked before
-
-
-class Crew:
-    """The actors of a run. The chief's end is the run's; whoever dies before it is begun again."""
-
-    def __init__(self, ray: Any, job: Job, settings: Settings, group: Any) -> None:
-        self.ray, self.job, self.settings = ray, job, settings
-        scheduling = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        bundle = settings.bundle(job)
-        actor = ray.remote(Seat)
-        self.followers = [
-            Follower(
-                task,
-                actor.options(
-                    name=f"{job.name}-{task}-{os.getpid()}",
-                    num_cpus=bundle["CPU"],
-                    num_gpus=bundle.get("GPU", 0),
-                    memory=bundle.get("memory"),
-                    max_restarts=-1,  # how often a task may begin again is counted here, where it is known why
-                    scheduling_strategy=scheduling(placement_group=group, placement_group_bundle_index=index),
-                ).remote(),
-            )
-            for index, task in enumerate(job.tasks)
-        ]
-        self.chief = next(one for one in self.followers if one.task == "chief")
-        self.hub: tuple[str, int] | None = None
-        self.met = False  # the hub's address is that of the chief's present life
-        self.interrupts = 0
-
-    def followed(self) -> int:
-        """Until the chief has ended and the others have had time to."""
-        with self._signals():
-            told = 0
-            farewell = float("inf")
-            while time.monotonic() < farewell:
-                open_ = [one for one in self.followers if one.code is None]
-                if not open_:
-                    break
-                for one in sorted(open_, key=lambda one: one is not self.chief):
-                    self._ask(one)
-                asked = {one.asked: one for one in open_ if one.asked is not None}
-                ready, _ = self.ray.wait(list(asked), timeout=0.2) if asked else (time.sleep(0.2) or [], [])
-                for reference in ready:
-                    self._answered(asked[reference])
-                if self.interrupts > told:
-                    told = self.interrupts
-                    self._interrupted(told)
-                if self.chief.code is not None:
-                    farewell = min(farewell, time.monotonic() + FAREWELL)
-        late = [one.task for one in self.followers if one.code is None]
-        if late:
-            self.job.say(f"{', '.join(late)} did not end with the chief and is killed")
-        assert self.chief.code is not None
-        return self.chief.code if self.chief.code >= 0 else 1
-
-    def dismiss(self) -> None:
-        """The kernel ends each task with its actor."""
-        for one in self.followers:
-            with contextlib.suppress(self.ray.exceptions.RayError):
-                self.ray.kill(one.actor, no_restart=True)
-
-    def _ask(self, one: Follower) -> None:
-        if one.asked is not None or time.monotonic() < one.again:
-            return
-        if one.begun:
-            one.asked = one.actor.heard.remote(LISTEN)
-        elif one is self.chief and not self.met:
-            one.asked = one.actor.address.remote()
-        elif self.met and self.hub is not None:
-            environment = self.job.environment(one.task) | {"PACELINE_HUB": f"{_bracketed(self.hub[0])}:{self.hub[1]}"}
-            words, here = list(self.job.command), os.getcwd()  # noqa: PTH109
-            one.asked = one.actor.start.remote(words, environment, self.job.secret.hex(), here)
-
-    def _answered(self, one: Follower) -> None:
-        asked, one.asked = one.asked, None
-        try:
-            answer = self.ray.get(asked)
-        except self.ray.exceptions.RayActorError as error:
-            self._lost(one, error)
-            return
-        if isinstance(answer, int):
-            one.begun, one.since = True, time.monotonic()
-        elif isinstance(answer[0], str):
-            self._met(answer)
-        else:
-            lines, code = answer
-            for stream, text in lines:
-                self._show(one, stream, text)
-            if code is not None:
-                self._ended(one, code)
-
-    def _met(self, offered: tuple[str, int]) -> None:
-        """Where the chief is. On the same node it keeps its port; if it had to move, all that know the old one begin
-        again."""
-        self.met = True
-        if self.hub is not None and self.hub[0] == offered[0]:
-            return
-        self.hub = offered
-        for one in self.followers:
-            if one is not self.chief:
-                one.begun = False
-
-    def _lost(self, one: Follower, error: Exception) -> None:
-        """The actor died, or its node: Ray brings it back, and then its task begins again."""
-        now = time.monotonic()
-        one.again = now + 0.5
-        if one.begun:
-            self._again(one, "its actor died and is brought back by Ray")
-            if one is self.chief:
-                self.met = False  # it may come back elsewhere
-        elif now - one.since > RETURN:
-            raise RunError(f"Ray did not bring the actor of {one.task} back in {RETURN:g} s: {error}")
-
-    def _ended(self, one: Follower, code: int) -> None:
-        if self.chief.code is not None or code == 0 or (one is self.chief and code > 0) or self.interrupts:
-            one.code = code
-            if one is not self.chief and code:
-                self.job.say(f"{one.task} {why(code)} after the end of the run")
-            return
-        self._again(one, why(code))
-
-    def _again(self, one: Follower, reason: str) -> None:
-        now = time.monotonic()
-        one.restarts = 1 if now - one.since > FORGIVEN else one.restarts + 1
-        if self.interrupts and one is self.chief:
-            one.code = 1
-            return
-        if one.restarts > self.settings.restarts:
-            raise RunError(
-                f"{one.task}: {reason}; it has begun again {self.settings.restarts} times already "
-                f"(--engine restarts=…). The newest checkpoint is in {self.job.directory}"
-            )
-        self.job.say(f"{one.task}: {reason}; begun again ({one.restarts} of at most {self.settings.restarts} times)")
-        one.begun, one.since, one.again = False, now, now + 0.5
-        if one is self.chief:  # whoever ends for want of a chief is not to blame
-            for other in self.followers:
-                other.restarts = other.restarts if other is one else 0
-
-    def _show(self, one: Follower, stream: str, text: str) -> None:
-        if one is self.chief:
-            print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
-        else:
-            print(f"{one.task}: {text}", file=sys.stderr, flush=True)
-
-    def _interrupted(self, times: int) -> None:
-        if times > 1:
-            raise KeyboardInterrupt
-        self.job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
-        self.chief.actor.tell.remote(signal.SIGINT)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals only count; the loop heeds them."""
-
-        def count(number: int, frame: FrameType | None) -> None:
-            self.interrupts += 1
-
-        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _connect(ray: Any, job: Job, settings: Settings) -> None:
@@ -386,7 +164,3 @@ def _bytes(text: str) -> int:
     units = {"k": 10, "m": 20, "g": 30, "t": 40}
     shift = units.get(text[-1:].lower(), 0)
     return int(_number("memory", text[:-1] if shift else text)) << shift
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -170,6 +170,8 @@ class _Watch:
                 "was over; it goes on from its newest checkpoint"
             )
         state = _in_words(one)
+        if self._output is None and one["JobState"] in _OVER - {"COMPLETED"} and one.get("StdOut"):
+            state += f"; see {one['StdOut']}"
         if state != self._told.get(name):
             self._told[name] = state
             self._say(f"job {name} {state}")

@@ -15,25 +15,25 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.errors import RunError, UsageError
-from paceline.launchers import command
-from paceline.launchers.command import Running, free_port, why
+from paceline.launchers import command, spark_seat
+from paceline.launchers.command import why
+from paceline.launchers.spark_seat import LOGS, MARK, STOP, Share, seat
 
 if TYPE_CHECKING:
     from paceline.launchers.job import Job
 
 KEYS = ("master", "resubmissions", "patience", "conf")
-TOGETHER = 15.0  # seconds that a task which failed leaves to the chief to say why the run has ended
+CONFIGURED = {"SPARK_CONF_DIR": "", "SPARK_HOME": "conf"}
 STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
-MARK = "paceline-outcome:"  # what a failed task says to this side, inside Spark's own message
-LOGS = {"out": "spark-out.log", "err": "spark-err.log"}  # of the chief, under logs/ of the run
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,6 @@ class Settings:
             resubmissions=_whole("resubmissions", job.options.get("resubmissions", "3"), 0),
             conf=conf,
         )
-
-
-@dataclass(frozen=True)
-class Share:
-    """What every partition is given. The secret is in Spark's own message to the executors and nowhere else."""
-
-    command: tuple[str, ...]
-    environments: tuple[dict[str, str], ...]
-    secret: str
-    directory: str  # of the run
-    here: str
-    chief: int
 
 
 def shown(job: Job) -> str:
@@ -129,7 +117,7 @@ def _submitted(context: Any, job: Job, settings: Settings, left: int) -> int | N
         here=os.getcwd(),  # noqa: PTH109
         chief=job.tasks.index("chief"),
     )
-    stop = job.directory / "stop"
+    stop = job.directory / STOP
     stop.unlink(missing_ok=True)
     count = len(job.tasks)
     tails = [Tail(job.directory / "logs" / name, stream) for name, stream in _streams()]
@@ -162,7 +150,6 @@ def _submitted(context: Any, job: Job, settings: Settings, left: int) -> int | N
 
 def _failed(error: BaseException, job: Job, settings: Settings, left: int, interrupted: bool) -> int | None:
     text = str(error)
-    Path("/tmp/h4/errortext").write_text(text)
     if "BarrierJobSlotsNumberCheckFailed" in text or "does not support barrier" in text or "SPARK-24819" in text:
         raise RunError(
             f"Spark ({settings.master}) has not enough slots: the stage needs {len(job.tasks)} tasks of "
@@ -183,63 +170,6 @@ def _failed(error: BaseException, job: Job, settings: Settings, left: int, inter
         )
     job.say(f"the stage was lost: {reason}; submitted again from the newest checkpoint ({left} more times)")
     return None
-
-
-def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
-    """The function of the partitions; it is sent by value, so that Spark's Python need not load torch for it."""
-
-    def sit(_: Iterator[int]) -> Iterator[str]:
-        from pyspark import BarrierTaskContext
-
-        context = BarrierTaskContext.get()
-        number = context.partitionId()
-        address = context.getTaskInfos()[number].address.rpartition(":")[0]
-        port = free_port(address) if number == share.chief else 0
-        hub = context.allGather(f"{address}:{port}")[share.chief]
-        environment = share.environments[number] | {
-            "PACELINE_HUB": hub,
-            "PACELINE_ADDRESS": address,
-            "PACELINE_SECRET": share.secret,
-        }
-        gpus = context.resources().get("gpu")
-        if gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
-        running = Running(share.command, environment, share.here)
-        try:
-            code, last = followed(running, Path(share.directory), number == share.chief)
-        finally:
-            running.end()
-        outcome = json.dumps({"task": environment["PACELINE_TASK"], "code": code, "last": last})
-        if code:
-            if number != share.chief and code > 0:
-                time.sleep(TOGETHER)  # if the run has failed, the chief's word about it shall come first
-            raise RuntimeError(MARK + outcome)
-        yield outcome
-
-    return sit
-
-
-def followed(running: Running, directory: Path, chief: bool) -> tuple[int, list[str]]:
-    """The exit code and the last lines; the chief's go to the run directory, where its stop is asked for too."""
-    logs: dict[str, TextIO] = {}
-    with contextlib.ExitStack() as files:
-        if chief:
-            (directory / "logs").mkdir(parents=True, exist_ok=True)
-            for name, file in LOGS.items():
-                logs[name] = files.enter_context((directory / "logs" / file).open("a", encoding="utf-8"))
-        last: list[str] = []
-        stopped = False
-        while True:
-            lines, code = running.heard(0.5)
-            for stream, text in lines:
-                last = [*last[-199:], text]
-                if stream in logs:
-                    print(text, file=logs[stream], flush=True)
-            if code is not None:
-                return code, last
-            if chief and not stopped and (directory / "stop").exists():
-                stopped = True
-                running.tell(signal.SIGINT)
 
 
 class Tail:
@@ -287,36 +217,36 @@ def _signals() -> Iterator[list[int]]:
 
 def _context(job: Job, settings: Settings) -> Any:
     try:
-        from pyspark import SparkConf, SparkContext, cloudpickle
+        import pyspark
     except ImportError as error:
         raise UsageError(f"--on spark needs PySpark ({error}); install it: pip install 'paceline[spark]'") from None
-    cloudpickle.register_pickle_by_value(command)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (command, spark_seat):  # sent whole: Spark's Python need not load torch only to start a command
+        pyspark.cloudpickle.register_pickle_by_value(module)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    conf = SparkConf().setMaster(settings.master)
+    conf = pyspark.SparkConf().setMaster(settings.master)
     for key, value in settings.conf.items():
         conf.set(key, value)
     try:
-        context = SparkContext(conf=conf)
+        context = pyspark.SparkContext(conf=conf)
     except Exception as error:
         if "JAVA" in str(error).upper() and "gateway" in str(error).lower():
             raise UsageError(f"Spark needs Java 17 or newer: {_first_line(str(error))}") from None
         raise RunError(f"Spark did not start at {settings.master}: {_first_line(str(error))}") from error
-    context.setLogLevel("ERROR")
+    context.setLogLevel("FATAL")  # what fails is told here in a line; Spark adds the whole of a Java stack
     job.say(f"spark: {context.applicationId} at {settings.master}")
     return context
 
 
-def _environment_master(environment: Any) -> str | None:
+def _environment_master(environment: Mapping[str, str]) -> str | None:
     """spark.master as Spark's own tools find it: of PYSPARK_SUBMIT_ARGS, or of spark-defaults.conf."""
-    words: Sequence[str] = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
-    for word, after in zip(words, words[1:], strict=False):
+    words = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
+    for word, after in pairwise(words):
         if word == "--master":
             return after
-    homes = (environment.get("SPARK_CONF_DIR"), environment.get("SPARK_HOME") and environment["SPARK_HOME"] + "/conf")
-    for home in filter(None, homes):
+    folders = [Path(environment[name]) / below for name, below in CONFIGURED.items() if environment.get(name)]
+    for folder in folders:
         with contextlib.suppress(OSError):
-            for line in (Path(home) / "spark-defaults.conf").read_text(encoding="utf-8").splitlines():
+            for line in (folder / "spark-defaults.conf").read_text(encoding="utf-8").splitlines():
                 key, *value = re.split(r"[\s=]+", line.strip(), maxsplit=1)
                 if key == "spark.master" and value:
                     return value[0].strip()
@@ -330,7 +260,10 @@ def _whole(key: str, text: str, least: int) -> int:
 
 
 def _first_line(text: str) -> str:
-    """The line of Spark's long message that says what happened."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "failure" in line or "Exception" in line or "lost" in line.lower()]
+    """What happened, of Spark's long message."""
+    lost = re.search(r"ExecutorLostFailure \([^)]*\)[^\n]*", text)
+    if lost:
+        return lost.group(0)[:300]
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
+    telling = [line for line in lines if "failure" in line or "Exception" in line]
     return (telling or lines or ["no reason given"])[0][:300]

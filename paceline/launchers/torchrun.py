@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import sys
 
 from paceline.cluster.description import address
@@ -17,6 +18,7 @@ from paceline.launchers.foreground import as_script, followed, number, roles
 from paceline.launchers.job import Job
 
 KEYS = ("nnodes", "nproc-per-node", "max-restarts", "rdzv", "rdzv-id", "rdzv-conf", "local-addr", "extra")
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one ends a run in order, and no role hears it
 RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # a lost node is noticed in 6 s
 
 
@@ -24,7 +26,7 @@ def launch(job: Job) -> int:
     """Run torchrun in the foreground."""
     command, environment = _command(job), _environment(job)
     job.secret_file()
-    return followed(command, environment)
+    return followed(command, environment, signal.SIGUSR1)
 
 
 def shown(job: Job) -> str:
@@ -59,7 +61,7 @@ def _command(job: Job) -> list[str]:
     else:
         words += _rendezvous(job)
     words += ["--nnodes", nodes, "--nproc-per-node", str(_per_node(job, most))]
-    words += ["--max-restarts", str(number(job, "max-restarts", 3))]
+    words += ["--max-restarts", str(number(job, "max-restarts", 3)), "--signals-to-handle", SIGNALS]
     return [*words, *shlex.split(options.get("extra", "")), "--no-python", *in_this_python(job.command)]
 
 

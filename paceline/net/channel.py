@@ -24,7 +24,9 @@ MOST_PENDING = 1 << 30  # bytes
 DEEPEST = 64  # lists and objects inside each other
 LARGEST_JSON = 64 << 20  # bytes
 
-_BUFFER = 1 << 16  # bytes that are read at a time where messages are small
+# bytes that are read at a time where messages are small; more than a record of TLS has (16 KiB), so that nothing which
+# is decrypted already stays behind, where no descriptor shows it
+_BUFFER = 1 << 16
 _SHARE = 1 << 20  # bytes of one `receive`, about: whoever sends without end must not keep the others waiting
 _SMALL = 1 << 12  # parts up to this size are copied together: that is cheaper than one more entry
 _PIECE = 1 << 18  # bytes of one write to TLS
@@ -110,19 +112,18 @@ class Channel:
         while True:
             if self._lost is not None:
                 raise Closed(self._lost)
-            wanted = self._push()
+            self._push()
             if not self._pending:
                 return True
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return False
             poll = select.poll()
-            poll.register(self._connection, wanted)
+            poll.register(self._connection, select.POLLOUT)
             poll.poll(None if left is None else left * 1000)
 
-    def _push(self) -> int:
-        """Send as far as it goes; gives what to wait for if it did not go to the end."""
-        wanted = select.POLLOUT
+    def _push(self) -> None:
+        """Send as far as it goes."""
         try:
             while self._queue:
                 if self._tls is None:
@@ -131,15 +132,12 @@ class Channel:
                     # what TLS has begun to write must be offered again as it was: the head of the queue never changes
                     sent = self._tls.send(self._queue[0][:_PIECE])
                 self._sent(sent)
-        except ssl.SSLWantReadError:
-            wanted = select.POLLIN
         except _WAITING:
             pass
         except (OSError, ValueError) as error:
             # what the other side said last may still be read
             self._lose(f"the connection is broken: {_cause(error)}")
             raise Closed(str(self._lost)) from error
-        return wanted
 
     def _sent(self, count: int) -> None:
         self._pending -= count
@@ -166,8 +164,7 @@ class Channel:
         """
         found: list[tuple[int, bytearray]] = []
         share = _SHARE
-        # what TLS has decrypted no longer shows in the descriptor: it must be taken now
-        while share > 0 or (self._tls is not None and self._tls.pending()):
+        while share > 0:
             missing = 0 if self._payload is None else len(self._payload) - self._filled
             try:
                 if missing >= _BUFFER and self._payload is not None:

@@ -159,7 +159,8 @@ class Reach:
             self._met[shard] = True
             self.latest = max(self.latest, *message.words[:LANES])
             there = zip(self._lanes, message.words[:LANES], message.words[LANES:], strict=True)
-            for lane, posted, answered in there:
+            # in the order in which they were posted: the server performs them so
+            for lane, posted, answered in sorted(there, key=lambda row: board.posted[row[0].index]):
                 mine = board.posted[lane.index]
                 if board.answered[shard][lane.index] == mine:
                     continue

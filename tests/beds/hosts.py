@@ -164,6 +164,8 @@ class Host:
 
     def processes(self) -> dict[int, str]:
         """All that runs there, and their command lines. The host's own first process does not count."""
+        if self._process is None:
+            return {}
         mine, found = _namespace(self.pid), {}
         for place in Path("/proc").iterdir():
             if place.name.isdigit() and int(place.name) != self.pid:

@@ -118,10 +118,10 @@ class Slurm:
 
     def power_cut(self, node: str) -> None:
         self.hosts[node].power_cut()
+        self._daemons.pop(node).wait()
 
     def power_on(self, node: str) -> None:
         self.hosts[node].power_on()
-        self._daemons[node].wait()
         self._start(node)
 
     def processes(self) -> dict[int, str]:

@@ -63,8 +63,8 @@ class Nodes:
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates)
-            way = agent.Way(LOCAL, self.port, part, node)
-            code = agent.serve(lambda: way, part, 20.0, lambda _: None, self._objects)
+            way = agent.Way(LOCAL, self.port, tuple(part.split("+")), node)
+            code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)
         except BaseException as error:
             traceback.print_exc()
             code = getattr(error, "exit_code", 98)

@@ -136,6 +136,7 @@ class Watch:
             kill = self._todo.pop(0)
             name, number = (kill, signal.SIGKILL) if isinstance(kill, str) else kill
             role = roles[name]
+            assert role.pid > 0, f"{name} has no process"
             self._story.faults.append(Fault(role.name, role.pid, role.step, now))
             self._due = None
             with suppress(ProcessLookupError):

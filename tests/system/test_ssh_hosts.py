@@ -1,15 +1,18 @@
-"""`--on hosts` with a real sshd on loopback."""
+"""`--on hosts` with a real sshd on loopback. Data: scikit-learn's digits."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from launching import SECRET, command_lines, followed, gone, interrupt, launched
 from processes import until
+from shells import SECONDS, TRAIN, linger, shells, trained, updates_of
 from ssh_server import Sshd, sshd
 
 
@@ -108,6 +111,38 @@ def test_a_host_that_lets_nobody_in(server: Sshd, tmp_path: Path) -> None:
     assert code == 255
     assert any("Permission denied" in text for text in said)
     assert "2 times in a row" in said[-1]
+
+
+# training
+
+
+def test_three_tasks_train_and_a_killed_one_comes_back(server: Sshd, tmp_path: Path) -> None:
+    gate, waits = linger(tmp_path)
+    words = (*TRAIN, "--workers", "2", "--checkpoint-every", "20", "--dir", str(tmp_path / "run"), "--json", *waits)
+    engine = ("--on", "hosts", "--engine", "hosts=127.0.0.1", "--engine", f"ssh={server.ssh}")
+    with shells(tmp_path) as made:
+        run = made("hosts", *words, *engine)
+        until(lambda: updates_of(tmp_path / "run") >= 40, SECONDS, f"it trains: {made.said()}")
+        agent = far_task(tmp_path, "worker:0")
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: far_task(tmp_path, "worker:0") not in (0, agent), SECONDS, f"it is back: {made.said()}")
+        until(lambda: run.err.count("worker:0 was lost") == 1, SECONDS, "it is told")
+        gate.touch()
+        made.all_ended()
+        until(lambda: not far_task(tmp_path, ""), 20, "nothing is left at the far end")
+    result = trained(tmp_path / "run")
+    assert json.loads(run.out)["digest"] == result["digest"]
+
+
+def far_task(folder: Path, task: str) -> int:
+    """The process of a task at the other end of an ssh, where nothing but its environment tells which it is; 0: none."""
+    for place in Path("/proc").iterdir():
+        with suppress(OSError):
+            if place.name.isdigit() and f"{folder}/run" in (place / "cmdline").read_text(errors="replace"):
+                variables = (place / "environ").read_bytes()
+                if f"PACELINE_TASK={task}".encode() in variables:
+                    return int(place.name)
+    return 0
 
 
 def parent(number: int) -> int:

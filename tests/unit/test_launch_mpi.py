@@ -46,8 +46,10 @@ def test_open_mpi_on_one_host(bin: Path, tmp_path: Path, monkeypatch: pytest.Mon
         f"export PACELINE_MEET={tmp_path}/hub",
         "export PACELINE_PLACEMENT=chief,worker,worker,server",
         f"export PACELINE_SECRET_FILE={tmp_path}/secret",
+        "export TERM=dumb",
         "mpirun -n 4 --map-by slot:OVERSUBSCRIBE --bind-to none -x PACELINE_MEET -x PACELINE_PLACEMENT "
-        f"-x PACELINE_SECRET_FILE {sys.executable} -P -m paceline train digits-mlp --scheme async --dir /runs/one",
+        "-x PACELINE_SECRET_FILE -x TERM "
+        f"{sys.executable} -P -m paceline train digits-mlp --scheme async --dir /runs/one",
     ]
     assert not list(tmp_path.glob("secret"))  # a dry run writes nothing
 

@@ -310,6 +310,25 @@ def test_a_step_whose_task_was_killed_begins_again(
     assert done.stdout.count("the step begins again") == steps - 1
 
 
+@pytest.mark.parametrize(("code", "hub", "ends"), [(2, False, True), (1, True, False), (137, False, False)])
+def test_a_task_that_fails_before_there_is_a_hub_ends_all(
+    tmp_path: Path, fake: Fake, here: None, code: int, hub: bool, ends: bool
+) -> None:
+    deed = f"{'touch ' + str(tmp_path / 'hub') + ';' if hub else ''} exit {code}"
+    text = slurm.script(Job(("sh", "-c", deed), FOUR, tmp_path, "x", {"restarts": "0"}))
+    # one task fails, by which the step is ended: then that is all that srun itself knows
+    fake(
+        "srun",
+        f'while [ "$1" != bash ]; do shift; done; shift; PATH=$PATH:/bin bash "$@"; exit {143 if ends else code}',
+    )
+    fake("scancel", 'echo "$@" >ended')
+    done = _ran(text, SLURM_STEP_ID="0")
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "ended").exists() == ends
+    if ends:
+        assert (tmp_path / "ended").read_text() == "9.0\n"
+
+
 @pytest.mark.parametrize(("requeue", "code", "queued"), [("yes", 130, True), ("no", 130, False), ("yes", 0, False)])
 def test_near_the_time_limit_a_last_checkpoint_then_the_queue(
     tmp_path: Path, fake: Fake, here: None, requeue: str, code: int, queued: bool
@@ -384,13 +403,14 @@ def test_of_a_sweep_the_worst_code_counts(tmp_path: Path, fake: Fake, monkeypatc
         *(fake, tmp_path, monkeypatch),
         "JobId=7 ArrayJobId=7 ArrayTaskId=0-1 JobState=PENDING Reason=Priority ExitCode=0:0",
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING NodeList=n1 ExitCode=0:0\n"
-        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0",
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0 StdOut=/x/slurm-7_0.out",
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=COMPLETED ExitCode=0:0\n"
-        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0",
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0 StdOut=/x/slurm-7_0.out",
     )
     assert slurm_job.follow("7", None, said.append) == 3
     assert said[0] == "job 7_0-1 waits (Priority)"
-    assert set(said[1:]) == {"job 7_1 runs on n1", "job 7_0 has ended: failed, exit code 3", "job 7_1 has ended"}
+    ended = "job 7_0 has ended: failed, exit code 3; see /x/slurm-7_0.out"
+    assert sorted(said[1:]) == sorted(["job 7_1 runs on n1", ended, "job 7_1 has ended"])
 
 
 def test_ctrl_c_asks_for_an_end_in_order_and_the_second_one_cancels(

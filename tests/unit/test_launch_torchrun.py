@@ -28,7 +28,8 @@ def test_one_node_needs_no_meeting_place(tmp_path: Path) -> None:
         "export PACELINE_PLACEMENT=chief,worker,worker,server",
         f"export PACELINE_SECRET_FILE={tmp_path}/secret",
         f"{sys.executable} -m torch.distributed.run --standalone --nnodes 1 --nproc-per-node 4 --max-restarts 3 "
-        f"--no-python {sys.executable} -P -m paceline train digits-mlp --scheme async --dir /runs/one",
+        "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --no-python "
+        f"{sys.executable} -P -m paceline train digits-mlp --scheme async --dir /runs/one",
     ]
     assert not list(tmp_path.iterdir())  # a dry run writes nothing
 

@@ -77,6 +77,12 @@ MAY_IMPORT = {
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
     "collectives": "",
     "collectives.shared": "board errors journal ops seeds stage state wire",
+    "collectives.torch_group": "net.* state",
+    "collectives.circle": "board collectives.torch_group errors",
+    "collectives.assembly": "board collectives collectives.circle collectives.torch_group errors journal net.* ops stage "
+    "state wire",
+    "collectives.distributed": "board collectives collectives.assembly collectives.circle collectives.torch_group errors "
+    "journal ops seeds stage state transports.shared",
     "view": "board config control drive errors journal result snapshots stage state task transports.lane "
     "transports.shared worker",
     "membership": "board collectives.distributed collectives.shared drive hook journal ops recording result "
@@ -113,6 +119,14 @@ MAY_IMPORT = {
     "launchers.slurm_memory",
     "launchers.slurm_job": "errors",
     "launchers.slurm_memory": "errors",
+    "launchers.command": "",
+    "launchers.ray": "errors launchers.command launchers.job launchers.ray_crew",
+    "launchers.ray_crew": "errors launchers.command launchers.job",
+    "launchers.spark": "errors launchers.command launchers.job launchers.spark_seat",
+    "launchers.spark_seat": "launchers.command",
+    "launchers.kubernetes": "errors launchers.job launchers.kubernetes_manifests launchers.yaml_text",
+    "launchers.kubernetes_manifests": "errors launchers.job",
+    "launchers.yaml_text": "",
     "watching": "board report.live role",
     "run": "checkpoint config directory errors exact fingerprint hook launchers.local launchers.recovery plan "
     "recording report.* result role scheme snapshots state task values watching",
@@ -163,6 +177,7 @@ CARRIES = "carry"
 CLOCKS = {
     *("checkpoint", "directory", "cli", "data", "report"),  # what lies on disk is dated, people see how long it takes
     *("stage", "board", "launchers", "watching", "run"),  # the run's own clock, and its patience
+    "collectives",  # time-outs of torch.distributed
     "net",  # a stranger's time is bounded
     "cluster.meeting",  # a store's time limit
     *("transports", "snapshots", "session", "view"),  # a glance aside lets whoever shares the core go on
@@ -291,6 +306,8 @@ def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
         clocks.add("threading")  # a download has a watchdog
     if module in ("hosting", "transports.tcp", "transports.wire"):
         clocks.add("threading")  # several workers in one process; a courier that sends while its worker computes
+    if module == "collectives.torch_group":
+        clocks.add("threading")  # who makes a group waits inside torch: that is done aside
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):

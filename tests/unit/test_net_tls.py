@@ -119,6 +119,11 @@ def test_both_sides_hold_the_certificate(ours: Contexts) -> None:
         while not messages:
             messages = far.receive()
         assert messages == [(1, b"hello")]
+        far.send(1, b"and back")
+        while not near.receive():
+            pass
+        assert connection.session is not None
+        assert not connection.session.has_ticket  # nobody takes up an old session
         assert door.lines == []
 
 
@@ -216,6 +221,9 @@ def test_an_authority_of_several_certificates(tmp_path: Path) -> None:
         openssl("x509", "-req", "-in", request, *signing, "-out", certificate)
         nodes.append(Certificates(certificate, key, authority))
     with Door(tls=contexts(nodes[0])[0]) as door, door.let_in(tls=contexts(nodes[1])[1]):
+        assert len(door.admitted) == 1
+    alike = contexts(Certificates(nodes[0].certificate, nodes[0].key))  # without the authority: one for all
+    with Door(tls=alike[0]) as door, door.let_in(tls=alike[1]):
         assert len(door.admitted) == 1
     stranger = contexts(generated(tmp_path))[1]
     stranger.verify_mode = ssl.CERT_NONE

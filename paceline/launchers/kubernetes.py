@@ -1,0 +1,130 @@
+"""`--on kubernetes`: manifests of an Indexed Job, or of a JobSet, with its headless service, config and secret.
+
+Kubernetes numbers the pods and gives each a name that stays: pod i is NAME-i.NAME, whichever node it stands on and
+however often it has been replaced. So the hub's address is known beforehand, and the number says which task a pod is.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import RunError, UsageError
+from paceline.launchers.kubernetes_manifests import CONTAINER, Manifest, Settings, manifests, secret
+from paceline.launchers.yaml_text import written
+
+if TYPE_CHECKING:
+    from paceline.launchers.job import Job
+
+POLL = 2.0  # seconds between two looks at the job
+LATE = 15  # looks that a job may stay unseen after it was applied
+
+
+def shown(job: Job) -> str:
+    """The manifests as YAML. The secret has to be there before them: the first lines say how to make it."""
+    settings = Settings.of(job)
+    name = f"{settings.name}-secret"
+    make = shlex.join(settings.arguments("create", "secret", "generic", name, "--from-file=secret=/dev/stdin"))
+    lines = [
+        "# The shared secret is not in here. Make it first, and delete it with the job:",
+        f"#   openssl rand -hex 32 | tr -d '\\n' | {make}",
+    ]
+    if not settings.options.get("volume"):
+        lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
+    return "\n".join(lines) + "\n---\n" + "---\n".join(written(one) for one in manifests(job))
+
+
+def launch(job: Job) -> int:
+    """Apply the manifests, follow the chief's log, and give its exit code."""
+    settings = Settings.of(job)
+    if shutil.which("kubectl") is None:
+        raise UsageError(
+            "--on kubernetes needs kubectl, which is not on the path; install it, "
+            "or take the manifests to where it is: --dry-run > job.yaml"
+        )
+    kind = "jobset" if settings.kind == "jobset" else "job"
+    done = False
+    try:
+        # not `apply`: that would keep a copy of the secret in an annotation
+        _kubectl(settings, "delete", "secret", f"{settings.name}-secret", "--ignore-not-found")
+        _kubectl(settings, "create", "-f", "-", text=json.dumps(secret(job, settings)))
+        _kubectl(settings, "apply", "-f", "-", text=shown(job))
+        job.say(f"kubernetes: {kind}/{settings.name} with {len(job.tasks)} pods")
+        code = _followed(job, settings, kind)
+        done = True
+        return code
+    except KeyboardInterrupt:
+        job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
+        return 130
+    finally:
+        kept = ["configmap", "secret", *(["service"] if kind == "job" else []), *([] if done else [kind])]
+        for what in reversed(kept):  # a job that has ended stays to be looked at, as long as `ttl` says
+            named = settings.name + {"configmap": "-config", "secret": "-secret"}.get(what, "")
+            _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
+
+
+def _followed(job: Job, settings: Settings, kind: str) -> int:
+    """Until the job is complete or failed. A chief's pod that is replaced is followed by the next one's log."""
+    chief = _chief_selector(job, settings)
+    seen: set[str] = set()
+    unseen = 0
+    while True:
+        state = _state(settings, kind)
+        unseen = unseen + 1 if state is None else 0
+        if unseen > LATE:
+            raise RunError(f"{kind}/{settings.name} is not there any more: somebody has deleted it")
+        for pod in _pods(settings, chief):
+            name, phase = pod["metadata"]["name"], pod.get("status", {}).get("phase")
+            if name not in seen and phase in ("Running", "Succeeded", "Failed"):
+                seen.add(name)
+                if len(seen) > 1:
+                    job.say(f"the chief's pod was replaced: {name}")
+                subprocess.run(settings.arguments("logs", "--follow", name, "--container", CONTAINER), check=False)
+        if state in ("Complete", "Completed"):
+            return 0
+        if state == "Failed":
+            return _exit_code(_pods(settings, chief))
+        time.sleep(POLL)
+
+
+def _state(settings: Settings, kind: str) -> str | None:
+    """The condition with which a job ends; "" while it goes on; None if it is not there."""
+    found = _kubectl(settings, "get", kind, settings.name, "--ignore-not-found", "--output", "json")
+    if not found.strip():
+        return None
+    ends = {"Complete", "Completed", "Failed"}
+    conditions = json.loads(found).get("status", {}).get("conditions", [])
+    return next((one["type"] for one in conditions if one["type"] in ends and one["status"] == "True"), "")
+
+
+def _pods(settings: Settings, selector: str) -> list[Manifest]:
+    found = json.loads(_kubectl(settings, "get", "pods", "--selector", selector, "--output", "json"))
+    return sorted(found["items"], key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+
+def _exit_code(pods: list[Manifest]) -> int:
+    """Of the newest chief that has ended; 1 where none tells."""
+    for pod in reversed(pods):
+        for container in pod.get("status", {}).get("containerStatuses", []):
+            code = container.get("state", {}).get("terminated", {}).get("exitCode")
+            if code:
+                return code if code < 128 or code == 130 else 1
+    return 1
+
+
+def _chief_selector(job: Job, settings: Settings) -> str:
+    if settings.kind == "jobset":
+        return f"jobset.sigs.k8s.io/jobset-name={settings.name},jobset.sigs.k8s.io/replicatedjob-name=chief"
+    index = job.tasks.index("chief")
+    return f"batch.kubernetes.io/job-name={settings.name},batch.kubernetes.io/job-completion-index={index}"
+
+
+def _kubectl(settings: Settings, *words: str, text: str | None = None, strict: bool = True) -> str:
+    done = subprocess.run(settings.arguments(*words), input=text, capture_output=True, text=True, check=False)
+    if done.returncode and strict:
+        raise RunError(f"kubectl {' '.join(words)} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

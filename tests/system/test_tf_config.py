@@ -1,0 +1,95 @@
+"""A cluster in shells, without any engine: TF_CONFIG and lists of hosts as the guides have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from processes import until
+from shells import SECONDS, TRAIN, Shell, Shells, free_ports, linger, shells, trained, updates_of
+
+ROLES = ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
+
+
+def begin(made: Shells, tasks: tuple[str, ...], words: tuple[str, ...]) -> dict[str, Shell]:
+    """Each task in a shell of its own, with a TF_CONFIG of its own. The evaluator is outside of the cluster."""
+    ports = free_ports(sum(not task.startswith("evaluator") for task in tasks))
+    cluster: dict[str, list[str]] = {}
+    for task in tasks:
+        if not task.startswith("evaluator"):
+            cluster.setdefault(task.partition(":")[0], []).append(f"localhost:{ports.pop()}")
+    begun = {}
+    for task in tasks:
+        kind, _, index = task.partition(":")
+        config = {"cluster": cluster, "task": {"type": kind, "index": int(index)}}
+        begun[task] = made(task, *words, TF_CONFIG=json.dumps(config))
+    return begun
+
+
+def test_five_shells_with_an_evaluator(tmp_path: Path) -> None:
+    words = (*TRAIN, "--evaluator", "--checkpoint-seconds", "0.5", "--json")
+    with shells(tmp_path) as made:
+        begun = begin(made, ROLES, words)
+        made.all_ended()
+    result = trained(tmp_path / "runs" / "digits-mlp-async-001")
+    assert (result["workers"], result["servers"]) == (3, 1)
+    assert json.loads(begun["chief:0"].out)["digest"] == result["digest"]
+    assert all(not shell.out for task, shell in begun.items() if task != "chief:0")
+    assert (tmp_path / "runs" / "digits-mlp-async-001" / "best").is_dir()  # the evaluator's
+    assert not list((tmp_path / "config").rglob("*.part"))
+    assert oct((tmp_path / "config" / "paceline" / "secret").stat().st_mode)[-3:] == "600"
+
+
+def test_every_role_is_killed(tmp_path: Path) -> None:
+    """kill -9 of each role: all of them are back, and the run comes to its end."""
+    gate, waits = linger(tmp_path)
+    words = (*TRAIN, "--evaluator", "--checkpoint-every", "20", *waits)
+    with shells(tmp_path) as made:
+        begin(made, ROLES, words)
+        run = tmp_path / "runs" / "digits-mlp-async-001"
+        until(lambda: updates_of(run) >= 40, SECONDS, f"it trains: {made.said()}")
+        for name in ("worker:1", "server:0", "chief", "worker:2", "evaluator"):
+            made.kill_role(name)
+        gate.touch()
+        made.all_ended()
+    assert trained(run)["restarts"] == 5
+
+
+def test_a_whole_task_is_killed_and_started_again_by_hand(tmp_path: Path) -> None:
+    """The commands of the guides with lists of hosts; one of the shells dies, and the same command is typed again."""
+    ps, first, second = (f"localhost:{port}" for port in free_ports(3))
+    gate, waits = linger(tmp_path)
+    lists = ("--ps-hosts", ps, "--worker-hosts", f"{first},{second}")
+    words = (*TRAIN, "--checkpoint-every", "20", *lists, *waits)
+    with shells(tmp_path) as made:
+        made("ps", *words, "--job-name", "ps", "--task-index", "0")
+        made("chief", *words, "--job-name", "worker", "--task-index", "0")
+        lost = made("worker", *words, "--job-name", "worker", "--task-index", "1")
+        run = tmp_path / "runs" / "digits-mlp-async-001"
+        until(lambda: updates_of(run) >= 40, SECONDS, f"it trains: {made.said()}")
+        until(lambda: made.role("worker:1") is not None, SECONDS, "the second worker is there")
+        os.kill(lost.process.pid, signal.SIGKILL)
+        lost.process.wait()
+        before = updates_of(run)
+        until(lambda: updates_of(run) > before, SECONDS, f"the others go on: {made.said()}")
+        made("worker again", *words, "--job-name", "worker", "--task-index", "1")
+        until(lambda: made.role("worker:1") is not None, SECONDS, f"it is back: {made.said()}")
+        gate.touch()
+        made.all_ended(lost)
+    trained(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_of_the_chief_ends_all_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    _, waits = linger(tmp_path)
+    with shells(tmp_path) as made:
+        begun = begin(made, ("chief:0", "ps:0"), (*TRAIN, "--checkpoint-every", "20", *waits))
+        run = tmp_path / "runs" / "digits-mlp-async-001"
+        until(lambda: updates_of(run) >= 40, SECONDS, f"it trains: {made.said()}")
+        begun["chief:0"].process.send_signal(number)
+        assert begun["chief:0"].ended() == 130
+        begun["ps:0"].ended()
+    assert "interrupted" in begun["chief:0"].err
