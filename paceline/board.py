@@ -59,6 +59,7 @@ class Board:
         "cut",  # with `exact`: number of the last snapshot that holds the servers' part
         "uncut",  # with `exact`: a worker died while the run ended, so the last snapshot is of no common step
         "alarm",  # rises at each death, so that whoever waits looks again
+        "notice",  # rises when the chief has written what every node must know before it goes on
     )
     WORKER: ClassVar = (
         "alive",  # takes part: barriers wait for it
@@ -86,6 +87,7 @@ class Board:
         "row_valid",
         "heard",  # the last sign of life in a step, ns
         "node",  # where its process is
+        "noticed",  # the last notice that its node has heard of
         "life",  # how often it has come, as a member of groups of torch.distributed,
         "lost",  # and up to which of these lives it is dead
         "called",  # how often it has put something down in the store for the others
@@ -100,6 +102,7 @@ class Board:
         "server_high",  # and where workers of other nodes reach it: an IPv6 address in two words,
         "server_low",
         "server_port",  # and a port, 0 as long as nobody listens
+        "server_noticed",
     )
     REALS: ClassVar = ("loss",)  # per worker, floating
     TIMES: ClassVar = ("began", "first_step", "stopped", "heard")  # by the clock of the node that they are read on
@@ -171,6 +174,8 @@ class Board:
     server_high: memoryview
     server_low: memoryview
     server_port: memoryview
+    noticed: memoryview
+    server_noticed: memoryview
     loss: memoryview[float]
 
     @classmethod

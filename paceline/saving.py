@@ -45,6 +45,7 @@ class Saving(Membership):
         board, last = self.board, self.updates + 1
         if not 0 <= board.get("goal") <= last:
             board.put("goal", last)
+            self._announce()
         board.put("halt", 0)
 
     def _all_saved(self) -> bool:

@@ -121,6 +121,24 @@ class View:
             # every worker passes this version between two steps, and none can be past it yet
             board.put("snapshot_version", self.worker.state.v + 2)
         board.put("snapshot", self._writing)
+        if self._link is None or self.stage.plan.exact:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Go on when every node has heard: nobody may pass a step that was named for all without knowing of it."""
+        stage, board = self.stage, self.board
+        if stage.node.secret is None:
+            return
+        number = board.get("notice") + 1
+        board.put("notice", number)
+        stage.bells.ring_all()
+
+        def heard() -> bool:
+            ranks, shards = range(board.workers), range(board.servers)
+            workers = all(stage.beside(r) or board.noticed[r] >= number or not board.alive[r] for r in ranks)
+            return workers and all(stage.near(shard) or board.server_noticed[shard] >= number for shard in shards)
+
+        stage.bells.wait(lambda: heard() or self._interrupted())
 
     def keep(self, name: str, tensor: Tensor) -> None:
         self._kept[name] = tensor.detach().cpu()

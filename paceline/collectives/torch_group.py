@@ -24,6 +24,7 @@ from paceline.net.store import FarStore
 from paceline.state import Vector, mean_into
 
 SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
+PIECE = 2 << 20  # bytes of a large vector that go together: Gloo is slow with messages that no cache holds
 HEAD = 64  # bytes in front of what is sent: a Header
 CONNECTING = timedelta(seconds=5)  # for one connection to one other worker, all of whom have said that they are there
 LONGEST = timedelta(minutes=10)  # of one operation; whether somebody is alive is not its business
@@ -58,12 +59,13 @@ class Exchange:
     """Operations under way that belong together. `ring` is called when they are over."""
 
     def __init__(self, works: Sequence[Any], ring: Callable[[], None], polled: bool) -> None:
-        self._works, self._polled, self._open = works, polled, len(works)
+        self._works, self._polled = works, polled
+        self._ended: list[Any] = []
         if not polled:
 
-            def over(_: Any) -> None:
-                self._open -= 1
-                if not self._open:
+            def over(future: Any) -> None:  # in a thread of torch's
+                self._ended.append(future)
+                if self.over:
                     ring()
 
             for work in works:
@@ -72,7 +74,9 @@ class Exchange:
     @property
     def over(self) -> bool:
         """Whether they have come to an end, good or bad."""
-        return all(work.is_completed() for work in self._works) if self._polled else not self._open
+        if self._polled:
+            return all(work.is_completed() for work in self._works)
+        return len(self._ended) == len(self._works)
 
     def finish(self) -> None:
         """Of one that is over: Broken if it failed."""
@@ -81,6 +85,29 @@ class Exchange:
                 work.wait()
         except RuntimeError as error:
             raise Broken(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a large vector, cut among the members."""
+
+    low: int
+    high: int
+    share: int  # the length of a slice; the last ones of the last piece may be shorter
+    cut: list[int]  # how long everybody's slice is
+    slices: Tensor  # room for this member's slice of everybody's vector
+
+
+def _pieces(v: Vector, size: int, place: int) -> list[Piece]:
+    step = max(PIECE // v.element_size() // size, 1) * size
+    pieces = []
+    for low in range(0, v.numel(), step):
+        high = min(low + step, v.numel())
+        share = -(-(high - low) // size)
+        cut = [max(min(share, high - low - k * share), 0) for k in range(size)]
+        room = torch.empty((size, cut[place]), dtype=v.dtype, device=v.device)
+        pieces.append(Piece(low, high, share, cut, room))
+    return pieces
 
 
 class Group:
@@ -118,6 +145,7 @@ class Group:
             self._backend = gloo(within, place, size, options)
             self._backend._set_default_timeout(LONGEST)
         self._sent: Tensor | None = None
+        self._pieces: list[Piece] = []
 
     def start(self, v: Vector, header: Header) -> Exchange:
         """The first half: everybody's vectors, or the slices that this member is to add up. v must stay as it is."""
@@ -125,24 +153,18 @@ class Group:
         self.small = length * size <= SMALL
         row = HEAD + (-(-length // HEAD) * HEAD if self.small else 0)
         if self._sent is None:
-            self._share = -(-v.numel() // size)
             self._sent = torch.empty(row, dtype=torch.uint8, device=v.device)
             self._came = torch.empty((size, row), dtype=torch.uint8, device=v.device)
-            if not self.small:
-                self._slices = torch.empty((size, self._cut(v)[self.place]), dtype=v.dtype, device=v.device)
-                self._whole = torch.empty(self._share * size, dtype=v.dtype, device=v.device)
+            self._pieces = [] if self.small else _pieces(v, size, self.place)
+            self._whole = torch.empty(sum(piece.share * size for piece in self._pieces), dtype=v.dtype, device=v.device)
         self._sent[:HEAD] = header.written().to(v.device)
         if self.small:
             self._sent[HEAD : HEAD + length].view(v.dtype).copy_(v)
         works = [self._backend._allgather_base(self._came.view(-1), self._sent)]
-        if not self.small:
-            cut = self._cut(v)
-            works.append(self._backend.alltoall_base(self._slices.view(-1), v, [cut[self.place]] * size, cut))
-        return self._under_way(*works)
-
-    def _cut(self, v: Vector) -> list[int]:
-        """How long everybody's slice is: the last ones may be shorter."""
-        return [max(min(self._share, v.numel() - k * self._share), 0) for k in range(self.size)]
+        for piece in self._pieces:
+            mine, cut = [piece.slices.shape[1]] * size, piece.cut
+            works.append(self._backend.alltoall_base(piece.slices.view(-1), v[piece.low : piece.high], mine, cut))
+        return self._under_way(works)
 
     def headers(self) -> list[Header]:
         """What the others said, in the order of their places; once the first half is over."""
@@ -155,11 +177,15 @@ class Group:
         return result
 
     def start_second(self, weights: list[float]) -> Exchange:
-        """The second half: this member's slice of the mean to all others."""
-        mine = self._whole[self.place * self._share : (self.place + 1) * self._share]
-        if self._slices.numel():
-            mean_into(mine[: self._slices.shape[1]], list(self._slices), weights)
-        return self._under_way(self._backend._allgather_base(self._whole, mine))
+        """The second half: this member's slices of the mean to all others."""
+        works = []
+        for piece in self._pieces:
+            there = self._whole[piece.low : piece.low + piece.share * self.size]
+            mine = there[self.place * piece.share : (self.place + 1) * piece.share]
+            if piece.slices.numel():
+                mean_into(mine[: piece.slices.shape[1]], list(piece.slices), weights)
+            works.append(self._backend._allgather_base(there, mine))
+        return self._under_way(works)
 
     def large_mean(self, like: Vector) -> Vector:
         """Not copied: it lies there until the next mean's second half, which nobody begins before all have had it."""
@@ -168,9 +194,9 @@ class Group:
     def broadcast(self, tensor: Tensor, root: int) -> Exchange:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        return self._under_way(self._backend.broadcast([tensor], options))
+        return self._under_way([self._backend.broadcast([tensor], options)])
 
-    def _under_way(self, *works: Any) -> Exchange:
+    def _under_way(self, works: Sequence[Any]) -> Exchange:
         self._works = works
         return Exchange(works, self._ring, self._polled)
 

@@ -155,6 +155,8 @@ class Agent:
                 self._tell_hub()
             return bool(self._gone.get("over"))
         except (Closed, ProtocolError) as error:
+            if (gone := self._unread_goodbye()) is not None:
+                return bool(gone.get("over"))
             self._say(f"lost the hub: {error}")
             return False
         except PacelineError as error:  # its task cannot be made here, for one
@@ -176,6 +178,13 @@ class Agent:
                 os.close(descriptor)
             if self._temporary is not None:
                 shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _unread_goodbye(self) -> dict[str, Any] | None:
+        """The hub closes both connections after it: who was writing, or reading the second, has not heard it yet."""
+        with contextlib.suppress(Closed, ProtocolError):
+            while self._gone is None and (messages := _received(self._control)):
+                self._gone = next((plain(payload) for kind, payload in messages if kind == talk.BYE), None)
+        return self._gone
 
     @property
     def message(self) -> dict[str, Any]:
@@ -219,9 +228,20 @@ class Agent:
         except ValueError as error:
             raise ProtocolError(str(error)) from error
         if payload:
+            self._notice()
             for place in range(self.board.roles):
                 if place not in self._remote:
                     self.bells.ring(place)
+
+    def _notice(self) -> None:
+        """Let the chief know what this node has heard of."""
+        board, node, notice = self.board, self.node.number, self.board.get("notice")
+        for rank in range(board.workers):
+            if board.node[rank] == node:
+                board.noticed[rank] = notice
+        for shard in range(board.servers):
+            if board.server_node[shard] == node:
+                board.server_noticed[shard] = notice
 
     def _lay_out(self, told: dict[str, Any]) -> None:
         text, size = told["text"].encode(), int(told["size"])

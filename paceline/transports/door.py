@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from paceline.board import GENERATION, LANES
+from paceline.board import GENERATION, LANES, STOP
 from paceline.errors import PacelineError
 from paceline.net.channel import Closed, ProtocolError
 from paceline.net.gate import Gate, enter, listener
@@ -136,7 +136,8 @@ class Door:
         told = array("q", words) if self._cutting.lead else array("q")
         version = self._stage.versions()[0] if self._shard == 0 else 0
         number = self._board.answered[self._shard][lane.index]
-        message = Message(REPLY, lane.index, number, version, words=told)
+        # who hears of the last update hears of the stop too
+        message = Message(REPLY, lane.index, number, version, self._board.run[STOP], words=told)
         self._guarded(wire, lambda: wire.send(message, pieces, lane.data))
 
     def order(self, position: int) -> None:

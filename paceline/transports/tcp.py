@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from paceline.board import LANES
+from paceline.board import FAILED, LANES, STOP
 from paceline.errors import PacelineError, RunError
 from paceline.net.channel import Closed, ProtocolError
 from paceline.net.gate import Refused, enter
@@ -154,6 +154,8 @@ class Reach:
             words = self._stage.segment.words
             if message.value > words[self._version]:
                 words[self._version] = message.value
+            if board.run[STOP] < message.more <= FAILED:
+                board.run[STOP] = message.more
             board.answered[shard][lane.index] = message.number
         elif message.kind == WELCOME and len(message.words) == 2 * LANES:
             self._met[shard] = True

@@ -105,7 +105,7 @@ def test_killed_actors_and_tasks_come_back(cluster: Cluster) -> None:
     words = ("digits-mlp", "--scheme", "async", "lr=0.2", "--workers", "2", "--steps", "400", "--patience", "10")
     run = cluster.train("killed", *words, "--checkpoint-every", "50", *hook)
     folder = cluster.folder / "killed"
-    until(lambda: updates_of(folder) >= 50, SECONDS, f"it trains\n{run.err}")
+    trains(run, folder)
 
     worker = cluster.rank("PACELINE_TASK=worker:0")
     os.kill(parent_of(worker), signal.SIGKILL)  # the actor: its task goes with it
@@ -127,7 +127,7 @@ def test_an_interrupt_ends_the_run_in_order(cluster: Cluster) -> None:
     words = ("digits-mlp", "--scheme", "async", "lr=0.2", "--workers", "2", "--checkpoint-every", "50")
     run = cluster.train("interrupted", *words)
     folder = cluster.folder / "interrupted"
-    until(lambda: updates_of(folder) >= 50, SECONDS, f"it trains\n{run.err}")
+    trains(run, folder)
     run.process.send_signal(signal.SIGINT)
     assert run.ended() == 130, run.err
     assert (folder / "result.json").exists()
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_the_run_in_order(cluster: Cluster) -> None:
 
 def test_a_killed_launch_leaves_nothing(cluster: Cluster) -> None:
     run = cluster.train("orphaned", "digits-mlp", "--scheme", "async", "--workers", "2", "--checkpoint-every", "50")
-    until(lambda: updates_of(cluster.folder / "orphaned") >= 50, SECONDS, f"it trains\n{run.err}")
+    trains(run, cluster.folder / "orphaned")
     run.process.kill()
     run.ended()
     until(lambda: not cluster.tasks(), SECONDS, f"nothing is left: {cluster.tasks()}")
@@ -171,6 +171,14 @@ def test_a_wrong_address_is_told(tmp_path: Path) -> None:
         run = alone("alone", "train", "digits-mlp", "--on", "ray", "--engine", f"address={nowhere}", **RAY)
         assert run.ended() == 2
         assert f"no Ray cluster answers at {nowhere}" in run.err
+
+
+def trains(run: Shell, folder: Path) -> None:
+    def begun() -> bool:
+        assert run.process.poll() is None, run.err
+        return updates_of(folder) >= 50
+
+    until(begun, SECONDS, "it trains")
 
 
 def parent_of(number: int) -> int:

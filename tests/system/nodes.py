@@ -29,8 +29,11 @@ LOCAL = "127.0.0.1"
 class Nodes:
     """The agents of one run, by role. `here`: roles that the hub's own node has."""
 
-    def __init__(self, here: set[str], certificates: Certificates | None, extra: tuple[str, ...]) -> None:
+    def __init__(
+        self, here: set[str], certificates: Certificates | None, extra: tuple[str, ...], together: tuple[str, ...]
+    ) -> None:
         self.secret, self.certificates, self._here, self._extra = secrets.fresh(), certificates, here, extra
+        self._together = together
         self.agents: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.port = 0
@@ -46,9 +49,10 @@ class Nodes:
         hub = Hub(
             plan, scheme, objects, node=node, port=0, here=set(self._here), join=30.0, listening=listening, **rest
         )
-        for part in [*map(str, crew(plan, scheme)), *self._extra]:
-            if part not in self._here:
-                self.start(part)
+        grouped = {part for group in self._together for part in group.split("+")}
+        single = [part for part in map(str, crew(plan, scheme)) if part not in grouped and part not in self._here]
+        for part in (*single, *self._together, *self._extra):
+            self.start(part)
         return hub
 
     def start(self, part: str, *, secret: bytes | None = None) -> int:
@@ -60,6 +64,8 @@ class Nodes:
             return pid
         code = 99
         try:
+            signal.set_wakeup_fd(-1)
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates)
@@ -76,6 +82,14 @@ class Nodes:
         os.kill(self.agents[part], signal.SIGKILL)
         self.wait(part)
 
+    def ended(self, part: str) -> bool:
+        """Whether an agent has ended, without waiting for it."""
+        pid, status = os.waitpid(self.agents[part], os.WNOHANG)
+        if pid:
+            del self.agents[part]
+            self.codes[part] = os.waitstatus_to_exitcode(status)
+        return bool(pid)
+
     def wait(self, part: str) -> int:
         """How an agent ended."""
         _, status = os.waitpid(self.agents.pop(part), 0)
@@ -84,9 +98,14 @@ class Nodes:
 
 
 @contextmanager
-def nodes(*here: str, certificates: Certificates | None = None, extra: tuple[str, ...] = ()) -> Iterator[Nodes]:
+def nodes(
+    *here: str,
+    certificates: Certificates | None = None,
+    extra: tuple[str, ...] = (),
+    together: tuple[str, ...] = (),
+) -> Iterator[Nodes]:
     """Afterwards no agent is left; each must have ended by itself, with 0 unless the test has looked at its code."""
-    made = Nodes({"chief", *here}, certificates, extra)
+    made = Nodes({"chief", *here}, certificates, extra, together)
     try:
         yield made
         codes = {part: made.wait(part) for part in list(made.agents)}

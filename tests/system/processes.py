@@ -163,6 +163,7 @@ def run(
     resume: bool = False,
     hooks: Sequence[Any] = (),
     launcher: Callable[..., Launcher] = Launcher,
+    said: list[str] | None = None,
     **settings: Any,
 ) -> Story:
     """Run a plan to its end, whatever that is. `kills`: one after another, once `first` updates are made."""
@@ -174,7 +175,7 @@ def run(
     place = RunDirectory.open(directory) if resume else RunDirectory.create(directory, "run")
     plan = dataclasses.replace(plan, directory=str(place.path), title="test")
     place.write_plan(dataclasses.asdict(dataclasses.replace(plan, hooks=[])))
-    story, began = Story(place), time.monotonic()
+    story, began = Story(place, said=[] if said is None else said), time.monotonic()
     look = Watch(story, kills, seed, first, gap, gate)
 
     def looking(status: Status) -> None:

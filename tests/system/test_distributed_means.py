@@ -224,8 +224,10 @@ def test_everybody_killed_at_once_goes_on(tmp_path: Path) -> None:
             shot.extend(role.pid for role in status.roles)
             for pid in shot:
                 os.kill(pid, signal.SIGKILL)
+            gate.touch()
 
-    result = finished(trained(tmp_path / "run", workers=3, steps=2000, watch=watch), 2000)
+    gate = tmp_path / "gate"
+    result = finished(trained(tmp_path / "run", workers=3, watch=watch, hooks=[Linger(gate, 30)]), STEPS)
     assert result.restarts == 3
 
 
@@ -269,7 +271,7 @@ def test_a_death_at_any_point_of_a_mean_counts_for_all_or_for_nobody(
     method: str, rank: int, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _strike(monkeypatch, method, rank, 20, tmp_path / "struck", _die)
-    result = finished(trained(tmp_path / "run", workers=3, steps=300), 300)
+    result = finished(trained(tmp_path / "run", workers=3, steps=100), 100)
     assert result.restarts == 1
     told = replay(tmp_path / "run")  # every loss of everybody, from the recorded order
     assert told.match, told.difference
@@ -287,8 +289,8 @@ def test_a_death_in_the_middle_of_forming_a_group(tmp_path: Path, monkeypatch: p
         plain(self, backend, store, prefix, place, size, **rest)
 
     monkeypatch.setattr(Group, "__init__", built)
-    story = trained(tmp_path / "run", workers=3, steps=300)
-    assert finished(story, 300).restarts == 2
+    story = trained(tmp_path / "run", workers=3, steps=100)
+    assert finished(story, 100).restarts == 2
     assert mark.exists()
     assert story.seconds < 20.0  # nobody waited for a connection to the dead
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nodes import nodes
-from processes import finished, leaving_nothing, run
+from processes import Linger, finished, leaving_nothing, run
 
+from paceline import checkpoint
+from paceline.net import tls
+from paceline.replaying.repeat import replay
+from paceline.report.live import Status
 from paceline.sim.run import simulate
 
 TASK = "digits-mlp"
@@ -58,3 +63,192 @@ def test_a_killed_role_is_brought_back(tmp_path: Path, scheme: str, victim: str)
             launcher=made.launcher,
         )
     finished(story, 600, over=2)
+
+
+class Once:
+    """Does something once, when so many updates have been made."""
+
+    def __init__(self, update: int, deed: Callable[[], object]) -> None:
+        self.update, self.deed, self.done = update, deed, False
+
+    def __call__(self, status: Status) -> None:
+        if not self.done and status.updates >= self.update:
+            self.done = True
+            self.deed()
+
+
+def gated(tmp_path: Path, update: int) -> tuple[Path, Linger]:
+    """A file without which steps after an update are slow: the run waits for what the test is about."""
+    gate = tmp_path / "gate"
+    return gate, Linger(gate, update)
+
+
+@pytest.mark.parametrize("scheme", ["async", "sync"])
+def test_a_worker_whose_node_is_lost_comes_back_on_another(tmp_path: Path, scheme: str) -> None:
+    gate, linger = gated(tmp_path, 150)
+    with leaving_nothing(), nodes() as made:
+
+        def replace() -> None:
+            made.cut("worker:1")
+            made.start("worker:1")
+
+        def look(status: Status) -> None:
+            lost(status)
+            if lost.done and any("worker:1 is here" in text for text in told) and status.updates > 200:
+                gate.touch()
+
+        lost, told = Once(50, replace), []
+        story = run(
+            tmp_path / "run",
+            TASK,
+            scheme,
+            steps=400,
+            workers=3,
+            watch=look,
+            hooks=[linger],
+            launcher=made.launcher,
+            said=told,
+        )
+    finished(story, 400, over=3)
+    assert story.told("worker:1", "node", "gone")
+    assert story.told("worker:1 is here")
+
+
+@pytest.mark.parametrize("scheme", ["async", "sync"])
+def test_a_server_whose_node_is_lost_goes_on_from_the_checkpoint_where_somebody_comes_for_it(
+    tmp_path: Path, scheme: str
+) -> None:
+    gate, linger = gated(tmp_path, 300)
+    with leaving_nothing(), nodes() as made:
+
+        def replace() -> None:
+            made.cut("server:0")
+            made.start("server:0")
+            gate.touch()
+
+        story = run(
+            tmp_path / "run",
+            TASK,
+            scheme,
+            steps=400,
+            workers=2,
+            checkpoint_steps=50,
+            watch=Once(150, replace),
+            hooks=[linger],
+            launcher=made.launcher,
+        )
+    result = finished(story, 400, over=2)
+    assert story.told("going back to the checkpoint")
+    assert 0 < result.rolled_back_updates < 400
+    assert result.metrics["accuracy"] > 0.5
+
+
+def test_a_server_that_nobody_comes_for_moves_to_a_node_that_is_left(tmp_path: Path) -> None:
+    gate, linger = gated(tmp_path, 300)
+    with leaving_nothing(), nodes() as made:
+
+        def lose() -> None:
+            made.cut("server:0")
+            gate.touch()
+
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "async",
+            steps=400,
+            workers=2,
+            checkpoint_steps=50,
+            patience=2.0,
+            watch=Once(150, lose),
+            hooks=[linger],
+            launcher=made.launcher,
+        )
+    finished(story, 400, over=2)
+    assert story.told("server:0 goes on at")
+
+
+def test_a_node_may_have_several_roles_and_they_share_its_memory(tmp_path: Path) -> None:
+    with leaving_nothing(), nodes(together=("worker:1+server:0",)) as made:
+        story = run(tmp_path / "run", TASK, "sync", steps=60, workers=2, launcher=made.launcher)
+    assert finished(story, 60).digest == digest("sync", 2, 60)
+
+
+def test_exact_runs_have_the_same_bits_on_several_nodes_whoever_dies(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", TASK, "sync", steps=80, workers=1, exact=True, micro=4)
+    with leaving_nothing(), nodes() as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "sync",
+            steps=80,
+            workers=2,
+            exact=True,
+            micro=4,
+            checkpoint_steps=20,
+            kills=["worker:1", "server:0"],
+            launcher=made.launcher,
+        )
+    assert finished(story, 80).digest == finished(alone, 80).digest
+
+
+def test_an_evaluator_may_join_that_nobody_had_planned(tmp_path: Path) -> None:
+    with leaving_nothing(), nodes(extra=("evaluator",)) as made:
+        story = run(tmp_path / "run", TASK, "async", steps=300, workers=2, checkpoint_steps=100, launcher=made.launcher)
+    finished(story, 300, over=2)
+    assert story.told("evaluator: update")
+    assert checkpoint.best(tmp_path / "run") is not None
+
+
+def test_who_does_not_know_the_secret_is_turned_away(tmp_path: Path) -> None:
+    gate, linger = gated(tmp_path, 100)
+    with leaving_nothing(), nodes() as made:
+
+        def look(status: Status) -> None:
+            knock(status)
+            if "stranger" in made.agents and made.ended("stranger"):
+                gate.touch()
+
+        knock = Once(30, lambda: made.start("stranger", secret=b"x" * 32))
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "async",
+            steps=200,
+            workers=2,
+            watch=look,
+            hooks=[linger],
+            launcher=made.launcher,
+        )
+    finished(story, 200, over=2)
+    assert made.codes["stranger"] == 2
+    assert story.told("turned", "away")
+
+
+def test_connections_can_be_encrypted(tmp_path: Path) -> None:
+    certificates = tls.generated(tmp_path)
+    with leaving_nothing(), nodes(certificates=certificates) as made:
+        story = run(tmp_path / "run", TASK, "sync", steps=60, workers=2, servers=2, launcher=made.launcher)
+    assert finished(story, 60).digest == digest("sync", 2, 60)
+
+
+def test_roles_may_begin_in_fresh_interpreters(tmp_path: Path) -> None:
+    with leaving_nothing(), nodes() as made:
+        story = run(tmp_path / "run", TASK, "sync", steps=20, workers=2, start="exec", launcher=made.launcher)
+    assert finished(story, 20).digest == digest("sync", 2, 20)
+
+
+@pytest.mark.parametrize("scheme", ["async", "sync"])
+def test_a_run_on_several_nodes_is_repeated_bit_for_bit(tmp_path: Path, scheme: str) -> None:
+    with leaving_nothing(), nodes() as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            scheme,
+            steps=300,
+            workers=2,
+            checkpoint_steps=50,
+            kills=["worker:1", "server:0"],
+            launcher=made.launcher,
+        )
+    finished(story, 300, over=2)
+    assert replay(tmp_path / "run").match

@@ -243,7 +243,7 @@ def test_a_sweep(slurm: Slurm, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     left_nothing(slurm)
     runs = sorted((tmp_path / "runs").glob("runs-*"))
-    assert [json.loads((run / "plan.json").read_text())["hyper"]["lr"] for run in runs] == [0.05, 0.2]
+    assert [json.loads((run / "plan.json").read_text())["hyper"]["lr"] for run in runs] == ["0.05", "0.2"]
     assert all(json.loads((run / "result.json").read_text())["updates"] == 300 for run in runs)
 
 

@@ -135,7 +135,7 @@ def test_three_tasks_train_and_a_killed_one_comes_back(server: Sshd, tmp_path: P
 
 
 def far_task(folder: Path, task: str) -> int:
-    """The process of a task at the other end of an ssh, where nothing but its environment tells which it is; 0: none."""
+    """The process of a task at the other end of an ssh; only its environment tells which it is. 0: none."""
     for place in Path("/proc").iterdir():
         with suppress(OSError):
             if place.name.isdigit() and f"{folder}/run" in (place / "cmdline").read_text(errors="replace"):
