@@ -49,6 +49,9 @@ InterfaceOption = Annotated[str | None, typer.Option(help="By name (ib0) or subn
 NoIb = Annotated[bool, typer.Option("--no-ib", help="Take no InfiniBand interface.")]
 AddressRule = Annotated[str | None, typer.Option(help="From host name to address: file.py:function.")]
 Join = Annotated[float | None, typer.Option(help="Seconds to wait for the others. Default: 600.")]
+Apart = Annotated[
+    bool, typer.Option("--apart", help="Use connections also among processes of one host, not its shared memory.")
+]
 Tls = Annotated[
     str | None,
     typer.Option(help="Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (made in a directory all see)."),
@@ -63,6 +66,7 @@ class Network:
     infiniband: bool = True
     join: float = JOIN
     tls: str | None = None
+    share: bool = True
 
 
 def described(
@@ -155,7 +159,7 @@ def take_part(given: Engaged, network: Network, directory: str | None, say: Call
         if hub is None:
             return None
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return agent.Way(*hub, given.roles, Node(address=own, secret=secret, certificates=certificates))
+        return agent.Way(*hub, given.roles, Node(0, own, secret, certificates, network.share))
 
     return agent.serve(way, network.join, say)
 
@@ -163,7 +167,8 @@ def take_part(given: Engaged, network: Network, directory: str | None, say: Call
 def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
     """What makes the launcher of a run whose chief this process has."""
     address, port = given.listen(network.interface, network.infiniband, os.environ)
-    node = Node(address=address, secret=secret_of(directory), certificates=certificates_of(network.tls, directory))
+    certificates = certificates_of(network.tls, directory)
+    node = Node(0, address, secret_of(directory), certificates, network.share)
 
     def listening(host: str, chosen: int) -> None:
         given.announce((host, chosen), os.environ, say)

@@ -136,6 +136,7 @@ def train_command(
     address_rule: cli_far.AddressRule = None,
     join: cli_far.Join = None,
     tls: cli_far.Tls = None,
+    apart: cli_far.Apart = False,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
@@ -178,7 +179,7 @@ def train_command(
         "task_options": task_options or None,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    network = cli_far.Network(interface, not no_ib, cli_far.JOIN if join is None else join, tls)
+    network = cli_far.Network(interface, not no_ib, cli_far.JOIN if join is None else join, tls, not apart)
     seat = None
     if on is None:
         lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)

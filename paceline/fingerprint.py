@@ -38,6 +38,7 @@ WITHOUT_EFFECT = {
     *("directory", "title", "patience", "restarts", "start", "keep", "summaries", "checkpoint_steps"),
     *("checkpoint_seconds", "evaluator", "throttle", "delay", "eval_steps", "best", "every", "curvature"),
     *("record", "launch", "processes"),  # the last is of exact runs, whose bits do not depend on it
+    "collective",  # means have the same bits in all of them
 }
 KEEPERS = {"checkpoint-saver", "summary-saver"}  # hooks of the same kind
 LENGTH = ("steps", "seconds")  # how far a launch goes does not change the way there

@@ -50,6 +50,7 @@ class Node:
     address: str = "127.0.0.1"
     secret: bytes | None = field(default=None, repr=False)  # None: there is no other node
     certificates: Certificates | None = None  # None: connections are not encrypted
+    share: bool = True  # memory with other nodes of the same host
     store: tuple[str, int, bytes] | None = field(default=None, repr=False)  # address, port, secret: for collectives
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline import durable
-from paceline.cluster import addresses, meeting
+from paceline.cluster import addresses, meeting, torchrun
 from paceline.cluster.description import Cluster, Task, address
 from paceline.cluster.placement import WORDS
 from paceline.errors import UnknownName, UsageError
@@ -92,17 +92,12 @@ class Engaged:
 
 
 def told(environment: Mapping[str, str]) -> Engaged | None:
-    """What PACELINE_TASK says, or PACELINE_TASKS and a pod's index; None: neither is there."""
+    """What PACELINE_TASK says, or PACELINE_TASKS and a number of this process; None: neither is there."""
     name = environment.get("PACELINE_TASK")
     tasks = [one for one in environment.get("PACELINE_TASKS", "").split(",") if one]
+    ranks = torchrun.seen(environment) if tasks else None
     if name is None and tasks:
-        index = environment.get("JOB_COMPLETION_INDEX", "")
-        if not index.isdigit() or int(index) >= len(tasks):
-            raise UsageError(
-                f"PACELINE_TASKS names {len(tasks)} tasks, and JOB_COMPLETION_INDEX is {index or 'not set'}; "
-                "it says which of them this process is"
-            )
-        name = tasks[int(index)]
+        name = ",".join(_share(tasks, environment, ranks))
     if name is None:
         return None
     roles = tuple(map(_role, name.split(",")))
@@ -117,7 +112,8 @@ def told(environment: Mapping[str, str]) -> Engaged | None:
         any_port = colon and port == "0"
         hub = (host.strip("[]"), None) if any_port else address(given, "PACELINE_HUB")
     meet = environment.get("PACELINE_MEET")
-    if hub is None and meet is None and "chief" not in roles:
+    store = ranks is not None and meeting.present(environment)
+    if hub is None and meet is None and not store and "chief" not in roles:
         raise UsageError("PACELINE_HUB (host:port) or PACELINE_MEET (a file) is missing: where is the hub of this run?")
     return Engaged(
         "PACELINE_TASK",
@@ -127,7 +123,24 @@ def told(environment: Mapping[str, str]) -> Engaged | None:
         bool(counts.get("evaluator")),
         hub,
         Path(meet) if meet else None,
+        store,
+        ranks is not None and ranks.one_host,
     )
+
+
+def _share(tasks: list[str], environment: Mapping[str, str], ranks: Cluster | None) -> list[str]:
+    """Those of this process: one of a pod's; torchrun's ranks share all of them, also when nodes are missing."""
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    if index.isdigit() and int(index) < len(tasks):
+        return [tasks[int(index)]]
+    if not index and ranks is not None and ranks.me is not None and ranks.me.index < len(tasks):
+        return tasks[ranks.me.index :: len(ranks.tasks)]
+    told = (
+        f"RANK is {ranks.me.index}"
+        if ranks is not None and ranks.me
+        else f"JOB_COMPLETION_INDEX is {index or 'not set'}"
+    )
+    raise UsageError(f"PACELINE_TASKS names {len(tasks)} tasks, and {told}; it says which of them this process is")
 
 
 def _role(name: str) -> str:

@@ -24,7 +24,7 @@ from paceline.net.store import FarStore
 from paceline.state import Vector, mean_into
 
 SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
-PIECE = 2 << 20  # bytes of a large vector that go together: Gloo is slow with messages that no cache holds
+PIECE = 4 << 20  # bytes of a large vector that go together: Gloo is slow with messages that no cache holds
 HEAD = 64  # bytes in front of what is sent: a Header
 CONNECTING = timedelta(seconds=5)  # for one connection to one other worker, all of whom have said that they are there
 LONGEST = timedelta(minutes=10)  # of one operation; whether somebody is alive is not its business

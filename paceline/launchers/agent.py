@@ -23,6 +23,7 @@ from paceline.board import Bells, Board
 from paceline.control import Listener
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.launchers import talk
+from paceline.launchers.beside import Doorstep, identity, taken
 from paceline.launchers.local import LOOK, drain, is_stopped
 from paceline.launchers.process import forked
 from paceline.launchers.program import become, part_of
@@ -79,14 +80,18 @@ class Agent:
         self._way, self._control, self._say, self._objects = way, control, log, objects
         self.plan = Plan.from_dict(welcome["plan"])
         self.node = replace(way.node, number=int(welcome["node"]))
+        if welcome["store"] is not None:
+            host, port = welcome["store"]
+            assert way.node.secret is not None
+            self.node = replace(self.node, store=(str(host), int(port), way.node.secret))
         self._hub = str(welcome["nonce"])
         self._heard = time.monotonic()
         self._children: dict[str, Started] = {}
         self._bulk = talk.Bulk(self._second(nonce))
-        self.board = Board.create(self.plan.workers, int(welcome["servers"]))
-        self._bells = Bells.create(self.board.roles)
+        self._temporary: Path | None = None
+        self._settle_directory()
+        self._take_memory(int(welcome["servers"]), int(welcome["beside"]))
         self.bells = Bells(self.board, self._bells, self.board.launcher)
-        self._state = anonymous("paceline-state")
         self._mirror = Mirror(self.board, int(welcome["clock"]) - time.monotonic_ns())
         saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
         self._mirror.withheld = frozenset(saved)
@@ -98,13 +103,32 @@ class Agent:
         self._gone: dict[str, Any] | None = None
         self._ended: list[tuple[Part, int, int]] = []  # roles that have ended, to be told when their files have gone
         self._interrupted, self._asked = 0, False
-        self._temporary: Path | None = None
-        self._settle_directory()
-        self._remote = set(range(self.board.roles)) - {self.board.launcher}
+        self._remote = set() if self._guest else set(range(self.board.roles)) - {self.board.launcher}
+
+    def _take_memory(self, servers: int, beside: int) -> None:
+        """Memory of this node's own, or that of another on this host."""
+        assert self._way.node.secret is not None
+        roles = self.plan.workers + servers + 2
+        self._doorstep: Doorstep | None = None
+        self._guest = False
+        if beside >= 0 and self._shared:  # else checkpoints would have to come before the words that speak of them
+            with contextlib.suppress(OSError, RunError):
+                held = taken(self._hub, beside, self._way.node.secret, 2 + 2 * roles)
+                self._guest = True
+                self.node = replace(self.node, number=beside)
+                self.board = Board(held[0], self.plan.workers, servers)
+                self._state, self._bells = held[1], held[2:]
+                return
+        self.board = Board.create(self.plan.workers, servers)
+        self._bells = Bells.create(self.board.roles)
+        self._state = anonymous("paceline-state")
+        if self.node.share:
+            descriptors = [self.board.descriptor, self._state, *self._bells]
+            self._doorstep = Doorstep(self._hub, self.node.number, self._way.node.secret, descriptors)
 
     def _second(self, nonce: str) -> Channel:
         channel = _channel(self._way)
-        channel.send_json(talk.BULK, {"node": self.node.number, "nonce": nonce})
+        channel.send_json(talk.BULK, {"node": int(self.node.number), "nonce": nonce})
         return channel
 
     def _settle_directory(self) -> None:
@@ -136,19 +160,24 @@ class Agent:
         register(woken, selectors.EVENT_READ)
         register(self._control, selectors.EVENT_READ)
         register(self._bulk, selectors.EVENT_READ)
+        if self._doorstep is not None:
+            register(self._doorstep, selectors.EVENT_READ)
         for place in self._remote:
             register(self._bells[2 * place], selectors.EVENT_READ)
             self.board.sleeping[place] = 1
         try:
             if not self.plan.script:
                 self._objects = self._objects | {"ready": ready_task(self.plan, self._objects)}
-            self._control.send_json(talk.READY, {"shared": self._shared})
+            beside = self.node.number if self._guest else -1
+            self._control.send_json(talk.READY, {"shared": self._shared, "beside": beside})
             while self._gone is None:
                 events = self._selector.select(LOOK)
                 drain(woken)
                 for key, _ in events:
                     if isinstance(key.fileobj, int):
                         _empty(key.fileobj)
+                if self._doorstep is not None:
+                    self._doorstep.pump()
                 self._listen()
                 self._reap()
                 self._watch_frozen()
@@ -174,6 +203,8 @@ class Agent:
             wake.close()
             self._control.close()
             self._bulk.channel.close()
+            if self._doorstep is not None:
+                self._doorstep.close()
             for descriptor in (*self._bells, self._state, self.board.descriptor):
                 os.close(descriptor)
             if self._temporary is not None:
@@ -229,6 +260,7 @@ class Agent:
             raise ProtocolError(str(error)) from error
         if payload:
             self._notice()
+            self._leave_bells_to_guests()
             for place in range(self.board.roles):
                 if place not in self._remote:
                     self.bells.ring(place)
@@ -242,6 +274,23 @@ class Agent:
         for shard in range(board.servers):
             if board.server_node[shard] == node:
                 board.server_noticed[shard] = notice
+
+    def _leave_bells_to_guests(self) -> None:
+        """Roles of other agents that work on this node's memory hear their bells themselves."""
+        board, node = self.board, self.node.number
+        for place in list(self._remote):
+            shard = place - board.workers
+            if place < board.workers:
+                here = board.node[place] == node
+            else:
+                here = 0 <= shard < board.servers and board.server_node[shard] == node
+            if here:
+                self._hear_no_more(place)
+                board.sleeping[place] = 0
+
+    def _hear_no_more(self, place: int) -> None:
+        self._remote.discard(place)
+        self._selector.unregister(self._bells[2 * place])
 
     def _lay_out(self, told: dict[str, Any]) -> None:
         text, size = told["text"].encode(), int(told["size"])
@@ -268,12 +317,13 @@ class Agent:
             self._selector.close()
             self._control._connection.close()
             self._bulk.channel._connection.close()
+            if self._doorstep is not None:
+                self._doorstep.close()
             return (become if self.plan.start == "exec" else role.main)(part, props, control)
 
         for place in role.places(part, self.plan):
             if place in self._remote:
-                self._remote.discard(place)
-                self._selector.unregister(self._bells[2 * place])
+                self._hear_no_more(place)
             self.board.sleeping[place] = 0
         pid, connection = forked(str(part), log, play)
         child = Started(part, pid, Listener(connection))
@@ -329,13 +379,14 @@ class Agent:
 
     def _tell_hub(self) -> None:
         """Parts of snapshots first, then the words, then who has ended: in that order they happened."""
-        self._ship_parts()
+        if not self._guest:  # who has the memory tells what is in it
+            self._ship_parts()
         self._bulk.feed()
         stage, mine = self._stage, None
         if stage is not None:
             servers = bool(stage.scheme.methods)
             mine = [stage.near(0)] if servers else [stage.beside(rank) for rank in range(self.plan.workers)]
-        news = self._mirror.news(mine)
+        news = b"" if self._guest else self._mirror.news(mine)
         now = time.monotonic()
         if news or now - self._told >= LOOK:
             self._told = now
@@ -426,6 +477,7 @@ def _welcomed(
                 "host": platform.node(),
                 "address": way.node.address,
                 "nonce": nonce,
+                "machine": identity() if way.node.share else "",
             }
             channel.send_json(talk.JOIN, about)
             return way, channel, _answer(channel, until)

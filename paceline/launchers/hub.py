@@ -17,6 +17,7 @@ from paceline.board import FAILED, RUNNING, STOP
 from paceline.errors import RunError
 from paceline.launchers import talk
 from paceline.launchers.agent import RETURNED, SHARED
+from paceline.launchers.beside import Doorstep, identity
 from paceline.launchers.local import LOOK, Launcher
 from paceline.launchers.program import part_of
 from paceline.launchers.recovery import Child
@@ -44,6 +45,8 @@ class Peer:
     address: str
     nonce: str
     mirror: Mirror
+    machine: str = ""  # the host that it is on
+    home: int | None = None  # whose memory it works on, if that is not its own
     bulk: talk.Bulk | None = None
     heard: float = 0.0
     told: float = 0.0
@@ -73,6 +76,8 @@ class Hub(Launcher):
         watch: Callable[[Launcher], None],
         listening: Callable[[str, int], None],
     ) -> None:
+        if plan.collective == "shared":
+            plan = replace(plan, collective="gloo")  # what others have lies in other memories
         super().__init__(plan, scheme, objects, tell=tell, watch=watch)
         self._node, self._here, self._join = node, here, join
         self._props = replace(self._props, node=node)
@@ -96,6 +101,9 @@ class Hub(Launcher):
         for child in self.children:
             for place in places(child.part, plan):
                 self._set_remote(place, str(child.part) not in here)
+        self._doorstep: Doorstep | None = None
+        if node.share:
+            self._doorstep = Doorstep(self._nonce, 0, node.secret, [self.board.descriptor, self._state, *self._bells])
         listening(node.address, socket.getsockname()[1])
 
     # who is where
@@ -131,9 +139,12 @@ class Hub(Launcher):
             super()._start(child)
         elif peer is not None and peer.ready:
             self._away.pop(name, None)
-            self._mark(child.part, peer.number)
-            if peer.laid_out and child.part not in peer.filled:
-                self._fill(peer, child.part)  # once: what its memory holds afterwards is newer than what is here
+            home = self._peers.get(peer.number if peer.home is None else peer.home)
+            self._mark(child.part, home.number if home is not None else 0)
+            for place in places(child.part, self.plan):
+                self._set_remote(place, home is not None)
+            if home is not None and home.laid_out and child.part not in home.filled:
+                self._fill(home, child.part)  # once: what its memory holds afterwards is newer than what is here
             child.begins = True  # once the other node has all that it needs
         else:
             self._away.setdefault(name, time.monotonic())
@@ -148,6 +159,8 @@ class Hub(Launcher):
             with contextlib.suppress(BlockingIOError):
                 os.read(self._bells[2 * place], 4096)
         self._admit()
+        if self._doorstep is not None:
+            self._doorstep.pump()
         for peer in list(self._peers.values()):
             try:
                 self._hear(peer)
@@ -163,6 +176,8 @@ class Hub(Launcher):
 
     def _watch_descriptors(self) -> None:
         wanted = set(self._gate.filenos())
+        if self._doorstep is not None:
+            wanted.add(self._doorstep.fileno())
         wanted |= {channel.fileno() for channel in self._newcomers}
         for peer in self._peers.values():
             wanted |= {peer.channel.fileno()} | ({peer.bulk.fileno()} if peer.bulk is not None else set())
@@ -205,14 +220,16 @@ class Hub(Launcher):
     def _welcome(self, channel: Channel, told: dict[str, Any]) -> None:
         names = [str(name) for name in told["parts"]]
         idle = [name for name in names if name.startswith("server:") and not self.board.servers]
-        names = [name for name in names if name not in idle]
+        done = [name for name in names if (child := self._child(name)) is not None and child.done]
+        names = [name for name in names if name not in (*idle, *done)]
         refusals = [why for name in names if (why := self._objection(name))]
         if told.get("protocol") != talk.PROTOCOL:
             refusals = [
                 f"it speaks protocol {told.get('protocol')}, this run {talk.PROTOCOL}: install the same paceline"
             ]
         if refusals or not names:
-            why = "; ".join(refusals) or f"{self.scheme.name} needs no server: {', '.join(idle)} has nothing to do"
+            nothing = f"{self.scheme.name} needs no server: {', '.join(idle)} has nothing to do"
+            why = "; ".join(refusals) or (f"{', '.join(done)} has done its part" if done else nothing)
             channel.send_json(talk.REFUSE, {"why": why, "idle": not refusals})
             channel.flush(1.0)
             self._forget_descriptor(channel)
@@ -225,6 +242,8 @@ class Hub(Launcher):
         nonce, host, address = (str(told[key]) for key in ("nonce", "host", "address"))
         peer = Peer(self._count, channel, host, address, nonce, Mirror(self.board), heard=now)
         peer.parts = [part_of(name) for name in names]
+        peer.machine = str(told.get("machine", ""))
+        beside = self._beside(peer)
         self._peers[peer.number] = peer
         channel.send_json(
             talk.WELCOME,
@@ -233,9 +252,20 @@ class Hub(Launcher):
                 "node": peer.number,
                 "servers": self.board.servers,
                 "nonce": self._nonce,
+                "beside": beside,
+                "store": self._props.node.store[:2] if self._props.node.store is not None else None,
                 "clock": time.monotonic_ns(),
             },
         )
+
+    def _beside(self, peer: Peer) -> int:
+        """Whose memory a newcomer may share: that of the first on its host. -1: nobody's."""
+        if not peer.machine or any(part.kind == "evaluator" for part in peer.parts):
+            return -1
+        if self._doorstep is not None and peer.machine == identity():
+            return 0
+        alike = (one for one in self._peers.values() if one.ready and one.home is None and one.machine == peer.machine)
+        return next((one.number for one in alike), -1)
 
     def _objection(self, name: str) -> str:
         """Why nobody may come for a role, if so."""
@@ -246,10 +276,8 @@ class Hub(Launcher):
             return ""
         if child is None:
             return f"this run has no {name}; it has: {', '.join(str(one.part) for one in self.children)}"
-        if name in self._here and not child.done:
+        if name in self._here:
             return f"{name} is played on the hub's own node"
-        if child.done:
-            return f"{name} has done its part"
         other = self._peer_of(child.part)
         return f"{name} is played already, by a process on {other.host}" if other is not None else ""
 
@@ -263,7 +291,7 @@ class Hub(Launcher):
         for kind, payload in peer.channel.receive():
             peer.heard = time.monotonic()
             match kind:
-                case talk.BOARD:
+                case talk.BOARD if peer.home is None:
                     try:
                         peer.mirror.hear(payload)
                     except ValueError as error:
@@ -284,19 +312,16 @@ class Hub(Launcher):
             for kind, payload in peer.bulk.channel.receive():
                 peer.heard = time.monotonic()
                 self._take_bulk(peer, kind, payload)
-        if time.monotonic() - peer.heard > self.plan.patience:
+        # while it makes its task, for which it may have to fetch data, it is silent
+        if peer.ready and time.monotonic() - peer.heard > self.plan.patience:
             raise Closed(f"it has not been heard for {self.plan.patience:g} s")
 
     def _take_bulk(self, peer: Peer, kind: int, payload: bytearray) -> None:
         assert peer.bulk is not None
         match kind:
             case talk.PIECES if self.opened():
-                names = [
-                    KEEP + name
-                    for part in peer.parts
-                    for rank in ranks(part, self.plan)
-                    for name in own_names(self.stage, rank)
-                ]
+                own = [rank for rank in range(self.plan.workers) if self.board.node[rank] == peer.number]
+                names = [KEEP + name for rank in own for name in own_names(self.stage, rank)]
                 talk.write_piece(payload, self.stage.segment, Areas(self.stage.spans(names)))
             case talk.AFTER:
                 peer.mirror.hear(payload)
@@ -317,7 +342,11 @@ class Hub(Launcher):
                 self.bells.ring(place)
 
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
-        peer.ready, peer.shared = True, bool(told["shared"])
+        peer.ready, peer.shared, home = True, bool(told["shared"]), int(told["beside"])
+        if home >= 0:
+            if home and home not in self._peers:
+                raise Closed("the node whose memory it shares is gone")
+            peer.home = home
         for part in peer.parts:
             child = self._child(str(part))
             assert child is not None
@@ -339,8 +368,9 @@ class Hub(Launcher):
             self._supply(peer)
             peer.bulk.feed()
         now = time.monotonic()
-        held = peer.bulk is None or peer.bulk.busy or not peer.ready
-        news = b"" if held else peer.mirror.news(self._theirs(peer))
+        home = peer if peer.home is None else self._peers.get(peer.home)
+        held = not peer.ready or (home is not None and (home.bulk is None or home.bulk.busy))
+        news = b"" if held or peer.home is not None else peer.mirror.news(self._theirs(peer))
         if news or now - peer.told >= LOOK:
             peer.told = now
             peer.channel.send(talk.BOARD, news)
@@ -364,14 +394,17 @@ class Hub(Launcher):
     def _supply(self, peer: Peer) -> None:
         """Send a node what it must have before it may hear of the rest."""
         assert peer.bulk is not None
+        if peer.home is not None:
+            return
         if not peer.laid_out and self.board.get("ready") and self.opened():
             peer.laid_out = True
             segment = self.stage.segment
             text = bytes(segment.memory[WORD : WORD + segment.words[0]])
             peer.bulk.give(talk.layout(text, self.stage.layout.size))
             peer.mirror.open(self.stage)
-            for part in peer.parts:
-                self._fill(peer, part)
+            for one in self._peers.values():
+                for part in one.parts if one is peer or one.home == peer.number else ():
+                    self._fill(peer, part)
         if peer.shared:
             return
         wanted = {self.board.get("restore")} if self.board.get("generation") else set()
@@ -428,6 +461,8 @@ class Hub(Launcher):
             self._forget_descriptor(channel)
             channel.close()
         living = [child for part in peer.parts if (child := self._child(str(part))) and not child.done]
+        for guest in [one for one in self._peers.values() if one.home == peer.number]:
+            self._lost(guest, f"the memory that it shared with {peer.host} is gone")
         if not peer.ready:  # it had not begun anything
             return
         for child in living:
@@ -510,4 +545,6 @@ class Hub(Launcher):
         for channel in self._newcomers:
             channel.close()
         self._gate.close()
+        if self._doorstep is not None:
+            self._doorstep.close()
         (self.directory.path / SHARED).unlink(missing_ok=True)

@@ -127,7 +127,9 @@ def _jobset(job: Job, settings: Settings) -> Manifest:
     jobs = []
     for role, tasks in roles.items():
         template = _pod(job, settings, volume=role == "chief", tasks=tasks)
-        spec = {**_indexed(settings, len(tasks)), "template": template}
+        # a wrong request is the chief's to find; others end with 2 also where a predecessor is not yet known dead
+        hopeless = (2, 3) if role == "chief" else (3,)
+        spec = {**_indexed(settings, len(tasks), hopeless), "template": template}
         jobs.append({"name": role, "replicas": 1, "template": {"spec": spec}})
     return {
         **{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": settings.metadata(settings.name)},
@@ -141,8 +143,8 @@ def _jobset(job: Job, settings: Settings) -> Manifest:
     }
 
 
-def _indexed(settings: Settings, count: int) -> Manifest:
-    """Pods with numbers, each replaced when it is killed."""
+def _indexed(settings: Settings, count: int, hopeless: tuple[int, ...] = (3,)) -> Manifest:
+    """Pods with numbers, each replaced when it is killed. `hopeless`: exit codes with which the next would end too."""
     return {
         **{"completions": count, "parallelism": count, "completionMode": "Indexed"},
         "backoffLimitPerIndex": settings.number("restarts", 3),
@@ -151,10 +153,9 @@ def _indexed(settings: Settings, count: int) -> Manifest:
             "rules": [
                 # a drained or lost node is nobody's fault and does not count
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                # asked for wrongly, or no data: the next pod would end so too
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [2, 3]},
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(hopeless)},
                 },
             ]
         },

@@ -86,7 +86,7 @@ def _node(data: dict[str, Any]) -> Node:
     if data["store"] is not None:
         address, port, proof = data["store"]
         store = address, port, bytes.fromhex(proof)
-    return Node(data["number"], data["address"], secret, files, store)
+    return Node(data["number"], data["address"], secret, files, store=store)
 
 
 def part_of(name: str) -> Part:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from paceline.launchers.ray_crew import Crew
 if TYPE_CHECKING:
     from paceline.launchers.job import Job
 
-KEYS = ("address", "strategy", "memory", "restarts", "patience")
+KEYS = ("address", "strategy", "placement", "memory", "restarts", "patience")
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
 
 
@@ -37,7 +38,7 @@ class Settings:
     def of(cls, job: Job) -> Settings:
         job.refuse_unknown(KEYS)
         options = job.options
-        strategy = options.get("strategy", "pack").lower()
+        strategy = (options.get("strategy") or options.get("placement") or "pack").lower()
         if strategy not in STRATEGIES:
             raise UsageError(f"--engine strategy={strategy}: Ray places by {' or '.join(STRATEGIES)}")
         memory = options.get("memory")
@@ -117,11 +118,25 @@ def _connect(ray: Any, job: Job, settings: Settings) -> None:
             except ValueError:  # there is a cluster, and the number of its CPUs is not ours to say
                 ray.init(**plain)
         else:
+            _knock(settings.address)
             ray.init(address=settings.address, **plain)
-    except ConnectionError as error:
+    except (ConnectionError, socket.gaierror) as error:
         where = settings.address or os.environ.get("RAY_ADDRESS") or "the address that Ray remembers"
         raise UsageError(f"no Ray cluster answers at {where}: {error}") from None
     job.say(f"ray: joined the cluster at {ray.get_runtime_context().gcs_address}")
+
+
+def _knock(address: str) -> None:
+    """Ray itself tries for minutes before it says that nobody is there."""
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"--engine address={address}: a Ray client is not enough; give HOST:PORT of the cluster's head, "
+            "and submit from a node of the cluster"
+        )
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        with contextlib.suppress(TimeoutError):  # a slow wire is not yet a wrong address
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _places(ray: Any, job: Job, settings: Settings) -> Any:

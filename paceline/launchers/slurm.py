@@ -92,7 +92,7 @@ def script(job: Job) -> str:
         words += ['"${choices[$SLURM_ARRAY_TASK_ID]}"']
         lines += [f"choices=({shlex.join(array)})"]
     body = slurm_job.BODY.format(
-        step=" ".join(["srun", *_step(job, shape), "bash", "-c", slurm_job.TASK, "task", *words]),
+        step=" ".join(["srun", *_step(job, shape), "bash", "-c", '"$task"', "task", *words]),
         job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if array else "$SLURM_JOB_ID",
         requeue="yes" if truth(job, "requeue", True) else "no",
         restarts=number(job, "restarts", 3),

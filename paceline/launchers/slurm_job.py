@@ -10,18 +10,18 @@ from pathlib import Path
 
 from paceline.errors import RunError
 
-# What each task runs, with its command behind it. One that ends with an error while there was no hub yet would leave
-# the others waiting for it: they are ended too, and its exit code is kept.
-TASK = """'"$@" && exit; code=$?
+# Exit codes of the step: 0 the run has ended, 130 it was asked to end early, above 128 a task was killed. The signal
+# goes to the step's processes and not to srun, which would end them; of these only the run's own process heeds it.
+BODY = """
+# What each task runs, its command behind it. If it fails before there is a hub, the others would wait for one.
+task='"$@" && exit
+code=$?
 if [ "$code" -lt 128 ] && [ ! -e "$PACELINE_MEET" ]; then
   echo "$code" >"$PACELINE_MEET.failed"
   scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
 fi
-exit "$code"'"""
+exit "$code"'
 
-# Exit codes of the step: 0 the run has ended, 130 it was asked to end early, above 128 a task was killed. The signal
-# goes to the step's processes and not to srun, which would end them; of these only the run's own process heeds it.
-BODY = """
 job={job}
 requeue={requeue}
 ending=no

@@ -1,7 +1,9 @@
-"""`--on torchrun`: torch's own launcher. Rank i is the i-th task; when one dies, torchrun begins all of them again.
+"""`--on torchrun`: torch's own launcher. When a rank dies, torchrun begins all of them again.
 
-On several nodes the same command is typed on each; the agents meet at `rdzv`. Ranks learn of the hub by the agents'
-store (`cluster/meeting.py`), so no shared folder is needed for that.
+Rank i is the i-th task. While an elastic job has fewer nodes than it may have, the ranks that are there share the
+tasks: a run has the same workers and servers throughout, and can go on from its checkpoint. On several nodes the same
+command is typed on each; the agents meet at `rdzv`. Ranks learn of the hub by the agents' store (`cluster/meeting.py`),
+so no shared folder is needed for that.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 from paceline.cluster.description import address
 from paceline.errors import UsageError
 from paceline.launchers.command import in_this_python
-from paceline.launchers.foreground import as_script, followed, number, roles
+from paceline.launchers.foreground import as_script, followed, number
 from paceline.launchers.job import Job
 
 KEYS = ("nnodes", "nproc-per-node", "max-restarts", "rdzv", "rdzv-id", "rdzv-conf", "local-addr", "extra")
@@ -36,7 +38,7 @@ def shown(job: Job) -> str:
 def _environment(job: Job) -> dict[str, str]:
     given = {
         "OMP_NUM_THREADS": str(job.threads),  # otherwise torchrun sets it, and says so at length
-        "PACELINE_PLACEMENT": roles(job.tasks),
+        "PACELINE_TASKS": ",".join(job.tasks),  # shared by the ranks that there are
         "PACELINE_SECRET_FILE": str(job.directory / "secret"),
     }
     if ":" in job.options.get("nnodes", ""):

@@ -150,7 +150,7 @@ def test_too_little_room_is_told(cluster: Cluster) -> None:
 
 
 def test_a_run_that_fails_gives_its_exit_code(cluster: Cluster) -> None:
-    run = cluster.train("failed", "digits-mlp", "--scheme", "async", "lr=1e9", "--workers", "2", "--steps", "400")
+    run = cluster.train("failed", "digits-mlp", "--scheme", "async", "lr=1e30", "--workers", "2", "--steps", "400")
     assert run.ended() == 1
     assert "loss" in run.err
     assert "begun again" not in run.err

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -30,10 +31,15 @@ class Nodes:
     """The agents of one run, by role. `here`: roles that the hub's own node has."""
 
     def __init__(
-        self, here: set[str], certificates: Certificates | None, extra: tuple[str, ...], together: tuple[str, ...]
+        self,
+        here: set[str],
+        certificates: Certificates | None,
+        extra: tuple[str, ...],
+        together: tuple[str, ...],
+        share: bool,
     ) -> None:
         self.secret, self.certificates, self._here, self._extra = secrets.fresh(), certificates, here, extra
-        self._together = together
+        self._together, self._share = together, share
         self.agents: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.port = 0
@@ -41,7 +47,7 @@ class Nodes:
 
     def launcher(self, plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
         self._objects = {name: one for name, one in objects.items() if name != "ready"}
-        node = Node(address=LOCAL, secret=self.secret, certificates=self.certificates)
+        node = Node(address=LOCAL, secret=self.secret, certificates=self.certificates, share=self._share)
 
         def listening(_: str, port: int) -> None:
             self.port = port
@@ -49,6 +55,7 @@ class Nodes:
         hub = Hub(
             plan, scheme, objects, node=node, port=0, here=set(self._here), join=30.0, listening=listening, **rest
         )
+        self._hub = weakref.ref(hub)
         grouped = {part for group in self._together for part in group.split("+")}
         single = [part for part in map(str, crew(plan, scheme)) if part not in grouped and part not in self._here]
         for part in (*single, *self._together, *self._extra):
@@ -68,7 +75,7 @@ class Nodes:
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates)
+            node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share)
             way = agent.Way(LOCAL, self.port, tuple(part.split("+")), node)
             code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)
         except BaseException as error:
@@ -81,6 +88,11 @@ class Nodes:
         """The whole node of a role is gone, at once."""
         os.kill(self.agents[part], signal.SIGKILL)
         self.wait(part)
+
+    def homes(self) -> set[int]:
+        """The nodes on whose memory anybody works."""
+        hub = self._hub()
+        return {*hub.board.node.tolist(), *hub.board.server_node.tolist()} if hub is not None else set()
 
     def ended(self, part: str) -> bool:
         """Whether an agent has ended, without waiting for it."""
@@ -103,9 +115,11 @@ def nodes(
     certificates: Certificates | None = None,
     extra: tuple[str, ...] = (),
     together: tuple[str, ...] = (),
+    share: bool = False,
 ) -> Iterator[Nodes]:
-    """Afterwards no agent is left; each must have ended by itself, with 0 unless the test has looked at its code."""
-    made = Nodes({"chief", *here}, certificates, extra, together)
+    """Afterwards no agent is left; each must have ended by itself, with 0 unless the test has looked at its code.
+    `share`: as they are on one host, they may share their memory; else all goes over connections."""
+    made = Nodes({"chief", *here}, certificates, extra, together, share)
     try:
         yield made
         codes = {part: made.wait(part) for part in list(made.agents)}

@@ -43,6 +43,8 @@ def main(folder: Path, deed: str) -> int:
 
 
 def _by_rank(told: dict[str, str]) -> str:
+    if "PACELINE_TASKS" in told:
+        return told["PACELINE_TASKS"].split(",")[int(os.environ["RANK"])]
     rank = int(next(os.environ[key] for key in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if key in os.environ))
     roles = told["PACELINE_PLACEMENT"].split(",")
     role = roles[rank]
@@ -50,7 +52,8 @@ def _by_rank(told: dict[str, str]) -> str:
 
 
 def _chief(told: dict[str, str], folder: Path, deed: str, ended: list[int]) -> int:
-    others = len(told["PACELINE_PLACEMENT"].split(",")) - 1 if "PACELINE_PLACEMENT" in told else _count(told)
+    listed = told.get("PACELINE_PLACEMENT") or told.get("PACELINE_TASKS")
+    others = len(listed.split(",")) - 1 if listed else _count(told)
     if deed.startswith("fail:"):
         return int(deed.removeprefix("fail:"))
     with socket.create_server(("127.0.0.1", 0)) as door:

@@ -252,3 +252,63 @@ def test_a_run_on_several_nodes_is_repeated_bit_for_bit(tmp_path: Path, scheme: 
         )
     finished(story, 300, over=2)
     assert replay(tmp_path / "run").match
+
+
+@pytest.mark.parametrize("scheme", ["allreduce", "averaging", "easgd"])
+def test_schemes_without_a_server_have_the_bits_of_the_simulator(tmp_path: Path, scheme: str) -> None:
+    with leaving_nothing(), nodes() as made:
+        story = run(tmp_path / "run", TASK, scheme, steps=60, workers=3, launcher=made.launcher)
+    assert finished(story, 60).digest == digest(scheme, 3, 60)
+
+
+@pytest.mark.parametrize("victim", ["worker:1", "chief"])
+def test_means_go_on_without_whoever_died_and_with_it_when_it_is_back(tmp_path: Path, victim: str) -> None:
+    with leaving_nothing(), nodes() as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "allreduce",
+            steps=600,
+            workers=3,
+            checkpoint_steps=50,
+            kills=[victim] * 2,
+            launcher=made.launcher,
+        )
+    assert finished(story, 600).metrics["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(("scheme", "settings"), [("sync", {"servers": 2}), ("allreduce", {}), ("async", {})])
+def test_nodes_of_one_host_share_its_memory(tmp_path: Path, scheme: str, settings: dict[str, Any]) -> None:
+    seen = set()
+    with leaving_nothing(), nodes(share=True) as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            scheme,
+            steps=300,
+            workers=3,
+            kills=["worker:1", "worker:2"],
+            watch=lambda status: seen.update(made.homes() if status.updates > 20 else ()),
+            launcher=made.launcher,
+            **settings,
+        )
+    finished(story, 300, over=3)
+    assert seen == {0}
+
+
+def test_exact_means_have_the_same_bits_on_several_nodes(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", TASK, "allreduce", steps=60, workers=1, exact=True, micro=4)
+    with leaving_nothing(), nodes() as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "allreduce",
+            steps=60,
+            workers=2,
+            exact=True,
+            micro=4,
+            checkpoint_steps=20,
+            kills=["worker:1"],
+            launcher=made.launcher,
+        )
+    assert finished(story, 60).digest == finished(alone, 60).digest

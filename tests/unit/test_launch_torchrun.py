@@ -25,8 +25,8 @@ def command(directory: Path, *tasks: str, **options: object) -> list[str]:
 def test_one_node_needs_no_meeting_place(tmp_path: Path) -> None:
     assert torchrun.shown(made(tmp_path).job).splitlines() == [
         "export OMP_NUM_THREADS=1",
-        "export PACELINE_PLACEMENT=chief,worker,worker,server",
         f"export PACELINE_SECRET_FILE={tmp_path}/secret",
+        "export PACELINE_TASKS=chief,worker:0,worker:1,server:0",
         f"{sys.executable} -m torch.distributed.run --standalone --nnodes 1 --nproc-per-node 4 --max-restarts 3 "
         "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --no-python "
         f"{sys.executable} -P -m paceline train digits-mlp --scheme async --dir /runs/one",

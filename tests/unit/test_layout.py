@@ -103,10 +103,11 @@ MAY_IMPORT = {
     "net.* plan role scheme",
     "launchers.job": "errors net.*",
     "launchers.talk": "errors memory net.* transports.wire",
-    "launchers.agent": "board control errors launchers.local launchers.process launchers.program launchers.talk "
-    "memory mirror net.* plan role run snapshots stage",
-    "launchers.hub": "board checkpoint errors launchers.agent launchers.local launchers.recovery launchers.talk "
-    "memory mirror net.* plan role scheme snapshots stage transports.wire",
+    "launchers.beside": "errors",
+    "launchers.agent": "board control errors launchers.beside launchers.local launchers.process launchers.program "
+    "launchers.talk memory mirror net.* plan role run snapshots stage",
+    "launchers.hub": "board checkpoint errors launchers.agent launchers.beside launchers.local launchers.program "
+    "launchers.recovery launchers.talk memory mirror net.* plan role scheme snapshots stage transports.wire",
     "launchers.apart": "carry control errors plan report.live role",
     "launchers.__main__": "launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",

@@ -285,6 +285,30 @@ def test_a_group_of_torch_meets_through_it_and_adds_in_the_order_of_its_places(s
             group.bury()
 
 
+def test_nccl_takes_the_same_operations_on_a_gpu() -> None:
+    if not (dist.is_nccl_available() and torch.cuda.is_available()):
+        pytest.skip("NCCL or a GPU is not there")
+    device = torch.device("cuda", 0)
+    with served() as (place, _):
+        store = FarStore(*place, patience=30.0)  # alone: NCCL refuses two members on one GPU
+        group = Group("nccl", store, "g/3", 0, 1, address="127.0.0.1", device=device, ring=lambda: None)
+        for count in (5, 700_001):
+            vector = torch.randn(count, device=device)
+            finished(group.start(vector, Header(1, 3, 1.0)), 30.0)
+            assert [header.number for header in group.headers()] == [3]
+            if group.small:
+                mean = group.small_mean(vector, [1.0])
+            else:
+                finished(group.start_second([1.0]), 30.0)
+                mean = group.large_mean(vector)
+            assert mean.device == device
+            assert torch.equal(mean, vector)
+            finished(group.broadcast(vector, 0), 30.0)
+            group._sent = None  # of the other length
+        group.bury()
+        store.close()
+
+
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no Gloo")
 def test_a_group_that_is_let_go_breaks_the_others_operation_and_leaves_no_thread() -> None:
     before = threading.active_count()

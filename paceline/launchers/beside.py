@@ -1,0 +1,113 @@
+"""Nodes of one host share their memory: who comes second gets the descriptors of who is there already.
+
+They are handed over a socket without a name in any file system, which exists in this host's network alone. Only a
+process of the same user is heard, and it has to prove the secret as everybody else.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import RunError
+
+_NONCE = 32
+_AT_ONCE = 250  # descriptors that the kernel takes in one message
+_PATIENCE = 2.0  # seconds for a conversation within one host
+_COUNT = struct.Struct("<I")
+
+
+def identity() -> str:
+    """What tells hosts apart: the kernel that runs there, the network and the user that this process has there."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{boot.read_text(encoding='ascii').strip()}/{Path('/proc/self/ns/net').readlink()}/{os.getuid()}"
+    except OSError:
+        return ""  # such a host shares nothing
+
+
+def _place(run: str, node: int) -> str:
+    return f"\0paceline-{run}-{node}"
+
+
+def _proof(secret: bytes, run: str, node: int, nonce: bytes) -> bytes:
+    return hmac.digest(secret, b"beside" + run.encode() + _COUNT.pack(node) + nonce, hashlib.sha256)
+
+
+class Doorstep:
+    """Where others of this host ask for the memory of a node."""
+
+    def __init__(self, run: str, node: int, secret: bytes, descriptors: Sequence[int]) -> None:
+        self._run, self._node, self._secret, self._descriptors = run, node, secret, list(descriptors)
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(_place(run, node))
+        self._listening.listen(64)
+        self._listening.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._listening.fileno()
+
+    def pump(self) -> None:
+        """Serve whoever has come."""
+        while True:
+            try:
+                caller, _ = self._listening.accept()
+            except OSError:
+                return
+            with caller, contextlib.suppress(OSError):
+                self._serve(caller)
+
+    def _serve(self, caller: socket.socket) -> None:
+        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            return
+        caller.settimeout(_PATIENCE)
+        said = _exactly(caller, _NONCE + hashlib.sha256().digest_size)
+        if not hmac.compare_digest(said[_NONCE:], _proof(self._secret, self._run, self._node, said[:_NONCE])):
+            return
+        caller.sendall(_COUNT.pack(len(self._descriptors)))
+        for at in range(0, len(self._descriptors), _AT_ONCE):
+            part = array.array("i", self._descriptors[at : at + _AT_ONCE])
+            caller.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, part)])
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def taken(run: str, node: int, secret: bytes, most: int) -> list[int]:
+    """The descriptors of a node's memory: its own of this process from now on. OSError: nobody is there."""
+    found: list[int] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PATIENCE)
+        connection.connect(_place(run, node))
+        nonce = os.urandom(_NONCE)
+        connection.sendall(nonce + _proof(secret, run, node, nonce))
+        (count,) = _COUNT.unpack(_exactly(connection, _COUNT.size))
+        if count != most:
+            raise RunError(f"a node of this host has {count} descriptors, not {most}: another paceline?")
+        room = socket.CMSG_SPACE(_AT_ONCE * array.array("i").itemsize)
+        while len(found) < count:
+            byte, rights, *_ = connection.recvmsg(1, room)
+            if not byte:
+                raise ConnectionResetError("it has closed")
+            for level, kind, data in rights:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    found += array.array("i", data[: len(data) - len(data) % 4]).tolist()
+    return found
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    said = b""
+    while len(said) < count:
+        part = connection.recv(count - len(said))
+        if not part:
+            raise ConnectionResetError("it has closed")
+        said += part
+    return said
