@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cluster import addresses, detect, hosts, placement, toml
-from paceline.cluster.description import KINDS, Cluster
-from paceline.cluster.engaged import Engaged, in_cluster, told
+from paceline.cluster import addresses, detect, hosts, placement, toml, torchrun
+from paceline.cluster.description import KINDS, Cluster, Task
+from paceline.cluster.engaged import Engaged, in_cluster, role_of, told
 from paceline.errors import UnknownName, UsageError
 from paceline.launchers import agent
 from paceline.launchers.hub import Hub
@@ -100,31 +100,54 @@ def engaged(
     if not cluster.by_role and cluster.me is not None:
         if by is None:
             by = "pack" if servers is None or servers > 0 else ",".join(["worker"] * len(cluster.tasks))
+        if cluster.source == torchrun.NAME and len(by.split(",")) > len(cluster.tasks):
+            whole, roles = _shared_out(cluster, by)
+            found_there = in_cluster(whole, os.environ, _meeting_file(directory))
+            return replace(found_there, roles=roles) if found_there is not None else None
         cluster = _placed(cluster, by, servers)
     elif by is not None and cluster.me is not None:
         raise UsageError(f"{cluster.source} names the role of every task; --placement is for engines that do not")
     if rule is not None:
         cluster = addresses.called(cluster, addresses.site_rule(rule))
-    meet = Path(directory).absolute() / "hub" if directory is not None else None
-    return in_cluster(cluster, os.environ, meet)
+    return in_cluster(cluster, os.environ, _meeting_file(directory))
+
+
+def _meeting_file(directory: str | None) -> Path | None:
+    return Path(directory).absolute() / "hub" if directory is not None else None
 
 
 def _placed(cluster: Cluster, by: str, servers: int | None) -> Cluster:
     """By seats; where an engine does not tell who shares a node, a list of roles goes by rank."""
     if cluster.seats or "," not in by:
         return placement.placed(cluster, by, servers if "," not in by else None)
-    ranks = {(0, rank): rank for rank in range(len(cluster.tasks))}
-    kinds = placement.roles(ranks, by)
-    tasks, me = [], None
-    for kind in KINDS:
-        own = [rank for place, rank in sorted(ranks.items()) if kinds[place] == kind]
-        for index, rank in enumerate(own):
-            before = cluster.tasks[rank]
-            task = replace(before, kind=kind, index=index)
-            tasks.append(task)
-            if before == cluster.me:
-                me = task
-    return replace(cluster, tasks=tuple(tasks), me=me, by_role=True)
+    listed = _listed(by, [(task.host, task.port) for task in cluster.tasks])
+    me = listed[cluster.tasks.index(cluster.me)] if cluster.me is not None else None
+    return replace(cluster, tasks=tuple(sorted(listed, key=_in_order)), me=me, by_role=True)
+
+
+def _in_order(task: Task) -> tuple[int, int]:
+    return KINDS.index(task.kind), task.index
+
+
+def _listed(by: str, known: list[tuple[str | None, int | None]]) -> list[Task]:
+    """The tasks of a list of roles, one for each place that is known."""
+    kinds = placement.roles([(0, number) for number in range(len(known))], by)
+    counts: dict[str, int] = {}
+    tasks = []
+    for number, where in enumerate(known):
+        kind = kinds[0, number]
+        tasks.append(Task(kind, counts.get(kind, 0), *where))
+        counts[kind] = counts.get(kind, 0) + 1
+    return tasks
+
+
+def _shared_out(cluster: Cluster, by: str) -> tuple[Cluster, tuple[str, ...]]:
+    """An elastic engine may have started fewer processes than there are roles: each takes several."""
+    assert cluster.me is not None
+    rank, there = cluster.tasks.index(cluster.me), len(cluster.tasks)
+    listed = _listed(by, [(None, None)] * len(by.split(",")))
+    whole = replace(cluster, tasks=tuple(sorted(listed, key=_in_order)), me=listed[rank], by_role=True, seats=())
+    return whole, tuple(role_of(whole, task) for task in listed[rank::there])
 
 
 def secret_of(directory: str | None) -> bytes:

@@ -113,6 +113,8 @@ def told(environment: Mapping[str, str]) -> Engaged | None:
         hub = (host.strip("[]"), None) if any_port else address(given, "PACELINE_HUB")
     meet = environment.get("PACELINE_MEET")
     store = ranks is not None and meeting.present(environment)
+    if ranks is not None and hub is None and not store and ranks.chief.host is not None:
+        hub = (ranks.chief.host, ranks.chief.port)  # torchrun has kept a port for its rank 0, which has the chief
     if hub is None and meet is None and not store and "chief" not in roles:
         raise UsageError("PACELINE_HUB (host:port) or PACELINE_MEET (a file) is missing: where is the hub of this run?")
     return Engaged(

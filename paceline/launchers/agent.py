@@ -500,6 +500,8 @@ def _answer(channel: Channel, until: float) -> dict[str, Any]:
                 told = plain(payload) if kind in (talk.WELCOME, talk.REFUSE) else {}
                 if kind == talk.REFUSE and told.get("idle"):
                     raise _NothingToDo(str(told.get("why", "")))
+                if kind == talk.REFUSE and told.get("again"):
+                    raise TimeoutError(str(told.get("why", "")))
                 if kind == talk.REFUSE:
                     raise talk.Unwelcome(f"the hub does not take this process: {told.get('why', '')}")
                 if kind == talk.WELCOME:

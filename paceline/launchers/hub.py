@@ -33,6 +33,7 @@ from paceline.stage import Node
 from paceline.transports.wire import Areas
 
 FIRST = 5.0  # seconds that a newcomer may take to say who it is
+LAST = 2.0  # and an agent to go after the goodbye
 
 
 @dataclass
@@ -223,6 +224,8 @@ class Hub(Launcher):
         done = [name for name in names if (child := self._child(name)) is not None and child.done]
         names = [name for name in names if name not in (*idle, *done)]
         refusals = [why for name in names if (why := self._objection(name))]
+        # perhaps by one that has just died, and is not known to have
+        taken = [name for name in names if (other := self._child(name)) and self._peer_of(other.part)]
         if told.get("protocol") != talk.PROTOCOL:
             refusals = [
                 f"it speaks protocol {told.get('protocol')}, this run {talk.PROTOCOL}: install the same paceline"
@@ -230,11 +233,12 @@ class Hub(Launcher):
         if refusals or not names:
             nothing = f"{self.scheme.name} needs no server: {', '.join(idle)} has nothing to do"
             why = "; ".join(refusals) or (f"{', '.join(done)} has done its part" if done else nothing)
-            channel.send_json(talk.REFUSE, {"why": why, "idle": not refusals})
+            again = bool(taken) and len(refusals) == len(taken)
+            channel.send_json(talk.REFUSE, {"why": why, "idle": not refusals, "again": again})
             channel.flush(1.0)
             self._forget_descriptor(channel)
             channel.close()
-            if refusals:
+            if refusals and not again:
                 self.tell("warn", f"refused a process on {told.get('host')}: {why}")
             return
         self._count += 1
@@ -539,6 +543,8 @@ class Hub(Launcher):
             with contextlib.suppress(Closed, ProtocolError):
                 peer.channel.send_json(talk.BYE, told)
                 peer.channel.flush(5.0)
+        for peer in self._peers.values():
+            peer.channel.part(LAST)  # not sooner: what it says meanwhile must not cost it our last word
             peer.channel.close()
             if peer.bulk is not None:
                 peer.bulk.channel.close()

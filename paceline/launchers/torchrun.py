@@ -38,13 +38,18 @@ def shown(job: Job) -> str:
 def _environment(job: Job) -> dict[str, str]:
     given = {
         "OMP_NUM_THREADS": str(job.threads),  # otherwise torchrun sets it, and says so at length
-        "PACELINE_TASKS": ",".join(job.tasks),  # shared by the ranks that there are
+        "PACELINE_TASKS": ",".join(_chief_first(job)),  # shared by the ranks that there are
         "PACELINE_SECRET_FILE": str(job.directory / "secret"),
     }
     if ":" in job.options.get("nnodes", ""):
         # torch 2.13: with a shared store a node that joins a running job ends it for all after 60 s
         given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return given
+
+
+def _chief_first(job: Job) -> list[str]:
+    """Where the agents keep no store, the port that torchrun tells to all is rank 0's."""
+    return sorted(job.tasks, key=lambda task: task != "chief")
 
 
 def _command(job: Job) -> list[str]:

@@ -74,6 +74,20 @@ class Channel:
         self._payload = None
         self._connection.close()
 
+    def part(self, timeout: float) -> None:
+        """Say that nothing more comes, and wait for the other side to close: what it sends meanwhile is not heard, but
+        it hears all that was sent to it."""
+        until = time.monotonic() + timeout
+        try:
+            self._connection.shutdown(socket.SHUT_WR)
+            while (left := until - time.monotonic()) > 0:
+                poll = select.poll()
+                poll.register(self._connection, select.POLLIN)
+                if poll.poll(left * 1000) and not self._connection.recv(_BUFFER):
+                    return
+        except (OSError, ValueError):  # it has gone already
+            return
+
     # sending
 
     def send(self, kind: int, *parts: bytes | bytearray | memoryview) -> None:

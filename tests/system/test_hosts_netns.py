@@ -24,6 +24,7 @@ PATIENCE = 8.0  # as far_runs has it
 class Hosts(Story):
     """A run with a task on each host."""
 
+    started: ExitStack  # ends what is still there
     tasks: dict[str, Running] = field(default_factory=dict)
 
     def begin(self, name: str) -> Running:
@@ -38,7 +39,7 @@ class Hosts(Story):
             task = self.hosts[name].start(
                 [*COMMAND, *options(self.place)], env=environment, stdout=log, stderr=subprocess.STDOUT
             )
-        self.tasks[name] = task
+        self.tasks[name] = self.started.enter_context(task)
         return task
 
     def output_of(self, name: str) -> str:
@@ -55,18 +56,14 @@ class Hosts(Story):
 @contextmanager
 def begun(place: Path, hosts: dict[str, Host]) -> Iterator[Hosts]:
     place.mkdir(exist_ok=True)
-    with ExitStack() as stack:
-        story = Hosts(place, hosts, None, place / "output-h1")  # type: ignore[arg-type]
-        for name in TASKS:
-            task = story.begin(name)
-            stack.callback(lambda name=name: story.tasks[name].poll() is not None or story.tasks[name].kill())
-            if name == "h1":
-                story.process = task
+    with ExitStack() as started:
+        story = Hosts(place, hosts, None, place / "output-h1", started)  # type: ignore[arg-type]
+        story.process = story.begin("h1")
+        for name in ("h2", "h3"):
+            story.begin(name)
         story.until_it_trains(3)
         assert story.stands() == {"chief": "h1", "server:0": "h2", "worker:1": "h3"}
         yield story
-        for task in story.tasks.values():
-            task.wait(LIMIT)
 
 
 @pytest.fixture
