@@ -2,11 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ENGINES := .venv-engines
 
-.PHONY: setup demo test check size docs clean help
+.PHONY: setup demo test test-engines check size docs clean help
 
 help:          ## what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(READY) ## the virtual environment, made once
 
@@ -25,6 +26,14 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest
 
+test-engines: $(ENGINES)/.ready ## runs under real Ray and Spark, in an environment of their own (Spark needs Java 17)
+	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py --durations=0
+
+$(ENGINES)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet --editable '.[engines]'
+	@touch $@
+
 check: $(READY) ## format, lint, types, and that the generated docs are true
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,4 +47,4 @@ size: $(READY) ## lines per file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn
 
 clean:         ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -20,6 +20,7 @@ from paceline.launchers import agent
 from paceline.launchers.hub import Hub
 from paceline.launchers.job import Job
 from paceline.launchers.local import Launcher
+from paceline.launchers.way import Way
 from paceline.net import secret as secrets
 from paceline.net import tls
 from paceline.net.tls import Certificates
@@ -177,12 +178,12 @@ def take_part(given: Engaged, network: Network, directory: str | None, say: Call
     """Be an agent: one role of a run whose hub is another process. Gives the exit code."""
     secret, certificates = secret_of(directory), certificates_of(network.tls, directory)
 
-    def way() -> agent.Way | None:
+    def way() -> Way | None:
         hub = given.find(os.environ)
         if hub is None:
             return None
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return agent.Way(*hub, given.roles, Node(0, own, secret, certificates, network.share))
+        return Way(*hub, given.roles, Node(0, own, secret, certificates, network.share))
 
     return agent.serve(way, network.join, say)
 

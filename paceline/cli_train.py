@@ -211,7 +211,13 @@ def train_command(
             directory = str(Path(directory or f"runs/{folder_name(name)}").absolute())
             submitted = dataclasses.replace(plan, directory=directory, title=name)
             raise typer.Exit(cli_far.submit(on or "", submitted, chosen, engine or [], by, True, complain))
-        place = RunDirectory.create(directory, folder_name(name), prepared=seat is not None)
+        # torchrun on several nodes is typed on each: another may have made the directory, or been at work there
+        typed_elsewhere = on == "torchrun" and any(one.startswith("rdzv=") for one in engine or [])
+        if typed_elsewhere and directory is not None and (Path(directory) / "plan.json").exists():
+            place = RunDirectory.open(directory)
+        else:
+            prepared = seat is not None or typed_elsewhere
+            place = RunDirectory.create(directory, folder_name(name), prepared=prepared)
         plan = dataclasses.replace(plan, title=name)
     if on is not None:
         submitted = dataclasses.replace(plan, directory=str(place.path.absolute()))

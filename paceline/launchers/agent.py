@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import selectors
 import shutil
 import signal
@@ -21,38 +20,24 @@ from typing import Any
 from paceline import role
 from paceline.board import Bells, Board
 from paceline.control import Listener
-from paceline.errors import PacelineError, RunError, UsageError
+from paceline.errors import PacelineError, RunError
 from paceline.launchers import talk
-from paceline.launchers.beside import Doorstep, identity, taken
+from paceline.launchers.beside import Doorstep, taken
 from paceline.launchers.local import LOOK, drain, is_stopped
 from paceline.launchers.process import forked
 from paceline.launchers.program import become, part_of
+from paceline.launchers.way import NothingToDo, Way, channel_of, welcomed
 from paceline.memory import HEAD, WORD, Segment, anonymous
 from paceline.mirror import Mirror
 from paceline.net.channel import Channel, Closed, ProtocolError, plain
-from paceline.net.gate import Refused, enter
 from paceline.plan import Plan
 from paceline.role import Part, Props, ranks
 from paceline.run import ready_task
 from paceline.snapshots import KEEP, own_names
-from paceline.stage import Node, Stage
+from paceline.stage import Stage
 
-TRY_AGAIN = 0.25  # seconds between two tries to reach the hub
 SHARED = ".run"  # a file in the run directory by which a node knows that it sees the hub's
 RETURNED = ("logs", "order", "summaries", "best")  # folders that the hub gets at the end
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the hub is reached, and what this agent brings."""
-
-    host: str
-    port: int
-    parts: tuple[str, ...]
-    node: Node  # its number is not known yet
-
-    def __str__(self) -> str:
-        return ", ".join(self.parts)
 
 
 @dataclass
@@ -127,7 +112,7 @@ class Agent:
             self._doorstep = Doorstep(self._hub, self.node.number, self._way.node.secret, descriptors)
 
     def _second(self, nonce: str) -> Channel:
-        channel = _channel(self._way)
+        channel = channel_of(self._way)
         channel.send_json(talk.BULK, {"node": int(self.node.number), "nonce": nonce})
         return channel
 
@@ -171,6 +156,8 @@ class Agent:
             beside = self.node.number if self._guest else -1
             self._control.send_json(talk.READY, {"shared": self._shared, "beside": beside})
             while self._gone is None:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._bulk.pending else 0)
+                self._selector.modify(self._bulk, wanted)
                 events = self._selector.select(LOOK)
                 drain(woken)
                 for key, _ in events:
@@ -441,8 +428,8 @@ def serve(
     while True:
         nonce = os.urandom(16).hex()
         try:
-            way, control, welcome = _welcomed(find, limit, nonce, first)
-        except _NothingToDo as reason:
+            way, control, welcome = welcomed(find, limit, nonce, first)
+        except NothingToDo as reason:
             log(str(reason))
             return 0
         agent = Agent(way, control, welcome, nonce, log, objects or {})
@@ -452,67 +439,6 @@ def serve(
                 log(told["text"])
             return int(told.get("code", 0))
         limit, first = agent.plan.patience, False
-
-
-class _NothingToDo(Exception):
-    """The run has no work for this role, and that is in order."""
-
-
-def _welcomed(
-    find: Callable[[], Way | None], limit: float, nonce: str, first: bool
-) -> tuple[Way, Channel, dict[str, Any]]:
-    until = time.monotonic() + limit
-    where, why = "", "nobody has said where it is"
-    while time.monotonic() < until:
-        way = find()
-        if way is None:
-            time.sleep(TRY_AGAIN)
-            continue
-        where = f" at {way.host}:{way.port}"
-        try:
-            channel = _channel(way)
-            about = {
-                "protocol": talk.PROTOCOL,
-                "parts": way.parts,
-                "host": platform.node(),
-                "address": way.node.address,
-                "nonce": nonce,
-                "machine": identity() if way.node.share else "",
-            }
-            channel.send_json(talk.JOIN, about)
-            return way, channel, _answer(channel, until)
-        except Refused as error:
-            raise UsageError(f"the hub{where} refused {way}: {error}") from error
-        except (OSError, Closed) as error:
-            why = str(error)
-            time.sleep(TRY_AGAIN)
-    kept = "did not answer" if first else "is gone, and did not come back"
-    raise RunError(f"the hub{where} {kept} within {limit:g} s ({why})")
-
-
-def _answer(channel: Channel, until: float) -> dict[str, Any]:
-    """What the hub says to a newcomer; it may have to wait for its predecessor to be known dead."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        while time.monotonic() < until:
-            selector.select(1.0)
-            for kind, payload in _received(channel):
-                told = plain(payload) if kind in (talk.WELCOME, talk.REFUSE) else {}
-                if kind == talk.REFUSE and told.get("idle"):
-                    raise _NothingToDo(str(told.get("why", "")))
-                if kind == talk.REFUSE and told.get("again"):
-                    raise TimeoutError(str(told.get("why", "")))
-                if kind == talk.REFUSE:
-                    raise talk.Unwelcome(f"the hub does not take this process: {told.get('why', '')}")
-                if kind == talk.WELCOME:
-                    return dict(told)
-    raise TimeoutError("it did not answer")
-
-
-def _channel(way: Way) -> Channel:
-    assert way.node.secret is not None
-    connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=way.node.client_side)
-    return Channel(connection, limits=talk.LIMITS)
 
 
 def _received(channel: Channel) -> list[tuple[int, bytearray]]:

@@ -196,7 +196,7 @@ def _home() -> Path:
 
 
 def _streams() -> list[tuple[str, TextIO]]:
-    return [(LOGS["out"], sys.stdout), (LOGS["err"], sys.stderr)]
+    return [(LOGS["err"], sys.stderr), (LOGS["out"], sys.stdout)]  # the result comes last
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from paceline.scheme import ServerMethod
 from paceline.stage import HEAD_WORDS, Stage
 from paceline.state import State
 from paceline.transports.lane import GENERATIONS, SHOW, TELL, Lane, got, put
+from paceline.transports.recycled import Recycled
 from paceline.transports.tcp import Reach
 from paceline.wire import decode, encode
 
@@ -46,6 +47,7 @@ class Link:
         self._servers = range(stage.plan.servers)
         self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
+        self._results = Recycled()
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
         self.journal: Journal | None = None
@@ -209,8 +211,10 @@ class Link:
         segment = self.stage.segment
 
         def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-            return segment.tensor(offset, dtype, shape).to(self.device, copy=True)
+            found = segment.tensor(offset, dtype, shape)
+            return self._results.copy(found) if own else found.to(self.device)
 
+        own = self.device.type == "cpu"
         (result,) = decode(got(lane.reply), tensor)
         return result
 

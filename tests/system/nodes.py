@@ -17,6 +17,7 @@ from typing import Any
 from paceline.launchers import agent
 from paceline.launchers.hub import Hub
 from paceline.launchers.local import Launcher
+from paceline.launchers.way import Way
 from paceline.net import secret as secrets
 from paceline.net.tls import Certificates
 from paceline.plan import Plan
@@ -76,7 +77,7 @@ class Nodes:
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share)
-            way = agent.Way(LOCAL, self.port, tuple(part.split("+")), node)
+            way = Way(LOCAL, self.port, tuple(part.split("+")), node)
             code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)
         except BaseException as error:
             traceback.print_exc()

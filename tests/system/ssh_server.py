@@ -8,12 +8,14 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
+from beds.hosts import Host
 from processes import until
 
 
@@ -26,46 +28,74 @@ class Sshd:
     process: subprocess.Popen[bytes]
 
 
-@contextmanager
-def sshd(folder: Path) -> Iterator[Sshd]:
-    """An sshd that lets its own key in, as long as the block lasts."""
-    server = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if server is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
+def program() -> str:
+    """The server, or the test is skipped by name."""
+    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if found is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("openssh-server and openssh-client are not installed")
-    folder.mkdir(mode=0o700)
-    for name in ("host", "user"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)],
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    shutil.copy(folder / "user.pub", folder / "authorized_keys")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where it shuts its unprivileged half in
+    return found
+
+
+def prepared(folder: Path, names: Sequence[str]) -> list[str]:
+    """Keys, one for all servers, and the words by which their clients know them."""
+    folder.mkdir(mode=0o700)
+    for name in ("host", "user"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    shutil.copy(folder / "user.pub", folder / "authorized_keys")
     public = (folder / "host.pub").read_text(encoding="ascii").rsplit(None, 1)[0]
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {public}\n", encoding="ascii")
-    (folder / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
+    (folder / "known_hosts").write_text("".join(f"{name} {public}\n" for name in names), encoding="ascii")
+    words = ["ssh", "-F", "none", "-i", str(folder / "user"), "-o", "IdentitiesOnly=yes"]
+    return [*words, "-o", f"UserKnownHostsFile={folder}/known_hosts", "-o", "GlobalKnownHostsFile=/dev/null"]
+
+
+def configuration(folder: Path, address: str, port: int) -> Path:
+    path = folder / f"sshd_config_{address}"
+    path.write_text(
+        f"Port {port}\nListenAddress {address}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\nPermitRootLogin yes\n"
         f"PidFile none\nMaxStartups 50\nLogLevel VERBOSE\nAllowUsers {getpass.getuser()}\n",
         encoding="ascii",
     )
-    log = folder / "sshd.log"
-    process = subprocess.Popen(
-        [server, "-D", "-f", str(folder / "sshd_config"), "-E", str(log)], stdin=subprocess.DEVNULL
-    )
+    return path
+
+
+@contextmanager
+def sshd(folder: Path) -> Iterator[Sshd]:
+    """An sshd that lets its own key in, as long as the block lasts."""
+    server = program()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [*prepared(folder, [f"[127.0.0.1]:{port}"]), "-p", str(port)]
+    log, config = folder / "sshd.log", configuration(folder, "127.0.0.1", port)
+    process = subprocess.Popen([server, "-D", "-f", str(config), "-E", str(log)], stdin=subprocess.DEVNULL)
     try:
         until(lambda: listening(port) or process.poll() is not None, 10, "sshd listens")
         assert process.poll() is None, log.read_text(encoding="utf-8")
-        words = ["ssh", "-F", "none", "-p", str(port), "-i", str(folder / "user"), "-o", "IdentitiesOnly=yes"]
-        words += ["-o", f"UserKnownHostsFile={folder}/known_hosts", "-o", "GlobalKnownHostsFile=/dev/null"]
         yield Sshd(shlex.join(words), log, process)
     finally:
         process.terminate()
         process.wait(10)
+
+
+@contextmanager
+def sshd_on(hosts: Sequence[Host], folder: Path) -> Iterator[str]:
+    """One on each of these hosts, at the usual port; gives the command that calls them. They end with their hosts."""
+    server = program()
+    words = prepared(folder, [name for host in hosts for name in (host.name, host.address)])
+    with ExitStack() as stack:
+        for host in hosts:
+            config, log = configuration(folder, host.address, 22), folder / f"{host.name}.log"
+            stack.enter_context(host.start([server, "-D", "-f", str(config), "-E", str(log)]))
+            until(partial(_told, log, "listening"), 10, f"sshd listens on {host.name}")
+        yield shlex.join(words)
+
+
+def _told(log: Path, word: str) -> bool:
+    return log.exists() and word in log.read_text(encoding="utf-8")
 
 
 def listening(port: int) -> bool:

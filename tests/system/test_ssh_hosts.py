@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from beds.hosts import several
 from launching import SECRET, command_lines, followed, gone, interrupt, launched
 from processes import until
 from shells import SECONDS, TRAIN, linger, shells, trained, updates_of
-from ssh_server import Sshd, sshd
+from ssh_server import Sshd, sshd, sshd_on
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,31 @@ def test_three_tasks_train_and_a_killed_one_comes_back(server: Sshd, tmp_path: P
         until(lambda: not far_task(tmp_path, ""), 20, "nothing is left at the far end")
     result = trained(tmp_path / "run")
     assert json.loads(run.out)["digest"] == result["digest"]
+
+
+def test_three_hosts_that_share_nothing(tmp_path: Path) -> None:
+    """Each has its own network, its own sshd, and a directory of its own for runs; a fourth one is where one types."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with (
+        several(["login", "h1", "h2", "h3"]) as hosts,
+        sshd_on([hosts[f"h{n}"] for n in (1, 2, 3)], tmp_path / "ssh") as ssh,
+    ):
+        for name in ("h1", "h2", "h3"):
+            hosts[name].run(["mount", "-t", "tmpfs", "none", str(runs)], check=True)
+        words = (*TRAIN, "--workers", "2", "--dir", str(runs / "run"), "--json")
+        engine = ("--on", "hosts", "--engine", "hosts=h1,h2,h3", "--engine", f"ssh={ssh}")
+        ran = hosts["login"].run(
+            [sys.executable, "-P", "-m", "paceline", *words, *engine], timeout=SECONDS, cwd=tmp_path
+        )
+        assert ran.returncode == 0, ran.stderr
+        told = json.loads(hosts["h1"].run(["cat", str(runs / "run" / "result.json")], check=True).stdout)
+        logs = hosts["h1"].run(["ls", str(runs / "run" / "logs")]).stdout.split()
+        left = {name: host.processes() for name, host in hosts.items()}
+    assert json.loads(ran.stdout)["digest"] == told["digest"]
+    assert told["metrics"]["accuracy"] > 0.85
+    assert {"chief.log", "worker-1.log", "server-0.log"} <= set(logs)  # those of the others came to the chief
+    assert not [words for one in left.values() for words in one.values() if "paceline" in words]
 
 
 def far_task(folder: Path, task: str) -> int:

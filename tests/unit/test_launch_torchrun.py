@@ -14,6 +14,7 @@ from torch.distributed import TCPStore
 from torch.distributed.run import get_args_parser
 
 from paceline.cluster import meeting
+from paceline.cluster.engaged import told
 from paceline.errors import UsageError
 from paceline.launchers import torchrun
 
@@ -81,6 +82,52 @@ def test_torchrun_understands_it(options: dict[str, str], tmp_path: Path) -> Non
 def test_what_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         torchrun.shown(made(tmp_path, **options).job)
+
+
+def test_the_chief_is_with_rank_0(tmp_path: Path) -> None:
+    text = torchrun.shown(made(tmp_path, "server:0", "worker:0", "chief").job)
+    assert "export PACELINE_TASKS=chief,server:0,worker:0\n" in text
+
+
+# who is what
+
+TASKS = {"PACELINE_TASKS": "chief,worker:0,worker:1,server:0", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29777"}
+
+
+def rank(number: int, size: int, **more: str) -> dict[str, str]:
+    return TASKS | {"RANK": str(number), "WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": "j1"} | more
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "roles"),
+    [
+        (0, 4, ("chief",)),
+        (1, 4, ("worker:1",)),  # runs count the chief
+        (3, 4, ("server:0",)),
+        (0, 2, ("chief", "worker:2")),  # a node is missing: those that are there share the tasks
+        (1, 2, ("worker:1", "server:0")),
+        (0, 1, ("chief", "worker:1", "worker:2", "server:0")),
+    ],
+)
+def test_ranks_share_the_tasks(number: int, size: int, roles: tuple[str, ...]) -> None:
+    found = told(rank(number, size))
+    assert found is not None
+    assert found.roles == roles
+    assert (found.workers, found.servers, found.evaluator) == (3, 1, False)
+    assert found.hub == ("10.0.0.7", 29777)  # no agent keeps a store: the port is rank 0's
+    assert not found.store
+
+
+def test_where_an_agent_keeps_a_store_the_hub_is_told_there() -> None:
+    found = told(rank(1, 4, TORCHELASTIC_USE_AGENT_STORE="True"))
+    assert found is not None
+    assert found.store
+    assert found.hub is None
+
+
+def test_more_ranks_than_tasks() -> None:
+    with pytest.raises(UsageError, match="PACELINE_TASKS names 4 tasks, and RANK is 4"):
+        told(rank(4, 5))
 
 
 # the store

@@ -103,11 +103,14 @@ MAY_IMPORT = {
     "net.* plan role scheme",
     "launchers.job": "errors net.*",
     "launchers.talk": "errors memory net.* transports.wire",
+    "launchers.way": "errors launchers.beside launchers.talk net.* stage",
     "launchers.beside": "errors",
     "launchers.agent": "board control errors launchers.beside launchers.local launchers.process launchers.program "
-    "launchers.talk memory mirror net.* plan role run snapshots stage",
-    "launchers.hub": "board checkpoint errors launchers.agent launchers.beside launchers.local launchers.program "
-    "launchers.recovery launchers.talk memory mirror net.* plan role scheme snapshots stage transports.wire",
+    "launchers.talk launchers.way memory mirror net.* plan role run snapshots stage",
+    "launchers.peers": "checkpoint launchers.agent launchers.beside launchers.local launchers.program "
+    "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
+    "launchers.hub": "board errors launchers.agent launchers.beside launchers.local launchers.peers "
+    "launchers.recovery launchers.talk net.* plan role scheme stage",
     "launchers.apart": "carry control errors plan report.live role",
     "launchers.__main__": "launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",
@@ -154,8 +157,8 @@ MAY_IMPORT = {
     "sim.run": "config errors exact hook result scheme sim.cost sim.engine sim.faults sim.session task values",
     "cluster.*": "cluster.* durable errors reading",
     "cli_cluster": "cluster.* durable errors",
-    "cli_far": "cluster.* errors launchers.agent launchers.hub launchers.job launchers.local net.* plan role scheme "
-    "stage",
+    "cli_far": "cluster.* errors launchers.agent launchers.hub launchers.job launchers.local launchers.way net.* "
+    "plan role scheme stage",
     "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* "
     "result sim.cost sim.engine sim.faults sim.run",
     "cli_train": "cli_far config directory errors launchers.local launchers.program plan report.* result role run "

@@ -1,0 +1,451 @@
+"""How fast a worker and a server of another node exchange vectors: paceline over TCP, beside bare sockets and others.
+
+One exchange: a worker sends a gradient, the server does `x.add_(g, alpha=…)`, and the worker has x. Two processes with
+one thread each, connected over loopback. All rows are measured in one run, in turn for a few rounds, because the
+machine's speed drifts; medians in milliseconds, and the speed as a share of the first row's:
+
+    python benchmarks/wire.py --sizes 400,4000,40000 --rounds 5
+    python benchmarks/wire.py --rows 'bare sockets,paceline' --json
+
+gRPC takes part if grpcio is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import importlib.util
+import json
+import os
+import select
+import socket
+import statistics
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from paceline.directory import RunDirectory
+from paceline.hook import Hook, Session
+from paceline.launchers import agent
+from paceline.launchers.way import Way
+from paceline.launchers.hub import Hub
+from paceline.launchers.local import Launcher
+from paceline.net import secret as secrets
+from paceline.net import tls
+from paceline.run import execute, planned
+from paceline.scheme import Scheme, State, Vector, on_server
+from paceline.stage import Node
+from paceline.task import Batch, Task
+from paceline.worker import Worker
+
+LOCAL = "127.0.0.1"
+ALPHA = -0.001
+WARM = 5  # exchanges that do not count
+PIECE = 500_000  # floats: what is sent at a time where that is of use
+HEADER = struct.Struct("<qq")
+
+
+# bare sockets
+
+
+def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool) -> list[float]:
+    """A header and the vector in one `sendmsg`, received where they belong."""
+    listening = socket.create_server((LOCAL, 0))
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        x, g = torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
+        ours, theirs, header = _view(x), _view(g), bytearray(HEADER.size)
+        _tune(connection, blocking)
+        for _ in range(count):
+            _receive(connection, memoryview(header))
+            _receive(connection, theirs)
+            x.add_(g, alpha=ALPHA)
+            _send(connection, ours)
+
+    def work() -> list[float]:
+        connection = socket.create_connection(listening.getsockname())
+        x, g = torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
+        ours, theirs, header = _view(g), _view(x), bytearray(HEADER.size)
+        _tune(connection, blocking)
+
+        def exchange() -> None:
+            _send(connection, ours)
+            _receive(connection, memoryview(header))
+            _receive(connection, theirs)
+
+        return _timed(exchange, count)
+
+    with listening:
+        return _both(serve, work, folder)
+
+
+def _view(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.numpy()).cast("B")
+
+
+def _tune(connection: socket.socket, blocking: bool) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setblocking(blocking)
+
+
+def _send(connection: socket.socket, data: memoryview) -> None:
+    parts = [memoryview(HEADER.pack(1, len(data))), data]
+    while parts:
+        try:
+            sent = connection.sendmsg(parts)
+        except BlockingIOError:
+            _ready(connection, writing=True)
+            continue
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][sent:]
+
+
+def _receive(connection: socket.socket, into: memoryview) -> None:
+    while len(into):
+        try:
+            count = connection.recv_into(into)
+        except BlockingIOError:
+            _ready(connection, writing=False)
+            continue
+        if not count:
+            raise ConnectionResetError("the other side has ended")
+        into = into[count:]
+
+
+def _ready(connection: socket.socket, *, writing: bool) -> None:
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT if writing else select.POLLIN)
+    poll.poll()
+
+
+# paceline
+
+
+class Vectors(Task):
+    """Nothing to learn: a vector of some length, and gradients that cost nothing."""
+
+    name, batch = "vectors", 1
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def start(self, seed: int) -> Vector:
+        return torch.randn(self._length, generator=torch.Generator().manual_seed(seed))
+
+    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
+        while True:
+            yield Batch((), 1)
+
+    def grad(
+        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, Vector]:
+        return 0.0, torch.randn(self._length) if out is None else out
+
+    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+TIMES: list[float] = []  # of the worker's process
+
+
+@dataclass(frozen=True)
+class Exchange(Scheme, name="exchange"):
+    """A push and a pull in one call, timed by the worker."""
+
+    @on_server
+    def exchange(self, s: State, g: Vector) -> Vector:
+        s.x.add_(g, alpha=ALPHA)
+        s.v += 1
+        x: Vector = s.x
+        return x
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        began = time.perf_counter()
+        x = await self.exchange(g)
+        TIMES.append(time.perf_counter() - began)
+        del x
+
+
+@dataclass
+class Times(Hook):
+    """Writes down what the steps took."""
+
+    file: str
+
+    def end(self, session: Session) -> None:
+        Path(self.file).write_text(json.dumps(TIMES))
+
+
+def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypted: bool = False) -> list[float]:
+    """A run of one worker and one server, each on a node of its own."""
+    file = folder / "times"
+    plan, scheme, objects = planned(
+        Vectors(kilobytes * 250),
+        Exchange(),
+        hooks=[Times(str(file))],
+        workers=1,
+        steps=count,
+        summaries=False,
+        record=record,
+        checkpoint_seconds=3600.0,
+    )
+    place = RunDirectory.create(folder / "run", "benchmark")
+    plan = dataclasses.replace(plan, directory=str(place.path))
+    secret, certificates = secrets.fresh(), tls.generated(folder) if encrypted else None
+    agents = []
+
+    def launcher(*args: Any, **rest: Any) -> Launcher:
+        node = Node(address=LOCAL, secret=secret, certificates=certificates, share=False)  # as on two machines
+        ports: list[int] = []
+        listening = lambda _, port: ports.append(port)  # noqa: E731
+        hub = Hub(*args, node=node, port=0, here={"chief"}, join=30.0, listening=listening, **rest)
+        plain = {name: one for name, one in objects.items() if name != "ready"}
+
+        def serve() -> None:
+            gc.freeze()  # what earlier runs have left must not close descriptors that are this node's by then
+            os.closerange(3, 4096)  # what the hub has opened is not that node's
+            way = Way(LOCAL, ports[0], ("server:0",), node)
+            agent.serve(lambda: way, 20.0, lambda _: None, plain)
+
+        agents.append(_forked(serve))
+        return hub
+
+    execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)
+    for pid in agents:
+        os.waitpid(pid, 0)
+    times: list[float] = json.loads(file.read_text())
+    return times
+
+
+# others
+
+
+def gloo(kilobytes: int, count: int, folder: Path) -> list[float]:
+    """torch.distributed: a pair that sends and receives in pieces, all of them under way at once."""
+
+    def group(rank: int) -> Any:
+        made: Any = dist.ProcessGroupGloo
+        options = made._Options()
+        options._timeout = timedelta(seconds=60)
+        options._devices = [made.create_device(hostname=LOCAL)]
+        return made(dist.FileStore(str(folder / "store"), 2), rank, 2, options)
+
+    def all_of(act: Callable[..., Any], vector: Tensor, other: int) -> None:
+        for work in [act([piece], other, at) for at, piece in enumerate(vector.split(PIECE))]:
+            work.wait()
+
+    def serve() -> None:
+        pair, x, g = group(1), torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
+        for _ in range(count):
+            all_of(pair.recv, g, 0)
+            x.add_(g, alpha=ALPHA)
+            all_of(pair.send, x, 0)
+
+    def work() -> list[float]:
+        pair, x, g = group(0), torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
+
+        def exchange() -> None:
+            all_of(pair.send, g, 1)
+            all_of(pair.recv, x, 1)
+
+        return _timed(exchange, count)
+
+    return _both(serve, work, folder)
+
+
+CENTRE: list[Tensor] = []  # of the process that serves torch RPC
+
+
+def _add(g: Tensor) -> Tensor:
+    CENTRE[0].add_(g, alpha=ALPHA)
+    return CENTRE[0]
+
+
+def torch_rpc(kilobytes: int, count: int, folder: Path) -> list[float]:
+    """torch.distributed.rpc, over TCP as between machines."""
+    from torch.distributed import rpc
+
+    def begin(name: str, rank: int) -> None:
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method=f"file://{folder}/rpc", _transports=["uv"], _channels=["basic"]
+        )
+        os.environ["TP_SOCKET_IFNAME"] = "lo"
+        rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+
+    def serve() -> None:
+        CENTRE.append(torch.randn(kilobytes * 250))
+        begin("server", 1)
+        rpc.shutdown()
+
+    def work() -> list[float]:
+        begin("worker", 0)
+        g = torch.randn(kilobytes * 250)
+        times = _timed(lambda: rpc.rpc_sync("server", _add, args=(g,)), count)
+        rpc.shutdown()
+        return times
+
+    return _both(serve, work, folder)
+
+
+def grpc_stream(kilobytes: int, count: int, folder: Path) -> list[float]:
+    """gRPC: one stream each way for all exchanges, in pieces."""
+    place = folder / "address"
+    pieces = -(-kilobytes * 250 // PIECE)
+
+    def serve() -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import grpc
+
+        x, g = torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
+
+        def exchange(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
+            theirs = _view(g)
+            for number, data in enumerate(requests):
+                at = number % pieces * 4 * PIECE
+                theirs[at : at + len(data)] = data
+                if number % pieces == pieces - 1:
+                    x.add_(g, alpha=ALPHA)
+                    yield from (bytes(_view(piece)) for piece in x.split(PIECE))
+
+        handler = grpc.stream_stream_rpc_method_handler(exchange)
+        server = grpc.server(ThreadPoolExecutor(1))
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("wire", {"exchange": handler})])
+        port = server.add_insecure_port(f"{LOCAL}:0")
+        server.start()
+        place.with_suffix(".new").write_text(str(port))
+        place.with_suffix(".new").rename(place)
+        server.wait_for_termination(60)
+
+    def work() -> list[float]:
+        import queue
+
+        import grpc
+
+        while not place.exists():
+            time.sleep(0.01)
+        x, g = torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
+        ours: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        channel = grpc.insecure_channel(f"{LOCAL}:{place.read_text()}")
+        answers = channel.stream_stream("/wire/exchange")(iter(ours.get, None))
+        theirs = _view(x)
+
+        def exchange() -> None:
+            for piece in g.split(PIECE):
+                ours.put(bytes(_view(piece)))
+            for number in range(pieces):
+                data = next(answers)
+                theirs[number * 4 * PIECE : number * 4 * PIECE + len(data)] = data
+
+        times = _timed(exchange, count)
+        ours.put(None)
+        return times
+
+    return _both(serve, work, folder, ends=False)
+
+
+# how they are run
+
+
+def _timed(exchange: Callable[[], object], count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        exchange()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def _forked(play: Callable[[], object]) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            play()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def _both(serve: Callable[[], object], work: Callable[[], list[float]], folder: Path, *, ends: bool = True) -> Any:
+    """Two processes; what the worker's gives. `ends`: the server's ends by itself."""
+    file = folder / "times"
+    server, worker = _forked(serve), _forked(lambda: file.write_text(json.dumps(work())))
+    _, status = os.waitpid(worker, 0)
+    if status or not ends:
+        os.kill(server, 9)
+    os.waitpid(server, 0)
+    if status:
+        raise SystemExit("a worker has failed")
+    return json.loads(file.read_text())
+
+
+ROWS: dict[str, Callable[[int, int, Path], list[float]]] = {
+    "bare sockets": lambda *given: sockets(*given, blocking=True),
+    "bare sockets, not blocking": lambda *given: sockets(*given, blocking=False),
+    "paceline": lambda *given: paceline(*given, record=True),
+    "paceline, no order log": lambda *given: paceline(*given, record=False),
+    "paceline, TLS": lambda *given: paceline(*given, record=True, encrypted=True),
+    "Gloo send and recv": gloo,
+    "torch RPC": torch_rpc,
+    "gRPC stream": grpc_stream,
+}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--sizes", default="400,4000,40000", help="in thousands of bytes")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--rows", default=",".join(name.replace(",", ";") for name in ROWS), help="; for , in a name")
+    options.add_argument("--json", action="store_true")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    rows = [name.replace(";", ",") for name in given.rows.split(",")]
+    if importlib.util.find_spec("grpc") is None and "gRPC stream" in rows:
+        rows.remove("gRPC stream")
+        print("gRPC stream is left out: grpcio is not installed", file=sys.stderr)
+    sizes = list(map(int, given.sizes.split(",")))
+    found: dict[str, dict[int, float]] = {name: {} for name in rows}
+    for kilobytes in sizes:
+        count = WARM + max(10, min(300, 400_000 // kilobytes))
+        times: dict[str, list[float]] = {name: [] for name in rows}
+        for _ in range(given.rounds):
+            for name in rows:
+                with tempfile.TemporaryDirectory() as folder:
+                    times[name] += ROWS[name](kilobytes, count, Path(folder))[WARM:]
+        for name in rows:
+            found[name][kilobytes] = 1000 * statistics.median(times[name])
+    if given.json:
+        print(json.dumps({"milliseconds": found, "rounds": given.rounds}, indent=1))
+        return
+    table = Table("", *(f"{kilobytes:,} kB" for kilobytes in sizes), title="an exchange, ms (share of bare sockets)")
+    for name, row in found.items():
+        table.add_row(name, *(f"{row[size]:.2f} ({found[rows[0]][size] / row[size]:.2f})" for size in sizes))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
