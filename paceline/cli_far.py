@@ -240,9 +240,7 @@ def submit(
         if not equals or not key:
             raise UsageError(f"--engine {option}: write KEY=VALUE")
         pairs[key] = value
-    if by in placement.POLICIES:  # which tasks share a node is for the engine to say
-        pairs.setdefault("placement", by)
-    if by is not None and "," not in by:
+    if by is not None and "," not in by:  # which tasks share a node is for the engine to say
         pairs.setdefault("placement", by)
     module = importlib.import_module(f"paceline.launchers.{engine}")
     directory = Path(plan.directory)

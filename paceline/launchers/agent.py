@@ -428,15 +428,15 @@ def serve(
     while True:
         nonce = os.urandom(16).hex()
         try:
-            way, control, welcome = welcomed(find, limit, nonce, first)
+            way, control, welcome = welcomed(find, limit, nonce, first, log)
         except NothingToDo as reason:
             log(str(reason))
             return 0
+        log(f"{way}: joined the run at {way.host}:{way.port}")
         agent = Agent(way, control, welcome, nonce, log, objects or {})
         if agent.run():
             told = agent.message
-            if told.get("text"):
-                log(told["text"])
+            log(str(told.get("text") or "the run is over"))
             return int(told.get("code", 0))
         limit, first = agent.plan.patience, False
 

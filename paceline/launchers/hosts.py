@@ -33,7 +33,8 @@ NOT_THERE = (126, 127)  # no such program
 BEAT, LOOK = 5.0, 0.5
 PAUSE = 1.0  # seconds before a task is started again
 STEADY = 60.0  # seconds of life after which a task's earlier deaths are forgiven
-LEAVE = 30.0  # seconds within which all follow the chief
+FOLLOW = 5.0  # seconds within which all others end, once the chief has told them and ended
+LEAVE = 30.0  # seconds that they may take to end in order when told to
 
 
 def launch(job: Job) -> int:
@@ -105,9 +106,10 @@ class Crew:
                 self._chief.order(orders_of(self._job, self._chief.task, ""))
                 while self._chief.code is None:
                     self._turn()
+                if not self._chief.code and self._failed is None:
+                    self._until_gone(FOLLOW)
                 for link in self._links:
-                    if self._chief.code or not link.ordered:
-                        link.close()
+                    link.close()  # who was started again too late looks for a hub that is gone
                 self._until_gone(LEAVE)
             finally:
                 self._end_all()

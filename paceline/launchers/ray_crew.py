@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LISTEN = 1.0  # seconds that an actor listens to its command before it answers; signals wait so long
 RETURN = 120.0  # seconds that Ray may take to bring an actor back
 FAREWELL = 30.0  # seconds that the others may take after the chief has ended
+TOGETHER = 5.0  # seconds that a task which failed leaves to the chief to end with the run
 FORGIVEN = 600.0  # seconds of life after which earlier restarts no longer count
 
 
@@ -72,6 +73,7 @@ class Follower:
     asked: Any = None  # the call that it has not answered yet
     begun: bool = False  # the task runs, as far as is known
     code: int | None = None  # it has ended for good
+    failed: int | None = None  # it has ended so, and it may have been with the run: what the chief does will tell
     restarts: int = 0
     since: float = field(default_factory=time.monotonic)  # of this life, or of the loss
     again: float = 0.0  # not asked before
@@ -142,7 +144,16 @@ class Crew:
                 self.ray.kill(one.actor, no_restart=True)
 
     def _ask(self, one: Follower) -> None:
-        if one.asked is not None or time.monotonic() < one.again:
+        if one.asked is not None or one.code is not None:
+            return
+        if self.chief.code is not None and not one.begun:  # too late to begin
+            one.code = one.failed or 0
+            return
+        if time.monotonic() < one.again:
+            return
+        if one.failed is not None:
+            failed, one.failed = one.failed, None
+            self._again(one, why(failed))
             return
         if one.begun:
             one.asked = one.actor.heard.remote(LISTEN)
@@ -199,7 +210,10 @@ class Crew:
             if one is not self.chief and code:
                 self.job.say(f"{one.task} {why(code)} after the end of the run")
             return
-        self._again(one, why(code))
+        if one is self.chief or code < 0:
+            self._again(one, why(code))
+        else:
+            one.begun, one.failed, one.again = False, code, time.monotonic() + TOGETHER
 
     def _again(self, one: Follower, reason: str) -> None:
         now = time.monotonic()

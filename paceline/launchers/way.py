@@ -17,6 +17,7 @@ from paceline.net.gate import Refused, enter
 from paceline.stage import Node
 
 TRY_AGAIN = 0.25  # seconds between two tries to reach the hub
+PATIENT = 3.0  # before people are told that it is not there yet
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,21 @@ class NothingToDo(Exception):
 
 
 def welcomed(
-    find: Callable[[], Way | None], limit: float, nonce: str, first: bool
+    find: Callable[[], Way | None], limit: float, nonce: str, first: bool, log: Callable[[str], None]
 ) -> tuple[Way, Channel, dict[str, Any]]:
     """Ask until the hub takes this agent; gives its answer too. `first`: it was never reached before."""
     until = time.monotonic() + limit
-    where, why = "", "nobody has said where it is"
+    where, why, told = "", "nobody has said where it is", time.monotonic() + PATIENT
     while time.monotonic() < until:
+        if time.monotonic() > told:
+            told = until
+            log(f"waiting for the hub{where}: {why}")
         way = find()
         if way is None:
             time.sleep(TRY_AGAIN)
             continue
         where = f" at {way.host}:{way.port}"
+        channel = None
         try:
             channel = channel_of(way)
             about = {
@@ -63,6 +68,8 @@ def welcomed(
         except Refused as error:
             raise UsageError(f"the hub{where} refused {way}: {error}") from error
         except (OSError, Closed) as error:
+            if channel is not None:
+                channel.close()
             why = str(error)
             time.sleep(TRY_AGAIN)
     kept = "did not answer" if first else "is gone, and did not come back"

@@ -19,10 +19,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,16 @@ _NEEDED = {
 _DYING = ["setpriv", "--pdeathsig", "KILL"]  # whatever is started so dies with whoever started it
 _WITHIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# the first process of a host: it says when all is in place, then lasts
+# The first process of a host: it says when all is in place, then lasts. Its own files for names lie in memory. No name
+# server is to be reached: a resolver that asked one would wait for its answer at every connection.
 _FIRST = """
 hostname "$1"; mount -t sysfs sysfs /sys 2>/dev/null
-for file in hosts resolv.conf nsswitch.conf; do [ ! -e "/etc/$file" ] || mount --bind "$2/$file" "/etc/$file"; done
+mount -t tmpfs tmpfs /mnt
+printf %s "$2" >/mnt/hosts
+echo "nameserver 127.0.0.1" >/mnt/resolv.conf
+{ grep -v ^hosts: /etc/nsswitch.conf 2>/dev/null; echo "hosts: files"; } >/mnt/nsswitch.conf
+for file in hosts resolv.conf nsswitch.conf; do [ ! -e "/etc/$file" ] || mount --bind "/mnt/$file" "/etc/$file"; done
+umount /mnt
 ip link set lo up; echo ready; exec sleep infinity
 """
 
@@ -68,26 +73,15 @@ def several(hosts: int | Sequence[str]) -> Iterator[dict[str, Host]]:
     need_hosts()
     names = [f"h{number + 1}" for number in range(hosts)] if isinstance(hosts, int) else list(hosts)
     addresses = {name: f"{NET}.{number + 1}" for number, name in enumerate(names)}
+    known = "".join(f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **addresses}.items())
     with ExitStack() as stack:
-        etc = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-hosts-")))
-        _write_names(etc, addresses)
         switch = Switch()
         stack.callback(switch.close)
         found = {}
         for name, address in addresses.items():
-            found[name] = Host(name, address, switch, etc)
+            found[name] = Host(name, address, switch, known)
             stack.callback(found[name].close)
         yield found
-
-
-def _write_names(etc: Path, addresses: Mapping[str, str]) -> None:
-    known = {"localhost": "127.0.0.1"} | dict(addresses)
-    (etc / "hosts").write_text("".join(f"{address} {name}\n" for name, address in known.items()))
-    # no name server is to be reached: without these, each connection would wait for a reverse lookup to time out
-    (etc / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-    lines = Path("/etc/nsswitch.conf").read_text().splitlines() if Path("/etc/nsswitch.conf").exists() else []
-    kept = [line for line in lines if not line.startswith("hosts:")]
-    (etc / "nsswitch.conf").write_text("\n".join([*kept, "hosts: files", ""]))
 
 
 class Switch:
@@ -107,17 +101,17 @@ class Switch:
 class Host:
     """One of the hosts. What is started on it are its processes; their ids are those seen from outside."""
 
-    def __init__(self, name: str, address: str, switch: Switch, etc: Path) -> None:
+    def __init__(self, name: str, address: str, switch: Switch, known: str) -> None:
         self.name, self.address = name, address
         self._mac = "02:00:{:02x}:{:02x}:{:02x}:{:02x}".format(*map(int, address.split(".")))  # others remember it
-        self._switch, self._etc = switch, etc
+        self._switch, self._known = switch, known  # all hosts, as /etc/hosts has them
         self._process: subprocess.Popen[str] | None = None
         self.power_on()
 
     def power_on(self) -> None:
         """As it was at first: with its address, without any process."""
         kinds = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._process, self.pid = _first_process(kinds, _FIRST, self.name, str(self._etc))
+        self._process, self.pid = _first_process(kinds, _FIRST, self.name, self._known)
         eth0 = ["name", "eth0", "address", self._mac, "netns", str(self.pid)]
         self._switch.ip("link", "add", self.name, "type", "veth", "peer", *eth0)
         self._switch.ip("link", "set", self.name, "master", "switch", "up")

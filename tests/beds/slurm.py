@@ -28,6 +28,7 @@ from beds.hosts import Host, Running, need_hosts, several, until
 _DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _PATH = "/usr/sbin:/sbin"
 LOGIN = "login"
+_FOLDER = "paceline-slurm-"  # and the process whose it is
 
 # No cgroups, no systemd, no accounting; short waits, so that losses show within a test's patience. cred_expire is how
 # long a requeued job has to wait. config_overrides: nodes may claim more processors and memory than there are.
@@ -170,7 +171,8 @@ def cluster(
     """Nodes n1, n2, … of a partition `main`, and a host `login`. `patience`: after which a silent node is down."""
     need_slurm()
     names = [f"n{number + 1}" for number in range(nodes)]
-    folder = Path(tempfile.mkdtemp(prefix="paceline-slurm-"))
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
     try:
         folder.chmod(0o755)
         with several([LOGIN, *names]) as hosts:
@@ -204,6 +206,14 @@ def cluster(
                 slurm._down()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """Remove the folders of tests that were killed: the kernel has ended their processes."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_gpus(folder: Path, gpus: int) -> None:

@@ -128,7 +128,8 @@ def test_three_tasks_train_and_a_killed_one_comes_back(server: Sshd, tmp_path: P
         agent = far_task(tmp_path, "worker:0")
         os.kill(agent, signal.SIGKILL)
         until(lambda: far_task(tmp_path, "worker:0") not in (0, agent), SECONDS, f"it is back: {made.said()}")
-        until(lambda: run.err.count("worker:0 was lost") == 1, SECONDS, "it is told")
+        until(lambda: "worker:1 is here" in run.err, SECONDS, f"it takes part: {made.said()}")
+        assert run.err.count("worker:0 was lost") == 1
         gate.touch()
         made.all_ended()
         until(lambda: not far_task(tmp_path, ""), 20, "nothing is left at the far end")

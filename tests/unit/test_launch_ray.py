@@ -170,7 +170,24 @@ def test_a_chief_that_fails_is_not_begun_again() -> None:
     assert len(actors[0].starts()) == 1
 
 
-def test_an_interrupt_is_handed_to_the_chief(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_fails_with_the_run_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_crew, "TOGETHER", 1e9)  # however long the chief takes to say it
+    said: list[str] = []
+    chief = {"address": [("h", 7)], "heard": [([], None)] * 9 + [([], 1)]}
+    made, actors = crew(chief, {"heard": [([], 1)]}, {"heard": [([], 1)]}, said=said)
+    assert made.followed() == 1
+    assert [len(actor.starts()) for actor in actors] == [1, 1, 1]
+    assert said == []
+
+
+def test_who_fails_alone_is_begun_again() -> None:
+    chief = {"address": [("h", 7)], "heard": [([], None)] * 60 + [([], 0)]}
+    made, actors = crew(chief, {"heard": [([], 1)] + [([], None)] * 70 + [([], 0)]}, {"heard": [([], 0)]})
+    assert made.followed() == 0
+    assert len(actors[1].starts()) == 2
+
+
+def test_an_interrupt_is_handed_to_the_chief() -> None:
     made, actors = crew({"address": [("h", 7)], "heard": [([], None)] * 5 + [([], 130)]}, {}, {})
     for actor in actors[1:]:
         actor.script["heard"] = [([], None)] * 9 + [([], 0)]

@@ -67,11 +67,13 @@ MAY_IMPORT = {
     "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
     "transports.lane": "errors ops scheme stage wire",
+    "transports.recycled": "",
     "transports.wire": "memory net.* wire",
     "transports.pieces": "memory stage wire",
     "transports.tcp": "board errors net.* stage transports.lane transports.pieces transports.wire",
     "transports.door": "board errors net.* stage transports.lane transports.pieces transports.tcp transports.wire",
-    "transports.shared": "board errors journal ops scheme stage state transports.lane transports.tcp wire",
+    "transports.shared": "board errors journal ops scheme stage state transports.lane transports.recycled "
+    "transports.tcp wire",
     "transports.shared_desk": "board desk errors journal ops stage transports.door transports.lane transports.pieces "
     "wire",
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
