@@ -41,9 +41,9 @@ from torch import Tensor
 from paceline.directory import RunDirectory
 from paceline.hook import Hook, Session
 from paceline.launchers import agent
-from paceline.launchers.way import Way
 from paceline.launchers.hub import Hub
 from paceline.launchers.local import Launcher
+from paceline.launchers.way import Way
 from paceline.net import secret as secrets
 from paceline.net import tls
 from paceline.run import execute, planned

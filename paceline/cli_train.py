@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from paceline import cli_far, config
+from paceline import cli_far, config, partaking
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.launchers import program
@@ -179,19 +179,19 @@ def train_command(
         "task_options": task_options or None,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    network = cli_far.Network(interface, not no_ib, cli_far.JOIN if join is None else join, tls, not apart)
+    network = partaking.Network(interface, not no_ib, partaking.JOIN if join is None else join, tls, not apart)
     seat = None
     if on is None:
         lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
-        seat = cli_far.engaged(
+        seat = partaking.engaged(
             lambda: cli_far.described(lists, job_name, task_index, cluster), by, servers, address_rule, directory
         )
         if dry_run or engine:
             raise UsageError("--dry-run and --engine go with --on ENGINE")
     if seat is not None and not seat.chief:
-        raise typer.Exit(cli_far.take_part(seat, network, directory, complain))
+        raise typer.Exit(partaking.take_part(seat, network, directory, complain))
     if seat is not None:
-        settings = cli_far.counted(seat, settings, config.scheme_of(scheme or "sync", hyper))
+        settings = partaking.counted(seat, settings, config.scheme_of(scheme or "sync", hyper))
         if directory is not None and (Path(directory) / "plan.json").exists():
             resume, directory, task, scheme = directory, None, None, None  # an engine has started it again
     if resume is not None:
@@ -224,7 +224,7 @@ def train_command(
         raise typer.Exit(cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain))
     launcher = None
     if seat is not None:
-        launcher = cli_far.hub_of(seat, network, str(place.path), complain)
+        launcher = partaking.hub_of(seat, network, str(place.path), complain)
     conduct(place, plan, chosen, objects, as_json=as_json, plain=plain, launcher=launcher)
 
 

@@ -181,13 +181,15 @@ class Stage:
 
     def spans_from_worker(self, rank: int) -> list[tuple[int, int]]:
         """What a worker of another node may write in this node's memory."""
-        own = (f"lane.{rank}.", f"grad.{rank}.", f"worker.{rank}.", f"buffer.{rank}.")
-        return self.spans(name for name in self.layout.places if name.startswith(own))
+        own = (f"grad.{rank}.", f"worker.{rank}.", f"buffer.{rank}.")
+        lanes = [f"lane.{rank}.{number}.args" for number in range(LANES)]  # words come beside, and are looked at
+        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *lanes])
 
     def spans_from_server(self, rank: int) -> list[tuple[int, int]]:
         """What a server of another node may write in the memory of a worker's node."""
-        own = (f"lane.{rank}.", "server.", "ledger.", "keep.server.", "keep.ledger.", "overrides")
-        return self.spans(name for name in self.layout.places if name.startswith(own))
+        own = ("server.", "ledger.", "keep.server.", "keep.ledger.", "overrides")
+        lanes = [f"lane.{rank}.{number}.reply" for number in range(LANES)]
+        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *lanes])
 
     def direct(self) -> bool:
         """Whether workers change the server's vector themselves."""

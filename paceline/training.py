@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline import checkpoint, find
-from paceline.directory import RunDirectory
+from paceline import checkpoint, config, find, partaking
+from paceline.directory import RunDirectory, is_run
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.launchers.apart import launch
@@ -75,7 +75,19 @@ def train(
     defined in a notebook. With `exact` every batch is cut in `micro` parts (default: 8), which the processes share: no
     number of processes, and no death of any, changes a bit of the result. The work is done by other processes; this one
     waits, and hands Ctrl-C on.
+
+    In a cluster (TF_CONFIG, or what an engine says of it) every task runs the same program, and this call takes part in
+    the run. The chief gets the result; a program that is another task ends here when the run is over, with SystemExit.
     """
+    seat = partaking.here(directory)
+    if seat is not None and not seat.chief:
+        own = {"task": task} if isinstance(task, Task) else {}
+        raise SystemExit(_took_part(own, scheme, hooks, hyper, say))
+    if seat is not None:
+        counts = {"workers": workers, "servers": servers if servers != 1 else None}
+        settled = partaking.counted(seat, counts, config.scheme_of(scheme, hyper))
+        workers, servers, evaluator = settled["workers"], settled["servers"], evaluator or seat.evaluator
+        resume = resume or (directory is not None and is_run(Path(directory)))
     if isinstance(task, str) and ":" not in task:
         find.task(task)  # a misspelt name is told before anything is made
     plan, chosen, objects = planned(
@@ -122,7 +134,10 @@ def train(
     name = f"{task if isinstance(task, str) else getattr(task, 'name', 'task')}-{chosen.name}"
     if resume and directory is None:
         raise UsageError("resume=True goes on with an existing run: give its directory")
-    place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, folder_name(name))
+    if resume and directory:
+        place = RunDirectory.open(directory)
+    else:
+        place = RunDirectory.create(directory, folder_name(name), prepared=seat is not None)
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()), title=name)
     console = Console(stderr=True, highlight=False)
     shows = watch is None and (console.is_terminal or console.is_jupyter)
@@ -148,6 +163,23 @@ def train(
     if result is None:
         raise RunError(f"the run left no result in {place.path}")
     return result
+
+
+def _took_part(
+    objects: dict[str, Any],
+    scheme: str | Scheme | type[Scheme],
+    hooks: Iterable[str | Hook],
+    hyper: Mapping[str, Any],
+    say: Callable[[str], None] | None,
+) -> int:
+    """Be another task than the chief; gives the exit code."""
+    if not isinstance(scheme, str):
+        objects["scheme"] = config.scheme_of(scheme, hyper)
+    if own := [hook for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks) if isinstance(hook, Hook)]:
+        objects["hooks"] = own
+    show = say or (lambda text: print(text, file=sys.stderr))
+    launch(None, objects, tell=lambda _, text: show(text), watch=lambda _: None)
+    return 0
 
 
 def reached(place: RunDirectory) -> Result | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MOST = 480  # words of one message
 _LONGEST_TEXT = 2048
+_DEEPEST = 16  # tuples inside each other
+_MOST_DIMENSIONS = 64
+_LARGEST = 1 << 48  # bytes of a tensor, also of one that would have them if one of its sizes were not 0
 
 
 def encode(values: tuple[Any, ...], place: Callable[[Tensor], int]) -> array[int]:
@@ -71,6 +74,63 @@ def _write(values: tuple[Any, ...], place: Callable[[Tensor], int], words: array
                 f"a {type(value).__name__} cannot cross between processes; "
                 "only tensors, numbers, strings and tuples of them do"
             )
+
+
+def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
+    """Refuse words that another process has chosen unless `decode` may be given them: ValueError. `allowed` says
+    whether a tensor of some bytes may lie at an offset. Gives how many values there are."""
+    if not 0 < len(words) <= MOST:
+        raise ValueError(f"{len(words)} words; 1 to {MOST} are allowed")
+    try:
+        end = _checked(words, 0, allowed, 0)
+    except IndexError:
+        raise ValueError("words are missing") from None
+    if end != len(words):
+        raise ValueError(f"{len(words) - end} words are left over")
+    return words[0]
+
+
+def _checked(words: Sequence[int], at: int, allowed: Callable[[int, int], bool], depth: int) -> int:
+    count, at = words[at], at + 1
+    if not 0 <= count <= len(words) or depth > _DEEPEST:
+        raise ValueError(f"{count} values at depth {depth}")
+    for _ in range(count):
+        kind = words[at]
+        if kind == TENSOR:
+            at = _checked_tensor(words, at + 1, allowed)
+        elif kind in (WHOLE, REAL, TRUTH):
+            at += 2
+        elif kind == NONE:
+            at += 1
+        elif kind == TEXT:
+            length = words[at + 1]
+            if not 0 <= length <= _LONGEST_TEXT:
+                raise ValueError(f"a text of {length} bytes")
+            end = at + 2 - (-length // 8)
+            array("q", words[at + 2 : end]).tobytes()[:length].decode()
+            at = end
+        elif kind == TUPLE:
+            at = _checked(words, at + 1, allowed, depth + 1)
+        else:
+            raise ValueError(f"a value of kind {kind}")
+        if at > len(words):
+            raise ValueError("words are missing")
+    return at
+
+
+def _checked_tensor(words: Sequence[int], at: int, allowed: Callable[[int, int], bool]) -> int:
+    code, offset, dims = words[at], words[at + 1], words[at + 2]
+    if not (0 <= code < len(DTYPES) and 0 <= dims <= _MOST_DIMENSIONS):
+        raise ValueError(f"a tensor of kind {code} with {dims} dimensions")
+    shape = words[at + 3 : at + 3 + dims]
+    item = size = extent = DTYPES[code].itemsize
+    for one in shape:
+        if one < 0:
+            raise ValueError(f"a tensor of shape {tuple(shape)}")
+        size, extent = size * one, extent * max(one, 1)
+    if extent > _LARGEST or offset % item or (size and not allowed(offset, size)):
+        raise ValueError(f"a tensor of shape {tuple(shape)} at {offset}, where none may lie")
+    return at + 3 + dims
 
 
 def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor]) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from typing import Any
 from paceline import carry
 from paceline.control import Control, Listener
 from paceline.errors import PacelineError
+from paceline.launchers.local import Launcher
 from paceline.plan import Plan
 from paceline.report.live import RoleStatus, Status
 from paceline.role import error_of, scheme_of
@@ -29,8 +30,9 @@ from paceline.role import error_of, scheme_of
 Tell = Callable[[str, str], None]
 
 
-def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
-    """Run a plan through a launcher of its own; raises what the run raised."""
+def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
+    """Run a plan through a launcher of its own; raises what the run raised. Without a plan: take part in the run of
+    another process, as the environment says."""
     descriptor = carry.packed(objects)
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "paceline.launchers", str(theirs.fileno()), str(descriptor), str(os.getpid())]
@@ -46,7 +48,7 @@ def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[
     os.close(descriptor)
     interrupted, error = False, None
     with ours:
-        ours.sendall(plan.to_json().replace("\n", "").encode() + b"\n")
+        ours.sendall((plan.to_json().replace("\n", "") if plan is not None else "null").encode() + b"\n")
         listener = Listener(ours)
         ours.setblocking(True)
         waiting: deque[dict[str, Any]] = deque()
@@ -79,7 +81,8 @@ def launch(plan: Plan, objects: dict[str, Any], *, tell: Tell, watch: Callable[[
     if interrupted:
         raise KeyboardInterrupt
     if code:
-        raise PacelineError(f"the launcher ended with exit code {code}; see {plan.directory}/logs")
+        where = f"; see {plan.directory}/logs" if plan is not None else ""
+        raise PacelineError(f"the launcher ended with exit code {code}{where}")
 
 
 def _status(data: dict[str, Any]) -> Status:
@@ -89,7 +92,8 @@ def _status(data: dict[str, Any]) -> Status:
 
 def main() -> int:
     """The launcher's side."""
-    from paceline.run import execute  # what only this side needs
+    from paceline import partaking  # what only this side needs
+    from paceline.run import execute
 
     connection, descriptor, caller = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # if the caller dies, end in order
@@ -98,21 +102,32 @@ def main() -> int:
     control = Control(connection)
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
-            plan = Plan.from_dict(json.loads(lines.readline()))
+            told = json.loads(lines.readline())
         objects = carry.unpacked(descriptor)
+
+        def say(text: str) -> None:
+            control.send({"tell": ["say", text]})
+
+        if told is None:
+            seat = partaking.here(None)
+            assert seat is not None
+            return partaking.take_part(seat, partaking.Network(), None, say, objects)
+        plan = Plan.from_dict(told)
+        seat = partaking.here(plan.directory)
         execute(
             plan,
             scheme_of(plan, objects),
             objects,
             tell=lambda kind, text: control.send({"tell": [kind, text]}),
             watch=lambda status: control.send({"status": asdict(status)}),
+            launcher=partaking.hub_of(seat, partaking.Network(), plan.directory, say) if seat is not None else Launcher,
         )
     except KeyboardInterrupt:
         return 130
     except PacelineError as error:
         notes = list(getattr(error, "__notes__", ()))
-        told = {"kind": type(error).__name__, "where": "", "text": str(error), "notes": notes}
-        control.send({"error": told})
+        failed = {"kind": type(error).__name__, "where": "", "text": str(error), "notes": notes}
+        control.send({"error": failed})
         return error.exit_code
     except Exception as error:  # the caller may have no terminal on which a traceback would be seen
         traceback.print_exc()

@@ -196,16 +196,16 @@ class Hub(Peers):
     def _look_for_the_missing(self) -> None:
         """Whoever is away for too long is not waited for: its work is done on another node, or not at all."""
         now = time.monotonic()
-        if not self._away:
-            if not self._complete:
-                self._complete = True
-                self.tell("say", f"all {len(self.children)} roles have joined")
-            return
+        if not self._complete and not self._away.keys() - {"evaluator"}:  # nobody waits for that one
+            self._complete = True
+            self.tell("say", f"all {len(self.children) - len(self._away)} roles have joined")
         if self.board.run[STOP] != RUNNING:
             for name in list(self._away):
                 child = self._child(name)
-                needed = child is not None and child.part.kind == "server" and self.board.run[STOP] != FAILED
-                if child is not None and not child.done and not needed:
+                assert child is not None
+                if self.board.run[STOP] != FAILED and child.part.kind == "evaluator":
+                    self._move(child)  # the last checkpoint at least is evaluated
+                elif self.board.run[STOP] == FAILED or child.part.kind != "server":
                     self._away.pop(name)
                     self._finished(child)
         if not self._complete:
@@ -217,13 +217,14 @@ class Hub(Peers):
         for name, since in list(self._away.items()):
             child = self._child(name)
             if child is not None and self._must_be_played(child.part):
-                self.board.put("alarm", self.board.get("alarm") + 1)  # others wait for it
+                if child.part.kind != "evaluator":
+                    self.board.put("alarm", self.board.get("alarm") + 1)  # others wait for it
                 if now - since > self.plan.patience:
                     self._move(child)
 
     def _must_be_played(self, part: Part) -> bool:
         held = self.plan.exact or self.plan.quorum == "hold"
-        return part.kind == "server" or (part.kind == "worker" and held)
+        return part.kind in ("server", "evaluator") or (part.kind == "worker" and held)
 
     def _move(self, child: Child) -> None:
         """A role whose node does not come back goes to the node that has the fewest."""
@@ -231,12 +232,13 @@ class Hub(Peers):
         ready = [peer for peer in self._peers.values() if peer.ready]
         least = min(ready, key=lambda peer: len(peer.parts), default=None)
         self._away.pop(name)
-        if least is not None and len(least.parts) < len(self._here):
+        if least is not None and len(least.parts) < len(self._here) and child.part.kind != "evaluator":
             least.parts.append(child.part)
             self.tell("warn", f"{name} goes on at {least.host}: nobody else has come for it")
         else:
             self._here.add(name)
-            self.tell("warn", f"{name} goes on at the hub's own node: nobody else has come for it")
+            kind = "say" if name == "evaluator" else "warn"
+            self.tell(kind, f"{name} goes on at the hub's own node: nobody else has come for it")
         self._restore_absent(child.part)
         self._start(child)
 

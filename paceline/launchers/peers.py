@@ -114,6 +114,7 @@ class Peers(Launcher):
         names = [str(name) for name in told["parts"]]
         idle = [name for name in names if name.startswith("server:") and not self.board.servers]
         done = [name for name in names if (child := self._child(name)) is not None and child.done]
+        done += [name for name in names if name == "evaluator" and name in self._here]  # the hub's node looks itself
         names = [name for name in names if name not in (*idle, *done)]
         refusals = [why for name in names if (why := self._objection(name))]
         # perhaps by one that has just died, and is not known to have

@@ -6,12 +6,14 @@ life, and one for all that is large.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from paceline.errors import PacelineError
 from paceline.memory import Segment
@@ -161,8 +163,11 @@ class Inbox:
         target = self._root / name
         aside = target.with_name(target.name + ".part")
         try:
+            self._refuse_links(name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with aside.open("r+b" if at else "wb") as file:
+            with _own(aside, "r+b" if at else "wb") as file:
+                if file.seek(0, os.SEEK_END) < at:
+                    raise OSError(errno.EIO, "what comes before this part of it is missing")
                 file.seek(at)
                 file.write(data)
             if last:
@@ -170,10 +175,16 @@ class Inbox:
         except OSError as error:
             self._log(f"{name} could not be written: {error.strerror}")
 
+    def _refuse_links(self, name: PurePosixPath) -> None:
+        """Whoever has put a link into the run directory does not decide where another node writes."""
+        for folder in name.parents:
+            if (self._root / folder).is_symlink() and folder.parts:
+                raise OSError(errno.ELOOP, f"{folder} is a symbolic link")
+
     def _finish(self, aside: Path, target: Path) -> None:
         """Logs of several lives of a role follow each other; of everything else the newest counts."""
         if target.parent.name == "logs" and target.exists():
-            with target.open("ab") as whole:
+            with _own(target, "ab") as whole:
                 whole.write(aside.read_bytes())
             aside.unlink()
         else:
@@ -184,9 +195,15 @@ class Inbox:
             case {"name": str(name), "at": int(at), "last": bool(last)}:
                 path = PurePosixPath(name)
                 inside = not path.is_absolute() and ".." not in path.parts and len(path.parts) > 1
-                if inside and path.parts[0] in self._allowed and len(name) < 512 and 0 <= at < LARGEST_FILE:
+                named = inside and path.parts[0] in self._allowed and len(name) < 512 and name.isprintable()
+                if named and 0 <= at < LARGEST_FILE:
                     return path, at, last
         raise ProtocolError("a file with a name that is not allowed")
+
+
+def _own(path: Path, mode: str) -> IO[bytes]:
+    """A file itself: not what a link by that name leads to."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 class Unwelcome(PacelineError):

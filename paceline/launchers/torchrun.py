@@ -21,7 +21,7 @@ from paceline.launchers.job import Job
 
 KEYS = ("nnodes", "nproc-per-node", "max-restarts", "rdzv", "rdzv-id", "rdzv-conf", "local-addr", "extra")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one ends a run in order, and no role hears it
-RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # a lost node is noticed in 6 s
+RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # silent for 6 s: left out
 
 
 def launch(job: Job) -> int:

@@ -7,23 +7,30 @@ difference. Answers go back from the same lanes.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
 from array import array
 from collections.abc import Callable
 
+import torch
+
+from paceline import config
 from paceline.board import GENERATION, LANES, STOP
 from paceline.errors import PacelineError
+from paceline.memory import WORD
 from paceline.net.channel import Closed, ProtocolError
 from paceline.net.gate import Gate, enter, listener
-from paceline.stage import HEAD_WORDS, Stage
-from paceline.transports.lane import Lane, got, put
+from paceline.stage import HEAD_WORDS, OVERRIDES, Stage
+from paceline.transports.lane import JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, got, put
 from paceline.transports.pieces import Cutting, of_words
 from paceline.transports.tcp import AGAIN_AFTER, REACH, address_of, words_of
 from paceline.transports.wire import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Areas, Message, Wire
+from paceline.wire import check, decode
 
 LAST = 10.0  # seconds that the last answers may take to go
+_NO_TENSOR = torch.empty(0)
 
 
 class Door:
@@ -34,6 +41,14 @@ class Door:
         self._stage, self._shard, self._lanes = stage, shard, lanes
         self._board, self._bells = stage.board, stage.bells
         self._cutting = Cutting.of(stage, shard)
+        methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
+        # how many values each takes; None: any number
+        self._takes = [
+            None
+            if any(one.kind is one.VAR_POSITIONAL for one in method.signature.parameters.values())
+            else len(method.parameters)
+            for method in methods
+        ]
         self._wires: dict[int, Wire] = {}  # by rank; followers after the ranks
         self._unknown: set[Wire] = set()  # admitted, and not yet said who it is
         self._attended: set[int] = set()
@@ -96,6 +111,7 @@ class Door:
             lane = self._lanes[message.lane]
             if board.posted[lane.index] == message.number:
                 return  # it came before, over a connection that has broken since
+            self._check(wire, message)
             lane.request[HEAD_WORDS - 1] = message.value
             put(lane.request, message.words)
             board.posted[lane.index] = message.number
@@ -105,6 +121,25 @@ class Door:
                 self.answer(lane)
         else:
             raise ProtocolError(f"a message of kind {message.kind} from {wire.peer}")
+
+    def _check(self, wire: Wire, message: Message) -> None:
+        """Refuse a call that a worker of this scheme cannot have made: what lies in a lane is performed as it is."""
+        kind = message.value
+        try:
+            count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
+            if kind == SET:
+                values = decode(message.words.tolist(), lambda *_: _NO_TENSOR)
+                hyper = dict(zip(values[::2], values[1::2], strict=True))
+                config.scheme_of(self._stage.scheme, hyper).check(self._board.workers)
+                if len(json.dumps(hyper)) > OVERRIDES - WORD:
+                    raise ValueError("more than there is room for")
+        except (ValueError, TypeError, PacelineError) as error:
+            raise ProtocolError(f"call {kind} with words that mean nothing here: {error}") from None
+        if kind == SET or (kind in (SAVE, SHOW) and not count):
+            return
+        number = kind - TELL if kind >= TELL else kind
+        if not 0 <= number < len(self._takes) or self._takes[number] not in (count, None):
+            raise ProtocolError(f"call {kind} with {count} values, which the scheme does not have")
 
     def _greet(self, wire: Wire, message: Message) -> None:
         board, peer = self._board, message.lane
@@ -120,7 +155,10 @@ class Door:
             words = array("q", board.posted[own].tolist() + board.answered[self._shard][own].tolist())
             wire.send(Message(WELCOME, peer, words=words))
         elif message.number == board.run[GENERATION]:
-            for position in range(message.value, board.get("ordered")):
+            ordered = board.get("ordered")
+            if message.value < max(0, ordered - len(board.ring)):
+                raise ProtocolError(f"a server that has heard of {message.value} calls, of {ordered}")
+            for position in range(message.value, ordered):
                 self._tell_order(wire, position)
 
     def far(self, rank: int) -> bool:
@@ -224,8 +262,13 @@ class Following:
         board = self._board
         if message.kind != ORDER or len(message.words) != 1:
             raise ProtocolError(f"a message of kind {message.kind} from the first server")
-        generation = message.words[0]
+        generation, entry = message.words[0], message.value
+        rank, kind = divmod(-entry, 10)
+        if not (entry < len(board.posted) if entry >= 0 else rank < board.workers and -kind in (LEFT, JOINED, PARTED)):
+            raise ProtocolError(f"an order of the first server for {entry}, which there is not")
         if generation > self.generation:
+            if len(self._early) >= len(board.ring):
+                raise ProtocolError("more orders of the first server than it may be ahead by")
             self._early.append(message)
         elif generation == self.generation and message.number == self.ordered:
             at = message.number % len(board.ring)

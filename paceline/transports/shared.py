@@ -47,7 +47,7 @@ class Link:
         self._servers = range(stage.plan.servers)
         self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
-        self._results = Recycled()
+        self._recycled = Recycled()
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
         self.journal: Journal | None = None
@@ -212,7 +212,7 @@ class Link:
 
         def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
             found = segment.tensor(offset, dtype, shape)
-            return self._results.copy(found) if own else found.to(self.device)
+            return self._recycled.copy(found) if own else found.to(self.device)
 
         own = self.device.type == "cpu"
         (result,) = decode(got(lane.reply), tensor)

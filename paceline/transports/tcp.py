@@ -22,6 +22,7 @@ from paceline.stage import HEAD_WORDS, Stage
 from paceline.transports.lane import Lane, got, put
 from paceline.transports.pieces import Cutting, of_words
 from paceline.transports.wire import AGAIN, HELLO, POST, REPLY, WELCOME, Areas, Message, Wire
+from paceline.wire import check
 
 AGAIN_AFTER = 0.05  # seconds between two tries to reach a server
 REACH = 2.0  # that one try may take
@@ -150,6 +151,7 @@ class Reach:
             if message.number != board.posted[lane.index]:
                 return  # of a call that was given up
             if len(message.words):
+                self._check(wire, message)
                 put(lane.reply, message.words)
             words = self._stage.segment.words
             if message.value > words[self._version]:
@@ -157,7 +159,7 @@ class Reach:
             if board.run[STOP] < message.more <= FAILED:
                 board.run[STOP] = message.more
             board.answered[shard][lane.index] = message.number
-        elif message.kind == WELCOME and len(message.words) == 2 * LANES:
+        elif message.kind == WELCOME and len(message.words) == 2 * LANES and not self._met[shard]:
             self._met[shard] = True
             self.latest = max(self.latest, *message.words[:LANES])
             there = zip(self._lanes, message.words[:LANES], message.words[LANES:], strict=True)
@@ -172,6 +174,15 @@ class Reach:
                     wire.send(Message(AGAIN, lane.index, mine))
         else:
             raise ProtocolError(f"a message of kind {message.kind} for lane {message.lane}")
+
+    def _check(self, wire: Wire, message: Message) -> None:
+        """Refuse an answer that nobody could read."""
+        try:
+            count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
+        except ValueError as error:
+            raise ProtocolError(f"an answer with words that mean nothing here: {error}") from None
+        if count != 1:
+            raise ProtocolError(f"an answer of {count} values, not 1")
 
     def void(self) -> None:
         """The run has gone back to a checkpoint, and so have the servers: nobody will answer what was posted before."""

@@ -70,8 +70,9 @@ MAY_IMPORT = {
     "transports.recycled": "",
     "transports.wire": "memory net.* wire",
     "transports.pieces": "memory stage wire",
-    "transports.tcp": "board errors net.* stage transports.lane transports.pieces transports.wire",
-    "transports.door": "board errors net.* stage transports.lane transports.pieces transports.tcp transports.wire",
+    "transports.tcp": "board errors net.* stage transports.lane transports.pieces transports.wire wire",
+    "transports.door": "board config errors memory net.* stage transports.lane transports.pieces transports.tcp "
+    "transports.wire wire",
     "transports.shared": "board errors journal ops scheme stage state transports.lane transports.recycled "
     "transports.tcp wire",
     "transports.shared_desk": "board desk errors journal ops stage transports.door transports.lane transports.pieces "
@@ -113,7 +114,9 @@ MAY_IMPORT = {
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
     "launchers.hub": "board errors launchers.agent launchers.beside launchers.local launchers.peers "
     "launchers.recovery launchers.talk net.* plan role scheme stage",
-    "launchers.apart": "carry control errors plan report.live role",
+    "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme "
+    "stage",
+    "launchers.apart": "carry control errors launchers.local partaking plan report.* role",
     "launchers.__main__": "launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",
     "launchers.mpi": "errors launchers.command launchers.foreground launchers.job",
@@ -136,7 +139,8 @@ MAY_IMPORT = {
     "watching": "board report.live role",
     "run": "checkpoint config directory errors exact fingerprint hook launchers.local launchers.recovery plan "
     "recording report.* result role scheme snapshots state task values watching",
-    "training": "checkpoint directory errors find hook launchers.apart plan report.live result run scheme task",
+    "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
+    "scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
     "pace": "board errors hook ops result role session sharing snapshots state task torch_task",
@@ -159,12 +163,11 @@ MAY_IMPORT = {
     "sim.run": "config errors exact hook result scheme sim.cost sim.engine sim.faults sim.session task values",
     "cluster.*": "cluster.* durable errors reading",
     "cli_cluster": "cluster.* durable errors",
-    "cli_far": "cluster.* errors launchers.agent launchers.hub launchers.job launchers.local launchers.way net.* "
-    "plan role scheme stage",
+    "cli_far": "cluster.* errors launchers.job net.* plan role scheme",
     "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* "
     "result sim.cost sim.engine sim.faults sim.run",
-    "cli_train": "cli_far config directory errors launchers.local launchers.program plan report.* result role run "
-    "scheme training",
+    "cli_train": "cli_far config directory errors launchers.local launchers.program partaking plan report.* result "
+    "role run scheme training",
     "cli_verify": "difference durable report report.* verification",
     "cli_runs": "directory durable errors report.* torch_task trained",
     "__init__": "attach difference errors hook pace replaying.repeat replaying.samples result scheme sim.cost "

@@ -1,0 +1,245 @@
+"""Ends of connections between nodes for tests: small stages, a server's door and a worker's reach over pairs of sockets."""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from theatre import Theatre
+
+from paceline import stage as stages
+from paceline.board import LANES, Bells
+from paceline.memory import Segment, anonymous
+from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.stage import Node, Stage
+from paceline.transports import tcp
+from paceline.transports.door import Door
+from paceline.transports.lane import Lane
+from paceline.transports.tcp import Reach
+from paceline.transports.wire import HEAD, WELCOME, Areas, Message, Wire
+
+SECRET = bytes(range(32))
+LENGTH = 6
+
+
+@dataclass(frozen=True)
+class Exchange(Scheme, name="exchange"):
+    """A call of each form."""
+
+    lr: Rate = 1.0
+
+    @on_server
+    def both(self, s: State, g: Vector, t: int) -> Vector:
+        s.x -= self.lr * g
+        s.v += 1
+        x: Vector = s.x
+        return x
+
+    @on_server
+    def many(self, s: State, *values: Any) -> int:
+        return len(values)
+
+    @on_server(reads=True)
+    def look(self, s: State) -> Vector:
+        x: Vector = s.x
+        return x
+
+
+def bytes_of(
+    kind: int,
+    lane: int = 0,
+    number: int = 0,
+    value: int = 0,
+    more: int = 0,
+    *,
+    words: Sequence[int] = (),
+    pieces: Sequence[tuple[int, int]] = (),
+    data: bytes = b"",
+    zero: int = 0,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
+    """A message as it goes over the wire. `counts`: of words and pieces, if the head is to lie."""
+    claimed = counts or (len(words), len(pieces))
+    about = array("q", [*words, *(one for piece in pieces for one in piece)])
+    return HEAD.pack(kind, zero, lane, number, value, more, *claimed) + about.tobytes() + data
+
+
+def segment(size: int = 1 << 14) -> Segment:
+    return Segment(anonymous("paceline-test", size), size)
+
+
+@contextmanager
+def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[tuple[Theatre, Stage]]:
+    """A stage of few bytes on one node; on the other are the servers (if this is the workers') or the workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "LANE_BYTES", 1 << 12)
+        theatre = Theatre(Exchange(), torch.arange(float(LENGTH)), workers=workers, servers=servers)
+    try:
+        theatre.board.server_node[0] = 1
+        yield theatre, opened(theatre, node, place=0 if far else theatre.board.server_place(0))
+    finally:
+        theatre.close()
+
+
+def opened(theatre: Theatre, node: int, place: int) -> Stage:
+    bells = Bells(theatre.board, theatre._bells, place)
+    made = Stage(theatre.plan, theatre.scheme, theatre.board, bells, theatre._state, Node(number=node, secret=SECRET))
+    made.open()
+    return made
+
+
+class Waiting:
+    """Stands for a gate: whoever is put in here has proved the secret."""
+
+    def __init__(self) -> None:
+        self.through: list[socket.socket] = []
+
+    def filenos(self) -> list[int]:
+        return []
+
+    def pump(self) -> list[socket.socket]:
+        found, self.through = self.through, []
+        return found
+
+    def close(self) -> None:
+        assert not self.through
+
+
+class Server:
+    """A server's door, into which anything can be said."""
+
+    def __init__(self, theatre: Theatre, stage: Stage) -> None:
+        self.theatre, self.stage, self.board = theatre, stage, theatre.board
+        self.lanes = [Lane(stage, rank, k) for rank in range(theatre.plan.workers) for k in range(LANES)]
+        self.door = Door(stage, 0, self.lanes)
+        self.door._gate.close()
+        self.gate = Waiting()
+        self.door._gate = self.gate  # type: ignore[assignment]
+        self.door._watch_gate()
+
+    def let_in(self) -> socket.socket:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        self.gate.through.append(far)
+        self.door._knocked()
+        return near
+
+    def hear(self, data: bytes, connection: socket.socket) -> bool:
+        """Say something; whether the connection is still open afterwards."""
+        return said(data, connection, self.stage.bells.look)
+
+    def close(self) -> None:
+        self.door.close()
+
+
+@contextmanager
+def server(servers: int = 1) -> Iterator[Server]:
+    with small(1, 0, servers=servers) as (theatre, stage):
+        made = Server(theatre, stage)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@contextmanager
+def worker(rank: int = 0) -> Iterator[tuple[Theatre, Stage, Reach, socket.socket]]:
+    """A worker's reach, and the server's end of its connection: the server has said WELCOME."""
+    with small(0, 1) as (theatre, stage), pytest.MonkeyPatch.context() as patch:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        near.sendall(bytes_of(WELCOME, words=[0] * (2 * LANES)))
+        ends = [far]
+
+        def enter(*_: Any, **__: Any) -> socket.socket:
+            if not ends:
+                raise ConnectionRefusedError
+            return ends.pop()
+
+        patch.setattr(tcp, "enter", enter)
+        theatre.board.server_port[0] = 1
+        lanes = [Lane(stage, rank, number) for number in range(LANES)]
+        reach = Reach(stage, rank, lanes, lambda: False)
+        assert near.recv(HEAD.size)  # its HELLO
+        try:
+            yield theatre, stage, reach, near
+        finally:
+            for wire in reach._wires.values():
+                if wire is not None:
+                    wire.close()
+            near.close()
+
+
+def said(data: bytes, connection: socket.socket, look: Callable[[], None]) -> bool:
+    """Write it all, have the other side look at it; whether the connection is still open afterwards."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[connection.send(view) :]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        look()
+    for _ in range(10_000):  # one message at each look
+        look()
+        if not unread(connection):
+            break
+    return is_open(connection)
+
+
+def unread(connection: socket.socket) -> int:
+    """Bytes that the other side has not read yet."""
+    import fcntl
+    import struct
+    import termios
+
+    waiting: int = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+    return waiting
+
+
+def is_open(connection: socket.socket) -> bool:
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
+
+
+@dataclass
+class Pair:
+    """Two wires over a pair of sockets, each with a memory of its own."""
+
+    spans: tuple[tuple[int, int], ...] = ((0, 1 << 14),)
+
+    def __post_init__(self) -> None:
+        near, far = socket.socketpair()
+        self.segments = segment(), segment()
+        self.raw = near
+        self.near = Wire(near, self.segments[0], Areas(self.spans))
+        self.far = Wire(far, self.segments[1], Areas(self.spans))
+        self.found: list[Message] = []
+
+    def pull(self) -> list[Message]:
+        """What the far wire has whole by now."""
+        before = -1
+        while before != len(self.found):
+            before = len(self.found)
+            self.far.pull(self.found.append)
+        return self.found
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.near.close()
+        self.far.close()
