@@ -33,8 +33,20 @@ class Server:
         self._goal = stage.board.get("goal")
         self._exact = stage.plan.exact
         self._door = Door(stage, shard, self._lanes) if stage.node.secret is not None else None
-        self._following = Following(stage, shard) if shard and not stage.near(0) else None
+        self._following: Following | None = None
+        self._follow_lead()
         self._enter(stage.board.get("generation"))
+
+    def _follow_lead(self) -> None:
+        """Find out whether the first server is on another node: then the order of the calls comes over a connection."""
+        board, stage = self.board, self.stage
+        stage.bells.wait(lambda: bool(board.server_node[0] >= 0 or board.run[STOP]))
+        apart = not self._lead and not stage.near(0)
+        if apart and self._following is None:
+            self._following = Following(stage, self.shard)
+        elif not apart and self._following is not None:
+            self._following.close()
+            self._following = None
 
     def _enter(self, generation: int) -> None:
         self._generation = generation
@@ -254,6 +266,7 @@ class Server:
         snapshots.restore_shard(self.stage, self.shard, saved)
         self._answered[:] = self._posted
         board.performed[self.shard] = 0
+        self._follow_lead()  # it may be on another node now
         if self._following is not None:
             self._following.go_back(generation)
         board.mark[self.shard] += board.mark[self.shard] % 2

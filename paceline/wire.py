@@ -28,7 +28,6 @@ DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MOST = 480  # words of one message
 _LONGEST_TEXT = 2048
-_DEEPEST = 16  # tuples inside each other
 _MOST_DIMENSIONS = 64
 _LARGEST = 1 << 48  # bytes of a tensor, also of one that would have them if one of its sizes were not 0
 
@@ -82,7 +81,7 @@ def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
     if not 0 < len(words) <= MOST:
         raise ValueError(f"{len(words)} words; 1 to {MOST} are allowed")
     try:
-        end = _checked(words, 0, allowed, 0)
+        end = _checked(words, 0, allowed)
     except IndexError:
         raise ValueError("words are missing") from None
     if end != len(words):
@@ -90,10 +89,10 @@ def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
     return words[0]
 
 
-def _checked(words: Sequence[int], at: int, allowed: Callable[[int, int], bool], depth: int) -> int:
+def _checked(words: Sequence[int], at: int, allowed: Callable[[int, int], bool]) -> int:
     count, at = words[at], at + 1
-    if not 0 <= count <= len(words) or depth > _DEEPEST:
-        raise ValueError(f"{count} values at depth {depth}")
+    if not 0 <= count <= len(words):
+        raise ValueError(f"{count} values in {len(words)} words")
     for _ in range(count):
         kind = words[at]
         if kind == TENSOR:
@@ -110,7 +109,7 @@ def _checked(words: Sequence[int], at: int, allowed: Callable[[int, int], bool],
             array("q", words[at + 2 : end]).tobytes()[:length].decode()
             at = end
         elif kind == TUPLE:
-            at = _checked(words, at + 1, allowed, depth + 1)
+            at = _checked(words, at + 1, allowed)  # as deep as there are words, which is not too deep
         else:
             raise ValueError(f"a value of kind {kind}")
         if at > len(words):

@@ -47,7 +47,11 @@ class Doorstep:
     def __init__(self, run: str, node: int, secret: bytes, descriptors: Sequence[int]) -> None:
         self._run, self._node, self._secret, self._descriptors = run, node, secret, list(descriptors)
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listening.bind(_place(run, node))
+        try:
+            self._listening.bind(_place(run, node))
+        except OSError:
+            self._listening.close()
+            raise
         self._listening.listen(64)
         self._listening.setblocking(False)
 

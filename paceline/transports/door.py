@@ -130,9 +130,9 @@ class Door:
             if kind == SET:
                 values = decode(message.words.tolist(), lambda *_: _NO_TENSOR)
                 hyper = dict(zip(values[::2], values[1::2], strict=True))
+                if not all(isinstance(name, str) for name in hyper) or len(json.dumps(hyper)) > OVERRIDES - WORD:
+                    raise ValueError("no names, or more than there is room for")
                 config.scheme_of(self._stage.scheme, hyper).check(self._board.workers)
-                if len(json.dumps(hyper)) > OVERRIDES - WORD:
-                    raise ValueError("more than there is room for")
         except (ValueError, TypeError, PacelineError) as error:
             raise ProtocolError(f"call {kind} with words that mean nothing here: {error}") from None
         if kind == SET or (kind in (SAVE, SHOW) and not count):
@@ -170,7 +170,9 @@ class Door:
         if wire is None:
             return  # it will ask when it is back
         words = got(lane.reply)
-        pieces = lane.pieces if lane.pieces is not None else of_words(words, self._cutting)
+        pieces = lane.pieces
+        if pieces is None:  # a predecessor has performed it, if anybody has
+            pieces = of_words(words, self._cutting) if words else []
         told = array("q", words) if self._cutting.lead else array("q")
         version = self._stage.versions()[0] if self._shard == 0 else 0
         number = self._board.answered[self._shard][lane.index]

@@ -64,6 +64,9 @@ class Reach:
 
     def meet(self) -> None:
         """Find out which servers are on other nodes, and connect with those that are new there."""
+        nodes = self._board.server_node
+        # one that has yet to join may come to work on this node's memory
+        self._stage.bells.wait(lambda: min(nodes) >= 0 or self._ended())
         far = {shard for shard in range(self._stage.plan.servers) if not self._stage.near(shard)}
         for shard in set(self._wires) - far:
             self._drop(shard)

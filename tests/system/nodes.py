@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from paceline.scheme import Scheme
 from paceline.stage import Node
 
 LOCAL = "127.0.0.1"
+LATE = 0.7  # seconds after the others
 
 
 class Nodes:
@@ -38,9 +40,10 @@ class Nodes:
         extra: tuple[str, ...],
         together: tuple[str, ...],
         share: bool,
+        late: tuple[str, ...],
     ) -> None:
         self.secret, self.certificates, self._here, self._extra = secrets.fresh(), certificates, here, extra
-        self._together, self._share = together, share
+        self._together, self._share, self._late = together, share, late
         self.agents: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.port = 0
@@ -60,10 +63,10 @@ class Nodes:
         grouped = {part for group in self._together for part in group.split("+")}
         single = [part for part in map(str, crew(plan, scheme)) if part not in grouped and part not in self._here]
         for part in (*single, *self._together, *self._extra):
-            self.start(part)
+            self.start(part, delay=LATE if part in self._late else 0.0)
         return hub
 
-    def start(self, part: str, *, secret: bytes | None = None) -> int:
+    def start(self, part: str, *, secret: bytes | None = None, delay: float = 0.0) -> int:
         """An agent for a role, in a process of its own."""
         sys.stdout.flush()
         pid = os.fork()
@@ -77,6 +80,7 @@ class Nodes:
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share)
+            threading.Event().wait(delay)
             way = Way(LOCAL, self.port, tuple(part.split("+")), node)
             code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)
         except BaseException as error:
@@ -117,10 +121,12 @@ def nodes(
     extra: tuple[str, ...] = (),
     together: tuple[str, ...] = (),
     share: bool = False,
+    late: tuple[str, ...] = (),
 ) -> Iterator[Nodes]:
     """Afterwards no agent is left; each must have ended by itself, with 0 unless the test has looked at its code.
-    `share`: as they are on one host, they may share their memory; else all goes over connections."""
-    made = Nodes({"chief", *here}, certificates, extra, together, share)
+    `share`: as they are on one host, they may share their memory; else all goes over connections. `late`: agents that
+    are in no hurry."""
+    made = Nodes({"chief", *here}, certificates, extra, together, share, late)
     try:
         yield made
         codes = {part: made.wait(part) for part in list(made.agents)}

@@ -312,3 +312,37 @@ def test_exact_means_have_the_same_bits_on_several_nodes(tmp_path: Path) -> None
             launcher=made.launcher,
         )
     assert finished(story, 60).digest == finished(alone, 60).digest
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_server_that_joins_late_is_waited_for_before_anybody_decides_where_it_is(tmp_path: Path, share: bool) -> None:
+    with leaving_nothing(), nodes(share=share, late=("server:0", "server:1")) as made:
+        story = run(
+            tmp_path / "run", TASK, "async", steps=200, workers=2, servers=2, patience=5.0, launcher=made.launcher
+        )
+    finished(story, 200)
+
+
+def test_the_first_of_two_servers_goes_on_elsewhere_and_the_other_follows_it_there(tmp_path: Path) -> None:
+    gate, linger = gated(tmp_path, 300)
+    with leaving_nothing(), nodes() as made:
+
+        def lose() -> None:
+            made.cut("server:0")
+            gate.touch()
+
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "async",
+            steps=400,
+            workers=2,
+            servers=2,
+            checkpoint_steps=50,
+            patience=2.0,
+            watch=Once(150, lose),
+            hooks=[linger],
+            launcher=made.launcher,
+        )
+    finished(story, 400, over=2)
+    assert story.told("server:0 goes on at")

@@ -1,8 +1,12 @@
-"""Ends of connections between nodes for tests: small stages, a server's door and a worker's reach over pairs of sockets."""
+"""Ends of connections between nodes: small stages, a server's door and a worker's reach over pairs of sockets."""
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import socket
+import struct
+import termios
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,6 +89,7 @@ def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[t
         yield theatre, opened(theatre, node, place=0 if far else theatre.board.server_place(0))
     finally:
         theatre.close()
+        gc.collect()  # a mapping of shared memory holds a descriptor
 
 
 def opened(theatre: Theatre, node: int, place: int) -> Stage:
@@ -120,12 +125,14 @@ class Server:
         self.door = Door(stage, 0, self.lanes)
         self.door._gate.close()
         self.gate = Waiting()
+        self._near: list[socket.socket] = []
         self.door._gate = self.gate  # type: ignore[assignment]
         self.door._watch_gate()
 
     def let_in(self) -> socket.socket:
         near, far = socket.socketpair()
         near.setblocking(False)
+        self._near.append(near)
         self.gate.through.append(far)
         self.door._knocked()
         return near
@@ -135,6 +142,8 @@ class Server:
         return said(data, connection, self.stage.bells.look)
 
     def close(self) -> None:
+        for connection in self._near:
+            connection.close()
         self.door.close()
 
 
@@ -196,10 +205,6 @@ def said(data: bytes, connection: socket.socket, look: Callable[[], None]) -> bo
 
 def unread(connection: socket.socket) -> int:
     """Bytes that the other side has not read yet."""
-    import fcntl
-    import struct
-    import termios
-
     waiting: int = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
     return waiting
 

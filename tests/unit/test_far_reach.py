@@ -1,0 +1,455 @@
+"""Calls across nodes: a server's door and a worker's reach, each against whatever the other may say."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from array import array
+from collections.abc import Callable
+
+import pytest
+import torch
+from far_ends import LENGTH, Server, bytes_of, is_open, opened, said, server, small, worker
+from theatre import Company, Theatre, waiting
+
+from paceline.board import FAILED, LANES, RING, STOP, STOPPING
+from paceline.ops import Call
+from paceline.server import Server as Serving
+from paceline.stage import Stage
+from paceline.transports import door as doors
+from paceline.transports.door import Following
+from paceline.transports.lane import GENERATIONS, JOINED, LEFT, SAVE, SET, SHOW, TELL, got, put, received
+from paceline.transports.shared import Link
+from paceline.transports.tcp import address_of, words_of
+from paceline.transports.wire import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
+from paceline.wire import NONE, TENSOR, TEXT, WHOLE, encode
+
+BOTH, LOOK, MANY = range(3)  # the numbers of the scheme's methods
+EMPTY = [0]
+
+
+def args_of(made: Server, rank: int, lane: int = 0) -> int:
+    return made.stage.layout.places[f"lane.{rank}.{lane}.args"].offset
+
+
+def greeted(made: Server, rank: int) -> socket.socket:
+    connection = made.let_in()
+    assert made.hear(bytes_of(HELLO, rank), connection)
+    return connection
+
+
+def call(made: Server, rank: int, number: int, lane: int = 0) -> bytes:
+    """both(g, t), with ones for g."""
+    at = args_of(made, rank, lane)
+    words = [2, TENSOR, 0, at, 1, LENGTH, WHOLE, 7]
+    ones = torch.ones(LENGTH).numpy().tobytes()
+    return bytes_of(POST, rank * LANES + lane, number, BOTH, words=words, pieces=[(at, len(ones))], data=ones)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.255.0.1", "::1", "fe80::1", "2001:db8::ffff:1"])
+def test_addresses_are_two_words(address: str) -> None:
+    high, low = words_of(address)
+    assert all(-(1 << 63) <= word < 1 << 63 for word in (high, low))
+    assert address_of(high, low) == address
+
+
+# the door
+
+
+def test_a_call_lies_in_its_lane_as_if_it_had_been_posted_here() -> None:
+    with server() as made:
+        connection = greeted(made, 1)
+        assert made.hear(call(made, 1, 5, lane=2), connection)
+        index = LANES + 2
+        assert made.board.posted.tolist() == [5 if one == index else 0 for one in range(2 * LANES)]
+        methods = [made.stage.scheme.methods[name] for name in sorted(made.stage.scheme.methods)]
+        found = received(made.stage, made.lanes[index], methods, made.stage.bounds(0))
+        assert found.method is methods[BOTH]
+        assert found.args[0].tolist() == [1.0] * LENGTH
+        assert found.args[1] == 7
+
+
+def test_a_worker_is_told_how_far_its_lanes_are() -> None:
+    with server() as made:
+        made.board.posted[LANES + 1], made.board.answered[0][LANES + 1] = 9, 8
+        connection = made.let_in()
+        connection.sendall(bytes_of(HELLO, 1))
+        made.stage.bells.look()
+        heard = connection.recv(1000)
+        kind, _, lane, *_, words, pieces = HEAD.unpack_from(heard)
+        assert (kind, lane, words, pieces) == (WELCOME, 1, 2 * LANES, 0)
+        assert list(array("q", heard[HEAD.size :])) == [0, 9, 0, 0, 0, 8, 0, 0]
+
+
+def test_a_call_that_came_before_is_not_taken_twice() -> None:
+    with server() as made:
+        connection = greeted(made, 0)
+        assert made.hear(call(made, 0, 5), connection)
+        made.lanes[0].request[1] = 1234  # as it lies there now
+        assert made.hear(call(made, 0, 5), connection)
+        assert made.lanes[0].request[1] == 1234
+
+
+def test_an_answer_is_sent_again_to_who_has_not_heard_it() -> None:
+    with server() as made:
+        lane = made.lanes[0]
+        made.board.posted[0] = made.board.answered[0][0] = 3
+        reply = made.stage.layout.places["lane.0.0.reply"].offset
+        put(lane.reply, encode((torch.zeros(2),), lambda _: reply))
+        lane.pieces = [(reply, 8)]
+        made.board.put("stop", STOPPING)
+        made.stage.set_version(0, 77)
+        connection = made.let_in()
+        made.hear(bytes_of(HELLO, 0), connection)
+        connection.sendall(bytes_of(AGAIN, 0, 2) + bytes_of(AGAIN, 0, 3))
+        made.stage.bells.look()
+        made.stage.bells.look()
+        heard = connection.recv(1000)
+        kind, _, index, number, value, more, words, pieces = HEAD.unpack_from(heard)
+        assert (kind, index, number, value, more, pieces) == (REPLY, 0, 3, 77, STOPPING, 1)
+        assert len(heard) == HEAD.size + 8 * words + 16 + 8  # the one that was asked for, and no other
+
+
+def test_an_answer_that_nobody_has_written_is_empty() -> None:
+    with server() as made:
+        connection = greeted(made, 0)
+        assert made.hear(bytes_of(AGAIN, 0, 0), connection)  # to a lane that was never used
+
+
+def test_who_comes_again_replaces_itself() -> None:
+    with server() as made:
+        first, other = greeted(made, 0), greeted(made, 1)
+        second = greeted(made, 0)
+        assert not is_open(first)
+        assert is_open(other)
+        assert made.hear(call(made, 0, 1), second)
+
+
+def strange(made: Server) -> dict[str, bytes]:
+    """What worker 0 must not say, after its HELLO."""
+    own, other = args_of(made, 0), args_of(made, 1)
+    head = made.stage.layout.places["lane.0.1.head"].offset
+    x = made.stage.layout.places["server.x"].offset
+    tensor = [1, TENSOR, 0, own, 1]
+    return {
+        "hello again": bytes_of(HELLO, 0),
+        "reply": bytes_of(REPLY, 0, 1, words=[0]),
+        "welcome": bytes_of(WELCOME, 0, words=[0] * 2 * LANES),
+        "order": bytes_of(ORDER, 0, 0, words=[0]),
+        "lane of another": bytes_of(POST, LANES, 1, LOOK, words=EMPTY),
+        "no such lane": bytes_of(POST, 0xFFFFFFFF, 1, LOOK, words=EMPTY),
+        "again of another": bytes_of(AGAIN, LANES, 1),
+        "no words": bytes_of(POST, 0, 1, LOOK),
+        "words missing": bytes_of(POST, 0, 1, MANY, words=[3, NONE]),
+        "words left over": bytes_of(POST, 0, 1, MANY, words=[0, NONE]),
+        "too many words": bytes_of(POST, 0, 1, MANY, words=[511, *[NONE] * 511]),
+        "no such method": bytes_of(POST, 0, 1, 3, words=EMPTY),
+        "nor to be told of": bytes_of(POST, 0, 1, TELL + 3, words=EMPTY),
+        "nor so far": bytes_of(POST, 0, 1, 1 << 62, words=EMPTY),
+        "what befalls workers": bytes_of(POST, 0, 1, LEFT, words=EMPTY),
+        "lowest": bytes_of(POST, 0, 1, -(1 << 63), words=EMPTY),
+        "too few values": bytes_of(POST, 0, 1, BOTH, words=[1, WHOLE, 1]),
+        "too many values": bytes_of(POST, 0, 1, LOOK, words=[1, NONE]),
+        "save with values": bytes_of(POST, 0, 1, SAVE, words=[1, NONE]),
+        "tensor of another": bytes_of(POST, 0, 1, MANY, words=[1, TENSOR, 0, other, 1, LENGTH]),
+        "the centre itself": bytes_of(POST, 0, 1, MANY, words=[1, TENSOR, 0, x, 1, LENGTH]),
+        "negative size": bytes_of(POST, 0, 1, MANY, words=[*tensor, -1]),
+        "beyond the lane": bytes_of(POST, 0, 1, MANY, words=[*tensor, 1 << 40]),
+        "set nothing known": bytes_of(POST, 0, 1, SET, words=encode(("no such", 1.0), lambda _: 0)),
+        "set to nonsense": bytes_of(POST, 0, 1, SET, words=encode(("lr", "quick"), lambda _: 0)),
+        "set without value": bytes_of(POST, 0, 1, SET, words=encode(("lr",), lambda _: 0)),
+        "set to a tensor": bytes_of(POST, 0, 1, SET, words=[2, TEXT, 2, 0x726C, *tensor[1:], 1]),
+        "set a tensor": bytes_of(POST, 0, 1, SET, words=[2, *tensor[1:], 1, NONE]),
+        "into words": bytes_of(POST, 0, 1, LOOK, words=EMPTY, pieces=[(head, 8)], data=bytes(8)),
+        "into the centre": bytes_of(POST, 0, 1, LOOK, words=EMPTY, pieces=[(x, 8)], data=bytes(8)),
+        "into another": bytes_of(POST, 0, 1, LOOK, words=EMPTY, pieces=[(other, 8)], data=bytes(8)),
+    }
+
+
+with server() as _made:
+    STRANGE = tuple(strange(_made))
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_what_a_worker_must_not_say_ends_its_connection_and_nothing_else(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server() as made:
+        connection, other = greeted(made, 0), greeted(made, 1)
+        before, board = bytes(made.stage.segment.memory), made.board.words.tobytes()
+        assert not made.hear(strange(made)[what], connection)
+        assert bytes(made.stage.segment.memory) == before
+        assert made.board.words.tobytes() == board
+        assert "server:0: closed a connection: " in capsys.readouterr().out
+        assert made.hear(call(made, 1, 1), other)
+        assert made.board.posted[LANES] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(SAVE, ()), (SHOW, ()), (SET, ("lr", 0.5)), (MANY, ()), (MANY, (1, "a", None)), (TELL + LOOK, ())],
+)
+def test_what_a_worker_may_ask_for(kind: int, values: tuple[object, ...]) -> None:
+    with server() as made:
+        connection = greeted(made, 0)
+        assert made.hear(bytes_of(POST, 0, 1, kind, words=encode(values, lambda _: 0)), connection)
+        assert made.board.posted[0] == 1
+        assert made.lanes[0].request[-1] == kind
+
+
+def test_before_it_says_who_it_is_nobody_may_say_anything() -> None:
+    with server() as made:
+        for data in (call(made, 0, 1), bytes_of(AGAIN), bytes_of(HELLO, 3), bytes_of(HELLO, 0xFFFFFFFF)):
+            assert not made.hear(data, made.let_in())
+        assert made.board.posted.tolist() == [0] * 2 * LANES
+
+
+def test_a_server_that_follows_hears_the_order_from_where_it_is() -> None:
+    with server(servers=2) as made:
+        board = made.board
+        for number in range(3):
+            board.ring[number], board.ring_numbers[number] = number, 10 + number
+        board.put("ordered", 3)
+        connection = made.let_in()
+        connection.sendall(bytes_of(HELLO, board.server_place(1), 0, 1))
+        made.stage.bells.look()
+        made.door.order(0)
+        heard, size = connection.recv(1000), HEAD.size + 8
+        found = [HEAD.unpack_from(heard, at)[2:6] for at in range(0, len(heard), size)]
+        place = board.server_place(1)
+        assert found == [(place, 1, 1, 11), (place, 2, 2, 12), (place, 0, 0, 10)]
+
+
+@pytest.mark.parametrize("heard", [-1, -(1 << 63), 10])
+def test_a_server_cannot_have_heard_less_than_the_ring_holds(heard: int) -> None:
+    with server(servers=2) as made:
+        made.board.put("ordered", RING + 20)
+        assert not made.hear(bytes_of(HELLO, made.board.server_place(1), 0, heard), made.let_in())
+
+
+# those that follow
+
+
+def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with small(2, 0, servers=2) as (theatre, _):
+        stage = opened(theatre, 2, theatre.board.server_place(1))
+        with _followed(stage, monkeypatch) as (following, first):
+
+            def order(position: int, entry: int, generation: int = 0) -> bytes:
+                return bytes_of(ORDER, 3, position, entry, 100 + position, words=[generation])
+
+            later = order(0, 6, generation=1) + order(1, JOINED - 10, generation=1)
+            assert said(order(0, 3) + order(0, 4) + order(2, 4) + order(1, LEFT - 10) + later, first, stage.bells.look)
+            assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [3, LEFT - 10])
+            following.go_back(1)
+            assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [6, JOINED - 10])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes_of(POST, 3, 0, 0, words=[0]),
+        bytes_of(ORDER, 3, 0, 0),
+        bytes_of(ORDER, 3, 0, 2 * LANES, words=[0]),
+        bytes_of(ORDER, 3, 0, -1, words=[0]),
+        bytes_of(ORDER, 3, 0, LEFT - 20, words=[0]),
+        bytes_of(ORDER, 3, 0, -(1 << 63), words=[0]),
+        bytes_of(ORDER, 3, 0, 0, words=[0], pieces=[(0, 0)]),
+        b"".join(bytes_of(ORDER, 3, number, 0, words=[1]) for number in range(RING + 1)),
+    ],
+)
+def test_orders_that_nobody_gives_end_the_connection(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small(2, 0, servers=2) as (theatre, _):
+        stage = opened(theatre, 2, theatre.board.server_place(1))
+        before = theatre.board.ring.tobytes()
+        with _followed(stage, monkeypatch) as (following, first):
+            assert not said(data, first, stage.bells.look)
+            assert following.ordered == 0
+            assert theatre.board.ring.tobytes() == before
+
+
+class _followed:  # noqa: N801
+    """A server that follows, and the first server's end of its connection."""
+
+    def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._near, far = socket.socketpair()
+        self._near.setblocking(False)
+        monkeypatch.setattr(doors, "enter", lambda *_, **__: far)
+        stage.board.server_port[0] = 1
+        self._following = Following(stage, 1)
+        self._following._reconnect()
+
+    def __enter__(self) -> tuple[Following, socket.socket]:
+        return self._following, self._near
+
+    def __exit__(self, *_: object) -> None:
+        self._following.close()
+        self._near.close()
+
+
+# the reach
+
+
+def test_an_answer_lies_where_the_worker_looks_for_it() -> None:
+    with worker() as (theatre, stage, reach, far):
+        board = theatre.board
+        board.posted[1] = 4
+        reply = stage.layout.places["lane.0.1.reply"].offset
+        words = [1, TENSOR, 0, reply, 1, 2]
+        data = torch.tensor([1.5, 2.5]).numpy().tobytes()
+        answer = bytes_of(REPLY, 1, 4, 9, STOPPING, words=words, pieces=[(reply, 8)], data=data)
+        assert said(answer, far, stage.bells.look)
+        assert got(reach._lanes[1].reply) == words
+        assert stage.segment.tensor(reply, torch.float32, (2,)).tolist() == [1.5, 2.5]
+        assert (board.answered[0][1], stage.versions(), board.run[STOP]) == (4, [9], STOPPING)
+
+
+def test_an_answer_to_a_call_that_was_given_up_is_not_heard() -> None:
+    with worker() as (theatre, stage, _, far):
+        theatre.board.posted[0] = 5
+        assert said(bytes_of(REPLY, 0, 4, 9, FAILED, words=[1, NONE]), far, stage.bells.look)
+        assert theatre.board.answered[0][0] == 0
+        assert (stage.versions(), theatre.board.run[STOP]) == ([0], 0)
+
+
+def test_versions_and_the_stop_only_rise_by_answers() -> None:
+    with worker() as (theatre, stage, _, far):
+        theatre.board.posted[0], theatre.board.run[STOP] = 5, STOPPING
+        stage.set_version(0, 10)
+        assert said(bytes_of(REPLY, 0, 5, 9, 0, words=[1, NONE]), far, stage.bells.look)
+        assert (stage.versions(), theatre.board.run[STOP]) == ([10], STOPPING)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes_of(POST, 0, 1, 0, words=[0]),
+        bytes_of(ORDER, 0, 0, words=[0]),
+        bytes_of(WELCOME, words=[0] * 2 * LANES),
+        bytes_of(WELCOME, words=[0]),
+        bytes_of(REPLY, LANES, 1, words=[1, NONE]),
+        bytes_of(REPLY, 0, 5, words=[0]),
+        bytes_of(REPLY, 0, 5, words=[2, NONE, NONE]),
+        bytes_of(REPLY, 0, 5, words=[1, TENSOR, 0, 0, 1, 4]),
+        bytes_of(REPLY, 0, 5, words=[1, TENSOR, 0, 0, 1, -1]),
+        bytes_of(REPLY, 0, 5, words=[1] * 512),
+        bytes_of(REPLY, 0, 5, pieces=[(0, 8)], data=bytes(8)),
+    ],
+)
+def test_what_a_server_must_not_say_ends_the_connection(data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with worker() as (theatre, stage, reach, far):
+        theatre.board.posted[0] = 5
+        before = bytes(stage.segment.memory)
+        assert not said(data, far, stage.bells.look)
+        assert bytes(stage.segment.memory) == before
+        assert theatre.board.answered[0][0] == 0
+        assert reach._wires == {0: None}
+        assert "server:0 sent what it may not" in capsys.readouterr().out
+
+
+# both
+
+
+class _Node:
+    """A server on a node of its own, in a process; the worker's node is the test's."""
+
+    def __init__(self, here: Theatre, there: Theatre) -> None:
+        self.here, self.there = here, there
+        there.board.server_node[0] = 1
+        self.company = Company(self._serve)
+        self.links: list[Link] = []
+        self._introduce()
+
+    def _serve(self) -> None:
+        Serving(opened(self.there, 1, self.there.board.server_place(0)), 0).run()
+
+    def _introduce(self) -> None:
+        """What hub and agents do: words of one board on the other."""
+        there, here = self.there.board, self.here.board
+        bells = opened(self.there, 1, there.launcher).bells
+        assert bells.wait(lambda: bool(there.server_port[0]), 30)
+        for name in ("server_high", "server_low", "server_port", "server_node"):
+            getattr(here, name)[0] = getattr(there, name)[0]
+
+    def replace(self) -> None:
+        self.company.kill()
+        self.there.board.server_port[0] = 0
+        self.company = Company(self._serve)
+        self._introduce()
+
+
+def _link(node: _Node, rank: int) -> Link:
+    stage = opened(node.here, 0, rank)
+    node.links.append(Link(stage, rank, waiting(stage)))
+    return node.links[-1]
+
+
+def _across(play: Callable[[_Node], None]) -> None:
+    with small(0, 1) as (here, _), small(1, 0) as (there, _):
+        node = _Node(here, there)
+        try:
+            play(node)
+            there.all_gone()
+            assert node.company.end() == [0]
+        finally:
+            node.company.kill()
+            for link in node.links:  # a process of its own would end here
+                assert link._reach is not None
+                link._reach._drop(0)
+
+
+def test_calls_cross() -> None:
+    def play(node: _Node) -> None:
+        link = _link(node, 1)
+        methods = node.here.scheme.methods
+        x = torch.arange(float(LENGTH))
+        for t in range(1, 4):
+            found = link.call(Call(methods["both"], (torch.ones(LENGTH), t)))
+            assert torch.equal(found, x - t)
+        assert link.call(Call(methods["many"], (1, "two", (3, None)))) == 3
+        assert torch.equal(link.call(Call(methods["look"], ())), x - 3)
+        link.show()
+        assert torch.equal(link.stage.server_state().x, x - 3)
+        assert link.stage.updates == 3
+
+    _across(play)
+
+
+def test_a_server_that_died_between_calls_is_reached_again() -> None:
+    def play(node: _Node) -> None:
+        link = _link(node, 0)
+        both = node.here.scheme.methods["both"]
+        link.call(Call(both, (torch.ones(LENGTH), 0)))
+        node.replace()
+        found = link.call(Call(both, (torch.ones(LENGTH), 0)))
+        assert torch.equal(found, torch.arange(float(LENGTH)) - 2)  # once each
+
+    _across(play)
+
+
+def test_a_call_posted_while_the_server_is_away_is_performed_once() -> None:
+    def play(node: _Node) -> None:
+        link = _link(node, 0)
+        both = node.here.scheme.methods["both"]
+        os.kill(node.company.pids[0], signal.SIGSTOP)
+        lane = link.post(Call(both, (torch.ones(LENGTH), 0)))
+        node.replace()  # it has died with the call on its way
+        assert torch.equal(link.collect(lane), torch.arange(float(LENGTH)) - 1)
+        assert node.there.board.posted[lane.index] == node.there.board.answered[0][lane.index]
+        assert node.there.board.posted[lane.index] % GENERATIONS == 1
+
+    _across(play)
+
+
+def test_a_stranger_does_not_disturb() -> None:
+    def play(node: _Node) -> None:
+        link = _link(node, 0)
+        with socket.create_connection(("127.0.0.1", node.here.board.server_port[0]), 20) as stranger:
+            stranger.sendall(bytes_of(HELLO, 0) * 20)
+            look = node.here.scheme.methods["look"]
+            assert torch.equal(link.call(Call(look, ())), torch.arange(float(LENGTH)))
+            assert select.select([stranger], [], [], 20)[0]
+
+    _across(play)
