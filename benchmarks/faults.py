@@ -149,7 +149,7 @@ def narrow(name: str, seconds: float) -> Deed:
     return deed
 
 
-# name, what is done, whose steps show that the run goes on, and whose that the victim is back
+# name, what is done, whose steps show whether others stand still, and whose that the victim is back
 FAULTS: dict[str, tuple[Deed, int, int]] = {
     "kill -9 of the worker": (kill("worker:1"), 0, 1),
     "kill -9 of the server": (kill("server:0"), 0, 0),
@@ -167,7 +167,7 @@ FAULTS: dict[str, tuple[Deed, int, int]] = {
 @dataclass
 class Seen:
     notice: float | None
-    on: float | None
+    still: float | None
     back: float | None
     lost: int
     code: int | None
@@ -186,22 +186,20 @@ def look(name: str, patience: float, scheme: str) -> Seen:
                 raise SystemExit(f"the run did not begin:\n{run.said}")
             time.sleep(1.5)  # a checkpoint or two
             began = time.monotonic()
-            thread = threading.Thread(target=deed, args=(run,))
-            thread.start()
+            deed(run)
 
             def after(rank: int) -> list[tuple[float, int]]:
                 return [row for row in run.steps(rank) if row[0] > began]
 
-            # a role that goes on does ten steps in a row; what was under way when the fault came does not count
-            def gap(rank: int) -> float | None:
-                rows = after(rank)
-                if len(rows) < 20:
-                    return None
-                times = [began, *(at for at, _ in rows)]
-                longest = max(range(1, len(times) - 10), key=lambda k: times[k] - times[k - 1])
-                return times[longest] - began
+            def gap(rank: int) -> tuple[float | None, float | None]:
+                """The longest standstill of a role, and when it was over."""
+                times = [began, *(at for at, _ in after(rank))]
+                if len(times) < 20:
+                    return None, None
+                longest = max(range(1, len(times)), key=lambda k: times[k] - times[k - 1])
+                return times[longest] - times[longest - 1], times[longest] - began
 
-            run.wait(lambda: not thread.is_alive() and len(after(other)) > 100 and len(after(victim)) > 100, 90)
+            run.wait(lambda: len(after(other)) > 100 and len(after(victim)) > 100, 90)
             time.sleep(1.0)
             told = [(at, text) for at, text in run.said if at > began]
             words = ("died", "is gone", "going back", "restarting")
@@ -209,12 +207,12 @@ def look(name: str, patience: float, scheme: str) -> Seen:
             lost = sum(
                 int(m[1].replace(",", "")) for _, text in told if (m := re.search(r"\(([\d,]+) updates are", text))
             )
-            on, back = gap(other), gap(victim)
+            (still, _), (_, back) = gap(other), gap(victim)
             (place / "enough").touch()
             code = run.tasks["h1"].wait(60)
-            if code:
+            if code or back is None:
                 print("\n".join(text for _, text in run.said), file=sys.stderr)
-            return Seen(notice, on, back, lost, code)
+            return Seen(notice, still, back, lost, code)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -227,7 +225,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose names hold this")
     options = parser.parse_args()
     table = Table(title=f"three hosts, {options.scheme}, patience {options.patience:g} s; seconds after the fault")
-    for column in ("fault", "noticed", "others go on", "victim is back", "updates lost", "exit code"):
+    for column in ("fault", "noticed", "others stand still", "victim is back", "updates lost", "exit code"):
         table.add_column(column, justify="left" if column == "fault" else "right")
     for name in FAULTS:
         if options.only not in name:
@@ -242,12 +240,12 @@ def main() -> None:
         table.add_row(
             name,
             middle([one.notice for one in rounds]),
-            middle([one.on for one in rounds]),
+            middle([one.still for one in rounds]),
             middle([one.back for one in rounds]),
             str(int(statistics.median(one.lost for one in rounds))),
             ",".join(sorted(codes)),
         )
-    Console().print(table)
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,23 @@ def test_a_whole_task_is_killed_and_started_again_by_hand(tmp_path: Path) -> Non
     trained(run)
 
 
+def test_servers_that_come_late(tmp_path: Path) -> None:
+    """The workers are there before it is known where the servers will be: in the memory that they share."""
+    ports = [f"localhost:{port}" for port in free_ports(4)]
+    lists = ("--worker-hosts", ",".join(ports[:2]), "--ps-hosts", ",".join(ports[2:]))
+    words = (*TRAIN, *lists, "--dir", str(tmp_path / "run"))
+    with shells(tmp_path) as made:
+        for index in ("0", "1"):
+            made(f"worker {index}", *words, "--job-name", "worker", "--task-index", index)
+        until(
+            lambda: made.role("chief") is not None and made.role("worker:1") is not None, SECONDS, "the workers begin"
+        )
+        for index in ("0", "1"):
+            made(f"ps {index}", *words, "--job-name", "ps", "--task-index", index)
+        made.all_ended()
+    assert trained(tmp_path / "run")["servers"] == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_of_the_chief_ends_all_in_order(number: signal.Signals, tmp_path: Path) -> None:
     _, waits = linger(tmp_path)

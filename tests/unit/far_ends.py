@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import os
 import socket
 import struct
 import termios
@@ -75,7 +76,10 @@ def bytes_of(
 
 
 def segment(size: int = 1 << 14) -> Segment:
-    return Segment(anonymous("paceline-test", size), size)
+    descriptor = anonymous("paceline-test", size)
+    made = Segment(descriptor, size)
+    os.close(descriptor)  # the mapping has one of its own
+    return made
 
 
 @contextmanager
