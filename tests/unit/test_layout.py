@@ -82,10 +82,10 @@ MAY_IMPORT = {
     "collectives.shared": "board errors journal ops seeds stage state wire",
     "collectives.torch_group": "net.* state",
     "collectives.circle": "board collectives.torch_group errors",
-    "collectives.assembly": "board collectives collectives.circle collectives.torch_group errors journal net.* ops stage "
-    "state wire",
-    "collectives.distributed": "board collectives collectives.assembly collectives.circle collectives.torch_group errors "
-    "journal ops seeds stage state transports.shared",
+    "collectives.assembly": "board collectives.circle collectives.torch_group errors journal net.* ops stage state "
+    "wire",
+    "collectives.distributed": "collectives.assembly collectives.circle collectives.torch_group errors journal ops "
+    "seeds state transports.shared",
     "view": "board config control drive errors journal result snapshots stage state task transports.lane "
     "transports.shared worker",
     "membership": "board collectives.distributed collectives.shared drive hook journal ops recording result "
@@ -114,8 +114,7 @@ MAY_IMPORT = {
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
     "launchers.hub": "board errors launchers.agent launchers.beside launchers.local launchers.peers "
     "launchers.recovery launchers.talk net.* plan role scheme stage",
-    "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme "
-    "stage",
+    "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme stage",
     "launchers.apart": "carry control errors launchers.local partaking plan report.* role",
     "launchers.__main__": "launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",
