@@ -122,10 +122,11 @@ def ordered(plan: Plan, scheme: Scheme, by: str | None) -> tuple[str, ...]:
     for name in names:
         waiting.setdefault(name.partition(":")[0], []).append(name)
     found = []
+    unnamed = "chief" not in [word.strip() for word in by.split(",")]
     for word in by.split(","):
         kind = placement.WORDS.get(word.strip(), "")
-        if kind == "worker" and not waiting.get("worker") and waiting.get("chief"):
-            kind = "chief"
+        if kind == "worker" and unnamed and waiting.get("chief"):
+            kind = "chief"  # the first worker is
         if not waiting.get(kind):
             raise UsageError(f"--placement has more {word.strip()}s than this run: {', '.join(names)}")
         found.append(waiting[kind].pop(0))

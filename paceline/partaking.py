@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster import addresses, detect, placement, torchrun
+from paceline.cluster import addresses, detect, placement
 from paceline.cluster.description import KINDS, Cluster, Task
-from paceline.cluster.engaged import Engaged, in_cluster, role_of, told
+from paceline.cluster.engaged import Engaged, in_cluster, told
 from paceline.errors import UsageError
 from paceline.launchers import agent
 from paceline.launchers.hub import Hub
@@ -60,10 +60,6 @@ def engaged(
     if not cluster.by_role and cluster.me is not None:
         if by is None:
             by = "pack" if servers is None or servers > 0 else ",".join(["worker"] * len(cluster.tasks))
-        if cluster.source == torchrun.NAME and len(by.split(",")) > len(cluster.tasks):
-            whole, roles = _shared_out(cluster, by)
-            found_there = in_cluster(whole, os.environ, _meeting_file(directory))
-            return replace(found_there, roles=roles) if found_there is not None else None
         cluster = _placed(cluster, by, servers)
     elif by is not None and cluster.me is not None:
         raise UsageError(f"{cluster.source} names the role of every task; --placement is for engines that do not")
@@ -99,15 +95,6 @@ def _listed(by: str, known: list[tuple[str | None, int | None]]) -> list[Task]:
         tasks.append(Task(kind, counts.get(kind, 0), *where))
         counts[kind] = counts.get(kind, 0) + 1
     return tasks
-
-
-def _shared_out(cluster: Cluster, by: str) -> tuple[Cluster, tuple[str, ...]]:
-    """An elastic engine may have started fewer processes than there are roles: each takes several."""
-    assert cluster.me is not None
-    rank, there = cluster.tasks.index(cluster.me), len(cluster.tasks)
-    listed = _listed(by, [(None, None)] * len(by.split(",")))
-    whole = replace(cluster, tasks=tuple(sorted(listed, key=_in_order)), me=listed[rank], by_role=True, seats=())
-    return whole, tuple(role_of(whole, task) for task in listed[rank::there])
 
 
 def secret_of(directory: str | None) -> bytes:
