@@ -62,24 +62,29 @@ HEADER = struct.Struct("<qq")
 # bare sockets
 
 
-def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool) -> list[float]:
-    """A header and the vector in one `sendmsg`, received where they belong."""
+def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool, copies: bool = False) -> list[float]:
+    """A header and the vector in one `sendmsg`, received where they belong. `copies`: of x before it is sent, and of
+    the answer, as paceline makes them."""
     listening = socket.create_server((LOCAL, 0))
 
     def serve() -> None:
         connection, _ = listening.accept()
         x, g = torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
-        ours, theirs, header = _view(x), _view(g), bytearray(HEADER.size)
+        sent = x.clone() if copies else x
+        ours, theirs, header = _view(sent), _view(g), bytearray(HEADER.size)
         _tune(connection, blocking)
         for _ in range(count):
             _receive(connection, memoryview(header))
             _receive(connection, theirs)
             x.add_(g, alpha=ALPHA)
+            if copies:
+                sent.copy_(x)
             _send(connection, ours)
 
     def work() -> list[float]:
         connection = socket.create_connection(listening.getsockname())
         x, g = torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
+        kept = torch.zeros(kilobytes * 250)
         ours, theirs, header = _view(g), _view(x), bytearray(HEADER.size)
         _tune(connection, blocking)
 
@@ -87,6 +92,8 @@ def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool) -> list
             _send(connection, ours)
             _receive(connection, memoryview(header))
             _receive(connection, theirs)
+            if copies:
+                kept.copy_(x)
 
         return _timed(exchange, count)
 
@@ -406,6 +413,7 @@ def _both(serve: Callable[[], object], work: Callable[[], list[float]], folder: 
 ROWS: dict[str, Callable[[int, int, Path], list[float]]] = {
     "bare sockets": lambda *given: sockets(*given, blocking=True),
     "bare sockets, not blocking": lambda *given: sockets(*given, blocking=False),
+    "bare sockets and two copies": lambda *given: sockets(*given, blocking=True, copies=True),
     "paceline": lambda *given: paceline(*given, record=True),
     "paceline, no order log": lambda *given: paceline(*given, record=False),
     "paceline, TLS": lambda *given: paceline(*given, record=True, encrypted=True),

@@ -151,7 +151,7 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
         given.announce((host, chosen), os.environ, say)
 
     def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
-        return Hub(
+        hub = Hub(
             plan,
             scheme,
             objects,
@@ -162,6 +162,8 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
             listening=listening,
             **rest,
         )
+        hub.at_end = given.withdraw
+        return hub
 
     return make
 

@@ -66,6 +66,11 @@ class Engaged:
         elif self.store and not (self.hub and self.hub[1]):
             meeting.publish(environment, text)
 
+    def withdraw(self) -> None:
+        """The hub is gone: nobody is to look for it any more."""
+        if self.meet is not None:
+            self.meet.unlink(missing_ok=True)
+
     def listen(self, interface: str | None, infiniband: bool, environment: Mapping[str, str]) -> Where:
         """The address and port that the hub listens on."""
         port = (self.hub[1] if self.hub is not None else None) or 0

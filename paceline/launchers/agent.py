@@ -302,8 +302,8 @@ class Agent:
 
         def play(control: Any) -> int:
             self._selector.close()
-            self._control._connection.close()
-            self._bulk.channel._connection.close()
+            self._control.close()
+            self._bulk.channel.close()
             if self._doorstep is not None:
                 self._doorstep.close()
             return (become if self.plan.start == "exec" else role.main)(part, props, control)

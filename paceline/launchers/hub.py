@@ -62,6 +62,7 @@ class Hub(Peers):
         self._away: dict[str, float] = {}  # roles that nobody plays, and since when
         self._began = time.monotonic()
         self._complete = False
+        self.at_end: Callable[[], None] = lambda: None  # done when nobody can join any more
         self._count = 0
         assert node.secret is not None
         socket = listener(node.address, port)
@@ -265,6 +266,12 @@ class Hub(Peers):
                 peer.channel.flush(5.0)
         for peer in self._peers.values():
             peer.channel.part(LAST)  # not sooner: what it says meanwhile must not cost it our last word
+        self._leave_behind()
+        (self.directory.path / SHARED).unlink(missing_ok=True)
+        self.at_end()
+
+    def _leave_behind(self) -> None:
+        for peer in self._peers.values():
             peer.channel.close()
             if peer.bulk is not None:
                 peer.bulk.channel.close()
@@ -273,4 +280,3 @@ class Hub(Peers):
         self._gate.close()
         if self._doorstep is not None:
             self._doorstep.close()
-        (self.directory.path / SHARED).unlink(missing_ok=True)

@@ -118,6 +118,9 @@ class Launcher(Recovery):
     def _attend(self) -> None:
         """Look after roles of other nodes, where there are any."""
 
+    def _leave_behind(self) -> None:
+        """In a new role's process: close what is the launcher's alone."""
+
     def _end_others(self) -> None:
         """End them."""
 
@@ -171,6 +174,7 @@ class Launcher(Recovery):
                 if other.listener is not None and other.listener.connection.fileno() not in keep:
                     other.listener.connection.close()
             self._selector.close()
+            self._leave_behind()
             if self._store is not None:
                 self._store.close()
             return (become if self.plan.start == "exec" else main)(part, self._props, control)

@@ -85,6 +85,8 @@ def test_the_hub_is_found_by_the_file_that_it_writes(tmp_path: Path) -> None:
     assert stat.S_IMODE(meet.stat().st_mode) == 0o600
     meet.write_text("nonsense")
     assert worker.find({}) is None
+    chief.withdraw()
+    assert not meet.exists()
 
 
 def test_the_hub_says_where_it_is_if_it_is_asked_to() -> None:
