@@ -27,7 +27,6 @@ class Mirror:
         self._ahead = ahead
         self._stage: Stage | None = None
         self._counts: list[int] = []  # of versions, as the other knows them
-        self._generation = board.run[GENERATION]
         self.withheld: frozenset[int] = frozenset()  # words that go another way
 
     def open(self, stage: Stage) -> None:
@@ -79,10 +78,9 @@ class Mirror:
             self._told[one] = pending[one]
 
     def _hear_version(self, number: int, version: int) -> None:
-        """Answers bring versions too, and may have been quicker: only a return to a checkpoint lowers one."""
+        """Answers bring versions too, and may have been quicker. Only a return to a checkpoint lowers one: then it is lower
+        than what was told last."""
         assert self._stage is not None
-        returned = self._generation != self._board.run[GENERATION]
-        self._generation = self._board.run[GENERATION]
-        if returned or version > self._stage.versions()[number]:
+        if version < self._counts[number] or version > self._stage.versions()[number]:
             self._stage.set_version(number, version)
         self._counts[number] = version
