@@ -78,8 +78,8 @@ class Mirror:
             self._told[one] = pending[one]
 
     def _hear_version(self, number: int, version: int) -> None:
-        """Answers bring versions too, and may have been quicker. Only a return to a checkpoint lowers one: then it is lower
-        than what was told last."""
+        """Answers bring versions too, and may have been quicker. Only a return to a checkpoint lowers one: then it is
+        lower than what was told last."""
         assert self._stage is not None
         if version < self._counts[number] or version > self._stage.versions()[number]:
             self._stage.set_version(number, version)
