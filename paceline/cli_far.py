@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,12 +65,16 @@ def described(
     return detect.seen(os.environ)
 
 
+def known(engine: str) -> None:
+    """Refuse an engine that there is not, before anything is made for it."""
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES)
+
+
 def submit(
     engine: str, plan: Plan, scheme: Scheme, options: list[str], by: str | None, dry: bool, say: Callable[[str], None]
 ) -> int:
     """Hand a run to an engine; gives the exit code."""
-    if engine not in ENGINES:
-        raise UnknownName("engine", engine, ENGINES)
     pairs = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -94,7 +99,12 @@ def submit(
     if dry:
         sys.stdout.write(module.shown(job))
         return 0
-    return int(module.launch(job))
+    try:
+        return int(module.launch(job))
+    except UsageError:  # nothing was started: the directory that was made for it goes, if nothing is in it
+        if not any(one.is_file() for one in directory.rglob("*")):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def task_command(plan: Plan, directory: Path) -> tuple[str, ...]:

@@ -181,7 +181,9 @@ def train_command(
     settings = {name: value for name, value in given.items() if value is not None}
     network = partaking.Network(interface, not no_ib, partaking.JOIN if join is None else join, tls, not apart)
     seat = None
-    if on is None:
+    if on is not None:
+        cli_far.known(on)
+    else:
         lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
         seat = partaking.engaged(
             lambda: cli_far.described(lists, job_name, task_index, cluster), by, servers, address_rule, directory
