@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.cluster import addresses, detect, hosts, placement, toml
+from paceline.cli_far import described
+from paceline.cluster import addresses, detect, placement
 from paceline.cluster.description import Cluster, Task
 from paceline.durable import finite
 from paceline.errors import UsageError
@@ -45,7 +45,7 @@ def cluster(
 ) -> None:
     """Which cluster this process is in, by its environment, by lists of hosts or by a file: tasks, roles, addresses."""
     lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
-    found = _described(lists, job_name, task_index, file)
+    found = described(lists, job_name, task_index, file, "--file")
     if servers is not None and by is None:
         raise UsageError("--servers goes with --placement")
     if by is not None:
@@ -61,21 +61,6 @@ def cluster(
         sys.stdout.write(json.dumps(finite(_plain(found, listen)), allow_nan=False) + "\n")
     else:
         _show(found, listen)
-
-
-def _described(
-    lists: tuple[str, str, str, str], job_name: str | None, task_index: int | None, file: Path | None
-) -> Cluster | None:
-    """What was asked for by options; without any, what the environment shows."""
-    if file is not None and any(lists):
-        raise UsageError("--file and lists of hosts describe the cluster both; give one of them")
-    if file is not None:
-        return toml.read(file, job_name, task_index)
-    if any(lists):
-        return hosts.listed(*lists, job_name, task_index)
-    if job_name is not None or task_index is not None:
-        raise UsageError("--job-name and --task-index go with lists of hosts or --file")
-    return detect.seen(os.environ)
 
 
 def _listen(found: Cluster | None, interface: str | None, no_ib: bool) -> tuple[str, str]:

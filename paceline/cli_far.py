@@ -51,17 +51,21 @@ Tls = Annotated[
 
 
 def described(
-    lists: tuple[str, str, str, str], job_name: str | None, task_index: int | None, file: Path | None
+    lists: tuple[str, str, str, str],
+    job_name: str | None,
+    task_index: int | None,
+    file: Path | None,
+    option: str = "--cluster",
 ) -> Cluster | None:
     """What was asked for by options; without any, what the environment shows."""
     if file is not None and any(lists):
-        raise UsageError("a file and lists of hosts describe the cluster both; give one of them")
+        raise UsageError(f"{option} and lists of hosts describe the cluster both; give one of them")
     if file is not None:
         return toml.read(file, job_name, task_index)
     if any(lists):
         return hosts.listed(*lists, job_name, task_index)
     if job_name is not None or task_index is not None:
-        raise UsageError("--job-name and --task-index go with lists of hosts or a file")
+        raise UsageError(f"--job-name and --task-index go with lists of hosts or {option}")
     return detect.seen(os.environ)
 
 

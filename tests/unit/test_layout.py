@@ -162,7 +162,7 @@ MAY_IMPORT = {
     "sim.snapshot": "errors sim.engine sim.seat",
     "sim.run": "config errors exact hook result scheme sim.cost sim.engine sim.faults sim.session task values",
     "cluster.*": "cluster.* durable errors reading",
-    "cli_cluster": "cluster.* durable errors",
+    "cli_cluster": "cli_far cluster.* durable errors",
     "cli_far": "cluster.* errors launchers.job net.* plan role scheme",
     "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* "
     "result sim.cost sim.engine sim.faults sim.run",
