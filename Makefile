@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES := .venv-engines
+ALONE := tests/unit tests/papers tests/golden tests/contracts
+PROCESSES := tests/contracts/test_every_scheme_in_processes.py
 
 .PHONY: setup demo test test-engines check size docs clean help
 
@@ -23,8 +25,9 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 	@echo
 	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
-test: $(READY) ## the test suite
-	$(BIN)/python -m pytest
+test: $(READY) ## the test suite: what computes in one process on all cores at once, then what starts processes
+	$(BIN)/python -m pytest -n auto $(ALONE) --ignore=$(PROCESSES)
+	$(BIN)/python -m pytest $(PROCESSES) tests/system
 
 test-engines: $(ENGINES)/.ready ## runs under real Ray and Spark, in an environment of their own (Spark needs Java 17)
 	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py --durations=0

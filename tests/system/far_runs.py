@@ -34,7 +34,8 @@ class UntilTold(Hook):
 
     def after_step(self, session: Session) -> None:
         if not session.worker.rank:
-            Path(self.folder, "progress").write_text(str(session.updates))
+            Path(self.folder, "progress.new").write_text(str(session.updates))
+            Path(self.folder, "progress.new").replace(Path(self.folder, "progress"))  # never half written
         if session.updates >= {least} and Path(self.folder, "enough").exists():
             session.stop("enough")
         threading.Event().wait(0.002)
