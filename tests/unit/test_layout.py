@@ -114,8 +114,7 @@ MAY_IMPORT = {
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
     "launchers.hub": "board errors launchers.agent launchers.beside launchers.local launchers.peers "
     "launchers.recovery launchers.talk net.* plan role scheme stage",
-    "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme "
-    "stage",
+    "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme stage",
     "launchers.apart": "carry control errors launchers.local partaking plan report.* role",
     "launchers.__main__": "launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",
