@@ -41,9 +41,10 @@ class Nodes:
         together: tuple[str, ...],
         share: bool,
         late: tuple[str, ...],
+        one_disk: bool,
     ) -> None:
         self.secret, self.certificates, self._here, self._extra = secrets.fresh(), certificates, here, extra
-        self._together, self._share, self._late = together, share, late
+        self._together, self._share, self._late, self._one_disk = together, share, late, one_disk
         self.agents: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.port = 0
@@ -76,6 +77,8 @@ class Nodes:
         code = 99
         try:
             signal.set_wakeup_fd(-1)
+            if not self._one_disk:
+                agent.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,11 +125,12 @@ def nodes(
     together: tuple[str, ...] = (),
     share: bool = False,
     late: tuple[str, ...] = (),
+    one_disk: bool = True,
 ) -> Iterator[Nodes]:
     """Afterwards no agent is left; each must have ended by itself, with 0 unless the test has looked at its code.
     `share`: as they are on one host, they may share their memory; else all goes over connections. `late`: agents that
-    are in no hurry."""
-    made = Nodes({"chief", *here}, certificates, extra, together, share, late)
+    are in no hurry. `one_disk`: agents see the hub's run directory; else they have to be sent what they need."""
+    made = Nodes({"chief", *here}, certificates, extra, together, share, late, one_disk)
     try:
         yield made
         codes = {part: made.wait(part) for part in list(made.agents)}

@@ -346,3 +346,59 @@ def test_the_first_of_two_servers_goes_on_elsewhere_and_the_other_follows_it_the
         )
     finished(story, 400, over=2)
     assert story.told("server:0 goes on at")
+
+
+def test_nodes_that_share_no_disk_are_sent_the_checkpoint_and_send_back_their_logs(tmp_path: Path) -> None:
+    gate, linger = gated(tmp_path, 300)
+    with leaving_nothing(), nodes(one_disk=False, extra=("evaluator",)) as made:
+
+        def replace() -> None:
+            made.cut("server:0")
+            made.start("server:0")
+            gate.touch()
+
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "async",
+            steps=400,
+            workers=2,
+            checkpoint_steps=50,
+            watch=Once(150, replace),
+            hooks=[linger],
+            launcher=made.launcher,
+        )
+    finished(story, 400, over=2)
+    assert story.told("going back to the checkpoint")
+    assert story.told("evaluator: update")
+    assert checkpoint.best(tmp_path / "run") is not None
+    logs = {path.name for path in (tmp_path / "run" / "logs").iterdir()}
+    assert {"worker-1.log", "server-0.log", "evaluator.log"} <= logs
+    assert list((tmp_path / "run" / "order" / "001").glob("worker-1-*.log"))
+
+
+def test_an_evaluator_whose_node_is_lost_goes_on_at_the_hub(tmp_path: Path) -> None:
+    gate, linger = gated(tmp_path, 200)
+    with leaving_nothing(), nodes(extra=("evaluator",)) as made:
+
+        def look(status: Status) -> None:
+            lost(status)
+            if any("evaluator goes on at" in text for text in told):
+                gate.touch()
+
+        lost, told = Once(100, lambda: made.cut("evaluator")), []
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "async",
+            steps=300,
+            workers=2,
+            checkpoint_steps=50,
+            patience=2.0,
+            watch=look,
+            hooks=[linger],
+            launcher=made.launcher,
+            said=told,
+        )
+    finished(story, 300, over=2)
+    assert story.told("evaluator: update 300") or story.told("evaluator: update 301")
