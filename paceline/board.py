@@ -222,7 +222,7 @@ class Board:
 
 
 _RUN = {name: index for index, name in enumerate(Board.RUN)}
-STOP, GENERATION, ALARM = _RUN["stop"], _RUN["generation"], _RUN["alarm"]
+STOP, GENERATION = _RUN["stop"], _RUN["generation"]
 
 
 class Bells:

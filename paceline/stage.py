@@ -31,7 +31,6 @@ LANE_VECTORS = 4  # a call may carry so many vectors each way, and
 LANE_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
-RNG_BYTES = 5056  # of a torch generator's state
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,25 @@ import selectors
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline import role
-from paceline.board import Bells, Board
 from paceline.control import Listener
-from paceline.errors import PacelineError, RunError
+from paceline.errors import PacelineError
 from paceline.launchers import talk
-from paceline.launchers.beside import Doorstep, taken
 from paceline.launchers.local import LOOK, drain, is_stopped
 from paceline.launchers.process import forked
 from paceline.launchers.program import become, part_of
-from paceline.launchers.way import NothingToDo, Way, channel_of, welcomed
-from paceline.memory import HEAD, WORD, Segment, anonymous
-from paceline.mirror import Mirror
+from paceline.launchers.quarters import Quarters
+from paceline.launchers.way import NothingToDo, Way, welcomed
 from paceline.net.channel import Channel, Closed, ProtocolError, plain
-from paceline.plan import Plan
 from paceline.role import Part, Props, ranks
 from paceline.run import ready_task
-from paceline.snapshots import KEEP, own_names
-from paceline.stage import Stage
 
-SHARED = ".run"  # a file in the run directory by which a node knows that it sees the hub's
 RETURNED = ("logs", "order", "summaries", "best")  # folders that the hub gets at the end
 
 
@@ -50,7 +42,7 @@ class Started:
     frozen: float = 0.0
 
 
-class Agent:
+class Agent(Quarters):
     """One life in one run: from the welcome until the hub says goodbye, or is gone."""
 
     def __init__(
@@ -62,74 +54,13 @@ class Agent:
         log: Callable[[str], None],
         objects: dict[str, Any],
     ) -> None:
-        self._way, self._control, self._say, self._objects = way, control, log, objects
-        self.plan = Plan.from_dict(welcome["plan"])
-        self.node = replace(way.node, number=int(welcome["node"]))
-        if welcome["store"] is not None:
-            host, port = welcome["store"]
-            assert way.node.secret is not None
-            self.node = replace(self.node, store=(str(host), int(port), way.node.secret))
-        self._hub = str(welcome["nonce"])
-        self._heard = time.monotonic()
+        super().__init__(way, control, welcome, nonce, log, objects)
         self._children: dict[str, Started] = {}
-        self._bulk = talk.Bulk(self._second(nonce))
-        self._temporary: Path | None = None
-        self._settle_directory()
-        self._take_memory(int(welcome["servers"]), int(welcome["beside"]))
-        self.bells = Bells(self.board, self._bells, self.board.launcher)
-        self._mirror = Mirror(self.board, int(welcome["clock"]) - time.monotonic_ns())
-        saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
-        self._mirror.withheld = frozenset(saved)
-        self._shipped = [0] * self.plan.workers
-        self._stage: Stage | None = None
-        self._segment: Segment | None = None
-        self._selector = selectors.DefaultSelector()
+        self._heard = time.monotonic()
         self._told = 0.0
         self._gone: dict[str, Any] | None = None
         self._ended: list[tuple[Part, int, int]] = []  # roles that have ended, to be told when their files have gone
         self._interrupted, self._asked = 0, False
-        self._remote = set() if self._guest else set(range(self.board.roles)) - {self.board.launcher}
-
-    def _take_memory(self, servers: int, beside: int) -> None:
-        """Memory of this node's own, or that of another on this host."""
-        assert self._way.node.secret is not None
-        roles = self.plan.workers + servers + 2
-        self._doorstep: Doorstep | None = None
-        self._guest = False
-        if beside >= 0 and self._shared:  # else checkpoints would have to come before the words that speak of them
-            with contextlib.suppress(OSError, RunError):
-                held = taken(self._hub, beside, self._way.node.secret, 2 + 2 * roles)
-                self._guest = True
-                self.node = replace(self.node, number=beside)
-                self.board = Board(held[0], self.plan.workers, servers)
-                self._state, self._bells = held[1], held[2:]
-                return
-        self.board = Board.create(self.plan.workers, servers)
-        self._bells = Bells.create(self.board.roles)
-        self._state = anonymous("paceline-state")
-        if self.node.share:
-            descriptors = [self.board.descriptor, self._state, *self._bells]
-            self._doorstep = Doorstep(self._hub, self.node.number, self._way.node.secret, descriptors)
-
-    def _second(self, nonce: str) -> Channel:
-        channel = channel_of(self._way)
-        channel.send_json(talk.BULK, {"node": int(self.node.number), "nonce": nonce})
-        return channel
-
-    def _settle_directory(self) -> None:
-        """Use the hub's run directory if it is seen from here, else one of this node's own."""
-        theirs = Path(self.plan.directory)
-        try:
-            shared = (theirs / SHARED).read_text(encoding="ascii") == self._hub
-        except (OSError, UnicodeDecodeError):
-            shared = False
-        if not shared:
-            self._temporary = Path(tempfile.mkdtemp(prefix="paceline-"))
-            self.plan = replace(self.plan, directory=str(self._temporary))
-        for folder in ("logs", "checkpoints", f"order/{self.plan.launch:03d}"):
-            (Path(self.plan.directory) / folder).mkdir(parents=True, exist_ok=True)
-        self._shared = shared
-        self._inbox = talk.Inbox(Path(self.plan.directory), ("checkpoints",), self._say)
 
     def run(self) -> bool:
         """True: the run is over. False: the hub is gone, and so are this node's roles."""
@@ -200,7 +131,7 @@ class Agent:
     def _unread_goodbye(self) -> dict[str, Any] | None:
         """The hub closes both connections after it: who was writing, or reading the second, has not heard it yet."""
         with contextlib.suppress(Closed, ProtocolError):
-            while self._gone is None and (messages := _received(self._control)):
+            while self._gone is None and (messages := self._control.receive()):
                 self._gone = next((plain(payload) for kind, payload in messages if kind == talk.BYE), None)
         return self._gone
 
@@ -212,7 +143,7 @@ class Agent:
         self._interrupted += 1
 
     def _listen(self) -> None:
-        for kind, payload in _received(self._control):
+        for kind, payload in self._control.receive():
             self._heard = time.monotonic()
             match kind:
                 case talk.BOARD:
@@ -224,7 +155,7 @@ class Agent:
                 case talk.BYE:
                     self._gone = plain(payload)
                     return
-        for kind, payload in _received(self._bulk.channel):
+        for kind, payload in self._bulk.channel.receive():
             self._heard = time.monotonic()
             match kind:
                 case talk.LAYOUT:
@@ -239,61 +170,6 @@ class Agent:
                         self._bulk.answer()
         if time.monotonic() - self._heard > self.plan.patience:
             raise Closed(f"it has not been heard for {self.plan.patience:g} s")
-
-    def _take_words(self, payload: bytearray) -> None:
-        try:
-            self._mirror.hear(payload)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from error
-        if payload:
-            self._notice()
-            self._leave_bells_to_guests()
-            for place in range(self.board.roles):
-                if place not in self._remote:
-                    self.bells.ring(place)
-
-    def _notice(self) -> None:
-        """Let the chief know what this node has heard of."""
-        board, node, notice = self.board, self.node.number, self.board.get("notice")
-        for rank in range(board.workers):
-            if board.node[rank] == node:
-                board.noticed[rank] = notice
-        for shard in range(board.servers):
-            if board.server_node[shard] == node:
-                board.server_noticed[shard] = notice
-
-    def _leave_bells_to_guests(self) -> None:
-        """Roles of other agents that work on this node's memory hear their bells themselves."""
-        board, node = self.board, self.node.number
-        for place in list(self._remote):
-            shard = place - board.workers
-            if place < board.workers:
-                here = board.node[place] == node
-            else:
-                here = 0 <= shard < board.servers and board.server_node[shard] == node
-            if here:
-                self._hear_no_more(place)
-                board.sleeping[place] = 0
-
-    def _hear_no_more(self, place: int) -> None:
-        self._remote.discard(place)
-        self._selector.unregister(self._bells[2 * place])
-
-    def _lay_out(self, told: dict[str, Any]) -> None:
-        text, size = told["text"].encode(), int(told["size"])
-        if len(text) > HEAD - WORD or size < HEAD:
-            raise ProtocolError("a layout that is too large")
-        os.ftruncate(self._state, 0)
-        os.ftruncate(self._state, size)
-        self._segment = segment = Segment(self._state, size)
-        segment.memory[WORD : WORD + len(text)] = text
-        segment.words[0] = len(text)
-        self.board.put("size", size)
-        self._stage = Stage(
-            self.plan, role.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node
-        )
-        self._stage.open()
-        self._mirror.open(self._stage)
 
     def _start(self, part: Part) -> None:
         """Fork a role, as the hub has decided."""
@@ -380,7 +256,7 @@ class Agent:
             self._control.send(talk.BOARD, news)
         if self._interrupted and not self._asked:  # its roles must not vanish before the last checkpoint
             self._asked = True
-            self._control.send_json(talk.FROZEN, {"leaves": str(self._way)})
+            self._control.send_json(talk.LEAVES, {"parts": str(self._way)})
         if self._interrupted > 1:
             raise KeyboardInterrupt
         if self._ended and not self._bulk.busy:
@@ -388,23 +264,6 @@ class Agent:
                 self._control.send_json(talk.DIED, {"part": str(part), "code": code, "memory": memory})
             self._ended.clear()
         self._control.flush()
-
-    def _ship_parts(self) -> None:
-        """What this node's workers have put aside for a checkpoint goes to the hub before the word that says so."""
-        board, stage = self.board, self._stage
-        for rank in range(self.plan.workers):
-            number = board.saved[rank]
-            if number == self._shipped[rank] or stage is None or not stage.beside(rank) or self._bulk.busy:
-                continue
-            parts = []
-            for name in own_names(stage, rank):
-                (offset, size), *_ = stage.spans([KEEP + name])
-                parts.append((offset, memoryview(bytes(stage.segment.memory[offset : offset + size]))))
-            if board.saved[rank] != number:
-                return  # overtaken by the next while it was copied: once more
-            self._shipped[rank] = number
-            pairs = talk.pair(board.number("saved", rank), number)
-            self._bulk.give(talk.pieces(parts), talk.after(pairs))
 
     def _end_all(self) -> None:
         for child in self._children.values():
@@ -433,16 +292,17 @@ def serve(
             log(str(reason))
             return 0
         log(f"{way}: joined the run at {way.host}:{way.port}")
-        agent = Agent(way, control, welcome, nonce, log, objects or {})
+        try:
+            agent = Agent(way, control, welcome, nonce, log, objects or {})
+        except (OSError, Closed) as error:  # the hub went before the second connection was made
+            control.close()
+            log(f"lost the hub: {error}")
+            continue
         if agent.run():
             told = agent.message
             log(str(told.get("text") or "the run is over"))
             return int(told.get("code", 0))
         limit, first = agent.plan.patience, False
-
-
-def _received(channel: Channel) -> list[tuple[int, bytearray]]:
-    return channel.receive()
 
 
 def _empty(descriptor: int) -> None:

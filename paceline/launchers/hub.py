@@ -15,10 +15,10 @@ from typing import Any
 from paceline.board import FAILED, RUNNING, STOP
 from paceline.errors import RunError
 from paceline.launchers import talk
-from paceline.launchers.agent import SHARED
 from paceline.launchers.beside import Doorstep
 from paceline.launchers.local import Launcher
 from paceline.launchers.peers import Peer, Peers
+from paceline.launchers.quarters import SHARED
 from paceline.launchers.recovery import Child
 from paceline.net.channel import Channel, Closed, ProtocolError
 from paceline.net.gate import Gate, listener
@@ -158,11 +158,10 @@ class Hub(Peers):
                 self._restore_absent(part)
             self._start(child)
 
-    def _frozen(self, peer: Peer, told: dict[str, Any]) -> None:
-        self.board.put("alarm", self.board.get("alarm") + 1)
-        if "leaves" in told:
-            self.tell("say", f"{told['leaves']} was asked to end; ending the run in order")
-            self.stop(f"{told['leaves']} was asked to end")
+    def _asked_to_end(self, parts: str) -> None:
+        """Somebody wants a process of another node to end: its roles must not vanish before the last checkpoint."""
+        self.tell("say", f"{parts} was asked to end; ending the run in order")
+        self.stop(f"{parts} was asked to end")
 
     def _died_there(self, peer: Peer, told: dict[str, Any]) -> None:
         child = self._child(told["part"])

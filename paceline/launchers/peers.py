@@ -203,8 +203,10 @@ class Peers(Launcher):
                         self._heard(child, told["message"])
                 case talk.DIED:
                     self._died_there(peer, plain(payload))
-                case talk.FROZEN:
-                    self._frozen(peer, plain(payload))
+                case talk.FROZEN:  # others wait for it: their patience begins when it is back
+                    self.board.put("alarm", self.board.get("alarm") + 1)
+                case talk.LEAVES:
+                    self._asked_to_end(str(plain(payload)["parts"]))
         if peer.bulk is not None:
             for kind, payload in peer.bulk.channel.receive():
                 peer.heard = time.monotonic()
@@ -333,7 +335,7 @@ class Peers(Launcher):
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def _frozen(self, peer: Peer, told: dict[str, Any]) -> None:
+    def _asked_to_end(self, parts: str) -> None:
         raise NotImplementedError
 
     def _died_there(self, peer: Peer, told: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from paceline.net.channel import Channel, ProtocolError, plain
 from paceline.transports.wire import Areas
 
 # over the first connection
-JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, FROZEN, BYE = range(1, 12)
+JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, FROZEN, LEAVES, BYE = range(1, 13)
 # over the second
 BULK, LAYOUT, PIECES, FILE, AFTER, TAKEN = range(32, 38)
 
@@ -31,7 +31,7 @@ AHEAD = 32 << 20  # bytes that are handed to a connection before it has sent the
 LARGEST_FILE = 64 << 30
 _SMALL, _TEXT = 1 << 16, 1 << 23
 LIMITS = {
-    **dict.fromkeys((JOIN, REFUSE, START, KILL, DIED, READY, FROZEN, BYE, BULK, TAKEN), _SMALL),
+    **dict.fromkeys((JOIN, REFUSE, START, KILL, DIED, READY, FROZEN, LEAVES, BYE, BULK, TAKEN), _SMALL),
     **dict.fromkeys((WELCOME, SAID, LAYOUT), _TEXT),
     BOARD: 1 << 26,
     AFTER: 1 << 20,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from paceline.launchers import agent
+from paceline.launchers import agent, quarters
 from paceline.launchers.hub import Hub
 from paceline.launchers.local import Launcher
 from paceline.launchers.way import Way
@@ -78,7 +78,7 @@ class Nodes:
         try:
             signal.set_wakeup_fd(-1)
             if not self._one_disk:
-                agent.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
+                quarters.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.SIG_IGN)

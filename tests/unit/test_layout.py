@@ -107,12 +107,14 @@ MAY_IMPORT = {
     "launchers.job": "errors net.*",
     "launchers.talk": "errors memory net.* transports.wire",
     "launchers.way": "errors launchers.beside launchers.talk net.* stage",
+    "launchers.quarters": "board errors launchers.beside launchers.talk launchers.way memory mirror net.* plan role "
+    "snapshots stage",
     "launchers.beside": "errors",
-    "launchers.agent": "board control errors launchers.beside launchers.local launchers.process launchers.program "
-    "launchers.talk launchers.way memory mirror net.* plan role run snapshots stage",
+    "launchers.agent": "control errors launchers.local launchers.process launchers.program launchers.quarters "
+    "launchers.talk launchers.way net.* role run",
     "launchers.peers": "checkpoint launchers.agent launchers.beside launchers.local launchers.program "
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
-    "launchers.hub": "board errors launchers.agent launchers.beside launchers.local launchers.peers "
+    "launchers.hub": "board errors launchers.beside launchers.local launchers.peers launchers.quarters "
     "launchers.recovery launchers.talk net.* plan role scheme stage",
     "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme stage",
     "launchers.apart": "carry control errors launchers.local partaking plan report.* role",
