@@ -20,7 +20,7 @@ from paceline.role import scheme_of
 from paceline.run import execute
 
 PRELUDE = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import torch
 from torch import nn
