@@ -8,7 +8,7 @@ from paceline.journal import Journal
 from paceline.ops import Call
 from paceline.stage import Stage
 from paceline.transports.door import Door, Following, tear
-from paceline.transports.lane import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, received
+from paceline.transports.lane import GENERATIONS, JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, put, received
 from paceline.transports.pieces import of_tensors
 from paceline.transports.shared_desk import SharedDesk
 from paceline.wire import encode
@@ -52,6 +52,7 @@ class Server:
         self._generation = generation
         self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal, door=self._door)
         self._taken = [0] * len(self._posted)  # calls that wait at the desk
+        self._found: list[int] = []  # that have come while this server waited
         self.desk.journal = self.journal
 
     def run(self) -> None:
@@ -89,7 +90,8 @@ class Server:
             return self._next() is not None
         if self._alive.tobytes() != self._known.tobytes():
             return True
-        return any(self._due(index) for index in self._new())
+        self._found = [index for index in self._new() if self._due(index)]
+        return bool(self._found)
 
     def _new(self) -> list[int]:
         """The lanes that hold a call which nobody has looked at. Comparing bytes is the fastest way to find none."""
@@ -119,8 +121,9 @@ class Server:
 
     def _lead_on(self) -> bool:
         moved = False
+        found, self._found = self._found, []
         if self._alive.tobytes() != self._known.tobytes():
-            moved = True
+            moved, found = True, []
             for rank in [rank for rank, one in enumerate(self._alive) if one != self._known[rank]]:
                 present = bool(self._alive[rank])
                 if not present:
@@ -132,7 +135,7 @@ class Server:
                 if self._several:
                     self.desk.order(kind - 10 * rank)
                 self._member(rank, kind)
-        for index in self._new():
+        for index in found or self._new():
             if self._due(index):
                 moved = True
                 self._take(index)
@@ -170,8 +173,9 @@ class Server:
 
     def _special(self, lane: Lane, kind: int, args: tuple[object, ...]) -> None:
         board = self.board
+        self.desk.settle_answers()
         board.mark[self.shard] += 1
-        lane.pieces, lane.data = [], None
+        lane.told, lane.pieces, lane.data = encode((None,), lambda _: 0), [], None
         if kind == SAVE:
             snapshots.keep_shard(self.stage, self.shard)
             lane.pieces = of_tensors(self.stage.segment, snapshots.shard_part(self.stage, self.shard, snapshots.KEEP))
@@ -193,9 +197,7 @@ class Server:
                 self.journal.text(journal.SET, dict(zip(args[::2], args[1::2], strict=True)))  # type: ignore[arg-type]
             self.journal.flush()
         if self._lead:
-            words = encode((None,), lambda _: 0)
-            lane.reply[0] = len(words)
-            lane.reply[1 : 1 + len(words)] = words
+            put(lane.reply, lane.told)
         self.desk.done(lane)
 
     def _member(self, rank: int, kind: int) -> None:
@@ -263,6 +265,7 @@ class Server:
             self.stage.bells.wait(lambda: self._led_back(generation))
             if board.run[GENERATION] != generation:
                 return  # somebody else has died meanwhile: once more
+        self.desk.settle_answers()
         snapshots.restore_shard(self.stage, self.shard, saved)
         self._answered[:] = self._posted
         board.performed[self.shard] = 0

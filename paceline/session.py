@@ -205,7 +205,7 @@ class RealSession(Saving):
         if self.board.run[STOP]:
             raise Stopped
         if self._link is not None:
-            self._link.flush()
+            self._link.carry_on()
         return op
 
     def _performed(self, op: Op[Any]) -> Any:

@@ -128,6 +128,7 @@ class Stage:
             layout.like(name, tensor)
             layout.like(f"keep.{name}", tensor)
         layout.add("overrides", (OVERRIDES,), torch.uint8)
+        layout.add("owed", (plan.servers, plan.workers * LANES, 3), torch.int64)
         os.ftruncate(self._descriptor, 0)  # what a predecessor had begun to fill is void
         os.ftruncate(self._descriptor, layout.size)
         self.segment, self.layout = Segment(self._descriptor, layout.size), layout

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,9 +24,10 @@ from paceline.net.channel import Closed, ProtocolError
 from paceline.net.gate import Gate, enter, listener
 from paceline.stage import HEAD_WORDS, OVERRIDES, Stage
 from paceline.transports.lane import JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, got, put
+from paceline.transports.owed import Owed
 from paceline.transports.pieces import Cutting, of_words
 from paceline.transports.tcp import AGAIN_AFTER, REACH, address_of, words_of
-from paceline.transports.wire import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Areas, Message, Wire
+from paceline.transports.wire import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Areas, Message, Piece, Wire
 from paceline.wire import check, decode
 
 LAST = 10.0  # seconds that the last answers may take to go
@@ -41,6 +42,7 @@ class Door:
         self._stage, self._shard, self._lanes = stage, shard, lanes
         self._board, self._bells = stage.board, stage.bells
         self._cutting = Cutting.of(stage, shard)
+        self.owed = Owed(stage, shard, lanes)
         methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
         # how many values each takes; None: any number
         self._takes = [
@@ -82,7 +84,7 @@ class Door:
         def both() -> None:
             if wire.pending:
                 wire.push()
-            wire.pull(lambda message: self._take(wire, message))
+            wire.pull(lambda message: self._take(wire, message), lambda message, _: self._look(wire, message))
 
         self._guarded(wire, both)
 
@@ -103,6 +105,11 @@ class Door:
         self._bells.ignore(wire.fileno())
         wire.close()
 
+    def _look(self, wire: Wire, message: Message) -> None:
+        """What may be known of a message before its pieces are received, which takes longer."""
+        if message.kind == POST and 0 <= wire.peer < self._board.workers:
+            self._check(wire, message)
+
     def _take(self, wire: Wire, message: Message) -> None:
         board = self._board
         if message.kind == HELLO and wire in self._unknown:
@@ -111,7 +118,7 @@ class Door:
             lane = self._lanes[message.lane]
             if board.posted[lane.index] == message.number:
                 return  # it came before, over a connection that has broken since
-            self._check(wire, message)
+            self.owed.had(wire.peer, message.more)
             lane.request[HEAD_WORDS - 1] = message.value
             put(lane.request, message.words)
             board.posted[lane.index] = message.number
@@ -169,16 +176,25 @@ class Door:
         wire = self._wires.get(lane.rank)
         if wire is None:
             return  # it will ask when it is back
-        words = got(lane.reply)
-        pieces = lane.pieces
-        if pieces is None:  # a predecessor has performed it, if anybody has
-            pieces = of_words(words, self._cutting) if words else []
-        told = array("q", words) if self._cutting.lead else array("q")
+        if lane.told is None:  # a predecessor has performed it, if anybody has
+            lane.told = array("q", got(lane.reply))
+            lane.pieces = of_words(lane.told, self._cutting) if lane.told else []
+        told = lane.told if self._cutting.lead else array("q")
+        data: Sequence[memoryview | Piece] | None = lane.data
+        if owed := self.owed.of(lane):
+            source, *place = owed
+            data = [(source, one[1]) if one == tuple(place) else one for one in lane.pieces]
         version = self._stage.versions()[0] if self._shard == 0 else 0
         number = self._board.answered[self._shard][lane.index]
         # who hears of the last update hears of the stop too
         message = Message(REPLY, lane.index, number, version, self._board.run[STOP], words=told)
-        self._guarded(wire, lambda: wire.send(message, pieces, lane.data))
+        self._guarded(wire, lambda: wire.send(message, lane.pieces, data))
+
+    def settle(self) -> None:
+        """The state is about to change: what lies there, and has not gone or may be asked for again, is copied."""
+        for lane, source, at, size in self.owed.settle():
+            if (wire := self._wires.get(lane.rank)) is not None:
+                wire.move(lane.index, source, size, at)
 
     def order(self, position: int) -> None:
         """Tell those who follow on other nodes what comes next."""

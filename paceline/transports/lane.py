@@ -18,6 +18,7 @@ from paceline.errors import SchemeError
 from paceline.ops import Call
 from paceline.scheme import ServerMethod
 from paceline.stage import HEAD_WORDS, Stage
+from paceline.transports.wire import Piece
 from paceline.wire import decode
 
 SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
@@ -38,8 +39,10 @@ class Lane:
         self.reply = stage.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
         args, reply = (stage.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
         self.tell = False  # the server only says when the call may be done
-        self.pieces: list[tuple[int, int]] | None = None  # of memory that an answer consists of, if that is known,
+        self.told: array[int] | None = None  # an answer's words, if they are known,
+        self.pieces: list[Piece] = []  # the pieces of memory that it consists of,
         self.data: list[memoryview] | None = None  # and what they are, if it is not what lies there
+        self.reply_at = reply.offset
         self._areas = {"args": (args.offset, args.shape[0]), "reply": (reply.offset, reply.shape[0])}
 
     def area(self, part: str) -> Callable[[Tensor, int], int]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.memory import Segment
 from paceline.stage import Stage
+from paceline.transports.wire import Piece
 from paceline.wire import decode
 
-Piece = tuple[int, int]  # offset and size in bytes
+Span = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor in memory: where, of what, how large
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,19 @@ class Cutting:
 
 def of_words(words: Sequence[int], cutting: Cutting) -> list[Piece]:
     """The pieces that a call's or an answer's words name, as far as they are this server's."""
-    found: list[Piece] = []
+    found: list[Span] = []
 
-    def note(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        found.extend(_pieces(offset, dtype, shape, cutting))
+    def note(*span: Any) -> Tensor:
+        found.append(span)
         return _NOTHING
 
     decode(list(words), note)
-    return found
+    return of_spans(found, cutting)
+
+
+def of_spans(spans: Iterable[Span], cutting: Cutting) -> list[Piece]:
+    """The pieces of tensors that lie somewhere, as far as they are this server's."""
+    return [piece for span in spans for piece in _pieces(*span, cutting)]
 
 
 _NOTHING = torch.empty(0)

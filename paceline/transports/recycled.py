@@ -16,6 +16,11 @@ SMALLEST = 1 << 18  # bytes; what is smaller the allocator keeps by itself
 BLOCKS = 3  # that are kept: the result before the last may still be held while the next comes
 
 
+def over(block: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """What lies in a block. A view of it, or what autograd has saved of it, holds the block as well."""
+    return torch.frombuffer(block, dtype=dtype).view(shape)
+
+
 class Recycled:
     """Copies of tensors, in blocks that are used again."""
 
@@ -26,12 +31,15 @@ class Recycled:
         size = tensor.numel() * tensor.element_size()
         if size < SMALLEST:
             return tensor.clone()
+        return over(self.block(size), tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+
+    def block(self, size: int) -> mmap.mmap:
+        """One of so many bytes in which nothing lies."""
         block = self._free(size)
         if block is None:
             block = mmap.mmap(-1, size)
             self._blocks = [*self._blocks[1 - BLOCKS :], block]
-        # whatever lies in a block, a view or what autograd has saved, holds it by this buffer
-        return torch.frombuffer(block, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
+        return block
 
     def _free(self, size: int) -> mmap.mmap | None:
         for number in range(len(self._blocks)):

@@ -18,7 +18,8 @@ from paceline.scheme import ServerMethod
 from paceline.stage import HEAD_WORDS, Stage
 from paceline.state import State
 from paceline.transports.lane import GENERATIONS, SHOW, TELL, Lane, got, put
-from paceline.transports.recycled import Recycled
+from paceline.transports.pieces import Span
+from paceline.transports.recycled import SMALLEST, Recycled, over
 from paceline.transports.tcp import Reach
 from paceline.wire import decode, encode
 
@@ -48,6 +49,7 @@ class Link:
         self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._recycled = Recycled()
+        self._gave: dict[int, tuple[int, int]] = {}  # by method: where in its lane the last result lay, and its size
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
         self.journal: Journal | None = None
@@ -124,6 +126,10 @@ class Link:
         """Let the servers know of what was sent on the way."""
         if self._unheard:
             self._ring()
+
+    def carry_on(self) -> None:
+        """This worker goes to compute: what is under way goes on meanwhile."""
+        self.flush()
         if self._reach:
             self._reach.carry_on()
 
@@ -169,21 +175,16 @@ class Link:
         return lane
 
     def _send(self, method: int, args: tuple[Any, ...], *, silent: bool = False) -> Lane:
-        if self._void:
-            self._free += [lane for lane in self._void if self.ready(lane)]
-            self._void = [lane for lane in self._void if lane not in self._free]
-        if not self._free:
-            self._settle()
-        if not self._free and method < 0 and self._void:  # the end must not fail because calls wait for ever
-            self._free.append(self._void.pop(0))
-        if not self._free:
-            raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
-        lane = self._free.pop()
+        lane = self._vacant(method)
         segment, room = self.stage.segment, lane.area("args")
+        spans: list[Span] = []
 
         def place(tensor: Tensor) -> int:
             at = segment.offset(tensor)  # what lies in shared memory already is not copied, if the caller waits
-            return lane.copy_in(tensor, room) if at is None or (silent and at not in self._grads) else at
+            if at is None or (silent and at not in self._grads):
+                at = lane.copy_in(tensor, room)
+            spans.append((at, tensor.dtype, tuple(tensor.shape)))
+            return at
 
         words = encode(args, place)
         lane.request[HEAD_WORDS - 1] = method
@@ -196,10 +197,26 @@ class Link:
         board = self._board
         board.posted[lane.index] = self.generation * GENERATIONS + self._count
         if self._reach:
-            self._reach.post(lane)
+            if method in self._gave and not silent:
+                at, size = self._gave[method]
+                self._reach.expect(lane, lane.reply_at + at, size, self._recycled.block(size))
+            self._reach.post(lane, words, spans)
         if not silent:
             self._ring()
         return lane
+
+    def _vacant(self, method: int) -> Lane:
+        """A lane in which nothing lies that anybody wants."""
+        if self._void:
+            self._free += [lane for lane in self._void if self.ready(lane)]
+            self._void = [lane for lane in self._void if lane not in self._free]
+        if not self._free:
+            self._settle()
+        if not self._free and method < 0 and self._void:  # the end must not fail because calls wait for ever
+            self._free.append(self._void.pop(0))
+        if not self._free:
+            raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
+        return self._free.pop()
 
     def ready(self, lane: Lane) -> bool:
         number = self._board.posted[lane.index]
@@ -208,15 +225,35 @@ class Link:
     def collect(self, lane: Lane) -> Any:
         """Wait for a call's result."""
         self._awaited(lane)
-        segment = self.stage.segment
+        segment, own = self.stage.segment, self.device.type == "cpu"
+        landing = self._reach.landed(lane) if self._reach else None
+        large: list[tuple[int, int]] = []
 
         def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
             found = segment.tensor(offset, dtype, shape)
-            return self._recycled.copy(found) if own else found.to(self.device)
+            if not own:
+                return found.to(self.device)
+            size = found.numel() * dtype.itemsize
+            if size >= SMALLEST:
+                large.append((offset - lane.reply_at, size))
+            if landing is not None and (landing.at, landing.size) == (offset, size):
+                return over(landing.block, dtype, shape)
+            if landing is not None:  # it is another result than the last time
+                landing.put_back(segment)
+            return self._recycled.copy(found)
 
-        own = self.device.type == "cpu"
         (result,) = decode(got(lane.reply), tensor)
+        if self._reach:
+            self._learn(lane.request[HEAD_WORDS - 1], large)
         return result
+
+    def _learn(self, method: int, large: list[tuple[int, int]]) -> None:
+        """Next time the result may be received where it is to stay, if it is one vector and all of it comes so."""
+        assert self._reach is not None
+        if len(large) == 1 and len(self._reach) == len(self._servers):
+            self._gave[method] = large[0]
+        else:
+            self._gave.pop(method, None)
 
     def _awaited(self, lane: Lane) -> None:
         """Wait until a call is answered. Its lane is free then; the result lies there until this worker sends again."""
@@ -239,7 +276,7 @@ class Link:
         self._free = [lane for lane in reversed(self._lanes) if lane not in self._void]
         self._silent.clear()
         if self._reach is not None:
-            self._reach.ahead.clear()
+            self._reach.forget()
 
     def show(self) -> None:
         """Have the servers' state as it is now in this node's memory, if it is not there anyhow."""

@@ -70,6 +70,7 @@ class SharedDesk(Desk):
         lane: Lane = ticket
         if self._lead:
             self.order(lane.index)
+        self.settle_answers()
         self._mark[self._shard] += 1
         result = None if lane.tell else self._noted(rank, call, ticket)
         if lane.tell and self.journal is not None:
@@ -110,6 +111,11 @@ class SharedDesk(Desk):
         elif board.awaited[lane.rank] == lane.index + 1:
             self._to_wake.add(lane.rank)
 
+    def settle_answers(self) -> None:
+        """The state is about to change: what lies there and may still be wanted is copied."""
+        if self._door is not None and self._door.owed:
+            self._door.settle()
+
     def wake(self) -> None:
         """Wake those whose answers are there, when nothing is left to do: they may want this core."""
         for rank in self._to_wake:
@@ -117,6 +123,7 @@ class SharedDesk(Desk):
         self._to_wake.clear()
 
     def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
+        self.settle_answers()
         self._mark[self._shard] += 1
         if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
             self._stage.board.known[rank] = int(event == "joined")
@@ -135,16 +142,20 @@ class SharedDesk(Desk):
         lane: Lane = ticket
         room, low, high, length = lane.area("reply"), self._low, self._high, self._length
         segment = self._stage.segment
-        lane.pieces, lane.data = [], None
-        pieces = lane.pieces
+        owed = self._door.owed if self._door is not None and self._door.far(lane.rank) else None
+        lane.pieces, lane.data = pieces, _ = [], None
 
         def place(tensor: Tensor) -> int:
-            at = lane.copy_in(tensor, room)
-            pieces.append((at, tensor.numel() * tensor.element_size()))
+            size = tensor.numel() * tensor.element_size()
+            at = room(tensor, size)
+            if owed is None or not owed.note(lane, tensor, at):
+                segment.tensor(at, tensor.dtype, tensor.shape).copy_(tensor)
+            pieces.append((at, size))
             return at
 
         if not self._cut:
-            put(lane.reply, encode((result,), place))
+            lane.told = encode((result,), place)
+            put(lane.reply, lane.told)
             return None
         shapes: list[tuple[int, ...]] = []
 
@@ -157,12 +168,14 @@ class SharedDesk(Desk):
             count = tensor[..., 0].numel() * length
             at = room(tensor, count * tensor.element_size())
             part = segment.tensor(at, tensor.dtype, whole)[..., low:high]
-            part.copy_(tensor)
-            if self._door is not None:
+            own = at + low * tensor.element_size()
+            if owed is None or tensor.dim() > 1 or not owed.note(lane, tensor, own):
+                part.copy_(tensor)
+            if owed is not None:
                 pieces.extend(of_tensors(segment, [part]))
             return at
 
-        words = encode((_widened(result, high - low, length),), _parts_in_order(result, place_part))
+        lane.told = words = encode((_widened(result, high - low, length),), _parts_in_order(result, place_part))
         if self._lead or not self._stage.near(0):
             put(lane.reply, words)
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import mmap
 import select
 import threading
 import time
@@ -19,9 +20,10 @@ from paceline.errors import PacelineError, RunError
 from paceline.net.channel import Closed, ProtocolError
 from paceline.net.gate import Refused, enter
 from paceline.stage import HEAD_WORDS, Stage
+from paceline.transports.landing import Landing
 from paceline.transports.lane import Lane, got, put
-from paceline.transports.pieces import Cutting, of_words
-from paceline.transports.wire import AGAIN, HELLO, POST, REPLY, WELCOME, Areas, Message, Wire
+from paceline.transports.pieces import Cutting, Span, of_spans, of_words
+from paceline.transports.wire import AGAIN, HELLO, POST, REPLY, WELCOME, Areas, Message, Pieces, Wire
 from paceline.wire import check
 
 AGAIN_AFTER = 0.05  # seconds between two tries to reach a server
@@ -55,12 +57,15 @@ class Reach:
         self._version = stage.version_words()[0]
         self._cuttings = [Cutting.of(stage, shard) for shard in range(stage.plan.servers)]
         self._courier: Courier | None = None
+        self._landings: dict[int, Landing] = {}  # by lane
+        self._coming: dict[int, Pieces] = {}  # by server: what goes to one now
         self.ahead: set[int] = set()  # lanes whose answers nobody waits for yet
         self.latest = 0  # the highest number of a call that any server knows of this worker
         self.meet()
 
-    def __bool__(self) -> bool:
-        return bool(self._wires)
+    def __len__(self) -> int:
+        """How many servers are on other nodes."""
+        return len(self._wires)
 
     def meet(self) -> None:
         """Find out which servers are on other nodes, and connect with those that are new there."""
@@ -130,31 +135,70 @@ class Reach:
         def both() -> None:
             if wire.pending:
                 wire.push()
-            wire.pull(lambda message: self._take(shard, wire, message))
+            wire.pull(
+                lambda message: self._take(shard, wire, message),
+                lambda message, pieces: self._look(shard, wire, message, pieces),
+            )
 
         self._guarded(shard, wire, both)
 
-    def post(self, lane: Lane) -> None:
+    def expect(self, lane: Lane, at: int, size: int, block: mmap.mmap) -> None:
+        """A call will be posted whose result probably is one vector, there in its lane: it may come into this block."""
+        self._landings[lane.index] = Landing(at, size, block)
+
+    def landed(self, lane: Lane) -> Landing | None:
+        """Where a call's result has come, if all of it has come where it was expected."""
+        landing = self._landings.pop(lane.index, None)
+        if landing is not None and len(landing.came) != self._stage.plan.servers:
+            landing.put_back(self._stage.segment)
+            return None
+        return landing
+
+    def forget(self) -> None:
+        """Nothing is waited for any more."""
+        self.ahead.clear()
+        self._landings.clear()
+
+    def post(self, lane: Lane, words: array[int], spans: list[Span]) -> None:
         """A call lies in a lane of this node: let it lie in that of every other server's node too."""
         for shard, wire in self._wires.items():
             if wire is not None and self._met[shard]:
-                self._post(shard, wire, lane)
+                self._post(shard, wire, lane, words, of_spans(spans, self._cuttings[shard]))
 
-    def _post(self, shard: int, wire: Wire, lane: Lane) -> None:
-        words = got(lane.request)
-        number, method = self._board.posted[lane.index], lane.request[HEAD_WORDS - 1]
-        pieces = of_words(words, self._cuttings[shard])
-        message = Message(POST, lane.index, number, method, words=array("q", words))
+    def _post(self, shard: int, wire: Wire, lane: Lane, words: array[int], pieces: Pieces) -> None:
+        posted, answered = self._board.posted, self._board.answered[shard]
+        first = self._rank * LANES
+        # the server need not keep the answers that are here
+        missing = sum(1 << n for n in range(LANES) if posted[first + n] != answered[first + n])
+        message = Message(POST, lane.index, posted[lane.index], lane.request[HEAD_WORDS - 1], missing, words)
         self._guarded(shard, wire, lambda: wire.send(message, pieces))
+
+    def _wanted(self, shard: int, message: Message) -> bool:
+        """Whether an answer is to the call that lies in its lane, and the first; not to one that was given up."""
+        board, lane = self._board, message.lane
+        return bool(board.posted[lane] == message.number != board.answered[shard][lane])
+
+    def _look(self, shard: int, wire: Wire, message: Message, pieces: Pieces) -> list[memoryview] | None:
+        """Check an answer before its pieces are received, and say where they go."""
+        if message.kind != REPLY or message.lane // LANES != self._rank or not self._wanted(shard, message):
+            return None
+        if len(message.words):
+            self._check(wire, message)
+        landing = self._landings.get(message.lane)
+        if landing is None or shard in landing.came or not pieces or not all(map(landing.holds, pieces)):
+            return None
+        self._coming[shard] = pieces
+        return [landing.view(piece) for piece in pieces]
 
     def _take(self, shard: int, wire: Wire, message: Message) -> None:
         board, own = self._board, range(self._rank * LANES, self._rank * LANES + LANES)
         if message.kind == REPLY and message.lane in own:
             lane = self._lanes[message.lane - own.start]
-            if message.number != board.posted[lane.index]:
-                return  # of a call that was given up
+            if not self._wanted(shard, message):
+                return
+            if wire.elsewhere and (landing := self._landings.get(lane.index)) is not None:
+                landing.came[shard] = self._coming[shard]
             if len(message.words):
-                self._check(wire, message)
                 put(lane.reply, message.words)
             words = self._stage.segment.words
             if message.value > words[self._version]:
@@ -172,7 +216,8 @@ class Reach:
                 if board.answered[shard][lane.index] == mine:
                     continue
                 if posted != mine:
-                    self._post(shard, wire, lane)
+                    asked = array("q", got(lane.request))
+                    self._post(shard, wire, lane, asked, of_words(asked, self._cuttings[shard]))
                 elif answered == mine:
                     wire.send(Message(AGAIN, lane.index, mine))
         else:

@@ -15,7 +15,8 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from paceline.memory import Segment
 from paceline.net.channel import Closed, ProtocolError
@@ -26,11 +27,12 @@ HEAD = struct.Struct("<HHIqqqII")  # kind, 0, lane, number, value, more, words, 
 PIECE = 16  # bytes: offset and size
 PIECES = 4096  # of one message
 BUFFERS = 64  # handed to the kernel at once
-Pieces = Sequence[tuple[int, int]]
+FRONT = 1024  # bytes that are asked for when a message may begin
+Piece = tuple[int, int]  # offset and size in bytes
+Pieces = Sequence[Piece]
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One whole message; its pieces lie in memory already."""
 
     kind: int
@@ -38,7 +40,7 @@ class Message:
     number: int = 0
     value: int = 0
     more: int = 0
-    words: array[int] = field(default_factory=lambda: array("q"))
+    words: array[int] = array("q")
 
 
 class Areas:
@@ -54,6 +56,10 @@ class Areas:
         return at >= 0 and size >= 0 and offset + size <= self._spans[at][1]
 
 
+Take = Callable[[Message], None]
+Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
+
+
 class Wire:
     """One connection. Nothing here waits: `push` and `pull` do what can be done now."""
 
@@ -62,11 +68,12 @@ class Wire:
         connection.setblocking(False)
         self._secure = isinstance(connection, ssl.SSLSocket)
         self._memory = memoryview(segment.memory)
-        self._out: deque[memoryview] = deque()
-        self._head, self._meta = bytearray(HEAD.size), bytearray()
-        self._pieces: deque[tuple[int, int]] = deque()
-        self._fields: tuple[int, ...] | None = None
-        self._into = memoryview(self._head)
+        self._out: deque[tuple[memoryview, int, int, int]] = deque()  # of what, from where, to where, of which lane
+        self._front = bytearray(FRONT)  # heads and words, and what came with them
+        self._begin = self._end = 0  # of what it holds and nobody has looked at
+        self._message: Message | None = None  # whose pieces are coming,
+        self._into: deque[memoryview] = deque()  # and where they go
+        self.elsewhere = False  # they go where `look` has said
         self.lock = threading.RLock()  # a courier may be at it while its worker computes
         self.peer = -1  # who is at the other end, once it has said so
         self.port = 0  # that it was reached at
@@ -83,19 +90,28 @@ class Wire:
         """What to wait for."""
         return select.POLLIN | select.POLLOUT if self._out else select.POLLIN
 
-    def send(self, message: Message, pieces: Pieces = (), data: Sequence[memoryview] | None = None) -> None:
+    def send(self, message: Message, pieces: Pieces = (), data: Sequence[memoryview | Piece] | None = None) -> None:
         """Say something, and as much of the memory as belongs to it, which must stay as it is until it has gone.
-        `data`: what the other is to have there, if it is not what lies here."""
-        about = array("q", [number for piece in pieces for number in piece])
-        head = HEAD.pack(
-            message.kind, 0, message.lane, message.number, message.value, message.more, len(message.words), len(pieces)
-        )
+        `data`: what the other is to have there, if it is not what lies there: bytes, or other pieces."""
+        kind, lane, number, value, more, words = message
+        head = HEAD.pack(kind, 0, lane, number, value, more, len(words), len(pieces)) + words.tobytes()
+        if pieces:
+            head += array("q", [number for piece in pieces for number in piece]).tobytes()
         with self.lock:
-            self._out.append(memoryview(head + message.words.tobytes() + about.tobytes()))
-            if data is None:
-                data = [self._memory[offset : offset + size] for offset, size in pieces if size]
-            self._out.extend(data)
+            self._out.append((memoryview(head), 0, len(head), lane))
+            for one in pieces if data is None else data:
+                if isinstance(one, memoryview):
+                    self._out.append((one, 0, len(one), lane))
+                elif one[1]:
+                    self._out.append((self._memory, one[0], one[0] + one[1], lane))
             self.push()
+
+    def move(self, lane: int, place: int, size: int, to: int) -> None:
+        """What was to be sent of a lane's message from some place lies elsewhere from now on."""
+        with self.lock:
+            for at, (buffer, start, end, of) in enumerate(self._out):
+                if buffer is self._memory and of == lane and place <= start < place + size:
+                    self._out[at] = (buffer, start - place + to, end - place + to, of)
 
     def push(self) -> bool:
         """Send as much as goes now; True when all has gone."""
@@ -108,64 +124,101 @@ class Wire:
                 except OSError as error:
                     raise Closed(str(error)) from error
                 while sent:
-                    first = self._out[0]
-                    if sent < len(first):
-                        self._out[0] = first[sent:]
+                    buffer, start, end, lane = self._out.popleft()
+                    if sent < end - start:
+                        self._out.appendleft((buffer, start + sent, end, lane))
                         break
-                    sent -= len(first)
-                    self._out.popleft()
+                    sent -= end - start
             return True
 
     def _sent(self) -> int:
         if self._secure:
-            return self.connection.send(self._out[0][: 1 << 20])
-        return self.connection.sendmsg([self._out[k] for k in range(min(len(self._out), BUFFERS))])
+            buffer, start, end, _ = self._out[0]
+            return self.connection.send(buffer[start : min(end, start + (1 << 20))])
+        return self.connection.sendmsg([buffer[start:end] for buffer, start, end, _ in islice(self._out, BUFFERS)])
 
-    def pull(self, take: Callable[[Message], None]) -> None:
-        """Receive what is there; `take` gets each whole message. A plain connection gives one at a time: whoever waits
-        for several hears of the next at once."""
+    def pull(self, take: Take, look: Look | None = None) -> None:
+        """Receive what is there. `look` gets each message before its pieces are received, and may refuse it, or say
+        where they go; `take` gets it when it is whole. Of a plain connection no more is asked for than one message:
+        whoever waits for several hears of the next at once."""
         with self.lock:
-            while True:
-                try:
-                    count = self.connection.recv_into(self._into)
-                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    return
-                except OSError as error:
-                    raise Closed(str(error)) from error
-                if not count:
-                    raise Closed("the other end has closed")
-                self._into = self._into[count:]
-                if not len(self._into) and (message := self._filled()) is not None:
-                    take(message)
-                    if not self._secure:
+            while self._message is not None or self._heard(look):
+                while self._into:
+                    into = self._into[0]
+                    count = self._poured(into) or self._receive(into)
+                    if not count:
                         return
+                    if count == len(into):
+                        self._into.popleft()
+                    else:
+                        self._into[0] = into[count:]
+                message, self._message = self._message, None
+                assert message is not None
+                take(message)
+                if self._begin == self._end and not self._secure:
+                    return
 
-    def _filled(self) -> Message | None:
-        """A part is whole: go on to the next, or give the message."""
-        if self._fields is None:
-            self._fields = HEAD.unpack(self._head)
-            kind, zero, *_, words, pieces = self._fields
+    def _receive(self, into: memoryview) -> int:
+        """How many bytes have come; 0: none now."""
+        try:
+            count = self.connection.recv_into(into)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not count:
+            raise Closed("the other end has closed")
+        return count
+
+    def _poured(self, into: memoryview) -> int:
+        """How many bytes of a piece had come along with its message's head."""
+        count = min(len(into), self._end - self._begin)
+        if count:
+            into[:count] = memoryview(self._front)[self._begin : self._begin + count]
+            self._begin += count
+        return count
+
+    def _heard(self, look: Look | None) -> bool:
+        """Whether a message has come whole but for its pieces; those are received next."""
+        need = HEAD.size
+        while True:
+            if self._end - self._begin < need:
+                self._make_room(need)
+                count = self._receive(memoryview(self._front)[self._end :])
+                if not count:
+                    return False
+                self._end += count
+                continue
+            kind, zero, lane, number, value, more, words, pieces = HEAD.unpack_from(self._front, self._begin)
             if zero or not HELLO <= kind <= ORDER or words > MOST + 32 or pieces > PIECES:
                 raise ProtocolError(f"a message of kind {kind} with {words} words and {pieces} pieces")
-            self._meta = bytearray(8 * words + PIECE * pieces)
-            self._into = memoryview(self._meta)
-            if self._meta:
-                return None
-        elif len(self._meta) and not self._pieces and self._fields[-1]:
-            numbers = array("q", bytes(self._meta[8 * self._fields[-2] :]))
-            self._pieces.extend(zip(numbers[::2], numbers[1::2], strict=True))
-            if any(piece not in self.areas for piece in self._pieces):
-                raise ProtocolError("a piece of memory that is not the sender's to write")
-            self._fields = (*self._fields[:-1], 0)
-        while self._pieces:
-            offset, size = self._pieces.popleft()
-            if size:
-                self._into = self._memory[offset : offset + size]
-                return None
-        kind, _, lane, number, value, more, words, _ = self._fields
-        found = Message(kind, lane, number, value, more, array("q", bytes(self._meta[: 8 * words])))
-        self._fields, self._into = None, memoryview(self._head)
-        return found
+            whole = HEAD.size + 8 * words + PIECE * pieces
+            if self._end - self._begin >= whole:
+                break
+            need = whole
+        about = array("q", self._front[self._begin + HEAD.size : self._begin + whole])
+        self._begin += whole
+        message = Message(kind, lane, number, value, more, about[:words])
+        places = list(zip(about[words::2], about[words + 1 :: 2], strict=True))
+        if any(place not in self.areas for place in places):
+            raise ProtocolError("a piece of memory that is not the sender's to write")
+        given = None if look is None else look(message, places)
+        self.elsewhere = given is not None
+        if given is None:
+            given = [self._memory[offset : offset + size] for offset, size in places if size]
+        self._message = message
+        self._into.extend(given)
+        return True
+
+    def _make_room(self, need: int) -> None:
+        """Room for so many bytes that have not been looked at."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        size = max(need, FRONT)
+        if self._begin + need > len(self._front) or (len(self._front) > size and not self._end):
+            rest = self._front[self._begin : self._end]
+            self._front = rest + bytearray(max(size, len(rest)) - len(rest))
+            self._begin, self._end = 0, len(rest)
 
     def close(self) -> None:
         self._out.clear()

@@ -13,7 +13,7 @@ from far_ends import Pair, bytes_of, segment
 
 from paceline.net.channel import Closed, ProtocolError
 from paceline.transports.pieces import Cutting, of_tensors, of_words
-from paceline.transports.wire import HEAD, HELLO, ORDER, PIECES, POST, REPLY, Areas, Message
+from paceline.transports.wire import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Areas, Message, Pieces
 from paceline.wire import DTYPES, MOST, NONE, REAL, TENSOR, TEXT, TRUTH, TUPLE, WHOLE, check, decode, encode
 
 
@@ -49,7 +49,7 @@ def test_messages_may_be_torn_at_every_byte() -> None:
             assert bytes(pair.segments[1].memory[200:203]) == b"abc"
 
 
-def test_messages_come_one_at_a_time_and_byte_by_byte() -> None:
+def test_messages_come_whole_byte_by_byte_or_together() -> None:
     data = bytes_of(HELLO, 1) + bytes_of(REPLY, words=[7], pieces=[(0, 2)], data=b"xy") + bytes_of(ORDER, 2, words=[1])
     with Pair() as pair:
         counts = []
@@ -62,7 +62,67 @@ def test_messages_come_one_at_a_time_and_byte_by_byte() -> None:
         pair.raw.sendall(data)
         found: list[Message] = []
         pair.far.pull(found.append)
-        assert len(found) == 1  # others that wait for this thread have their turn in between
+        assert [one.kind for one in found] == [HELLO, REPLY, ORDER]  # small ones have come in one piece
+        assert bytes(pair.segments[1].memory[:2]) == b"xy"
+
+
+def test_larger_messages_come_one_at_a_time() -> None:
+    """Others that wait for this thread have their turn in between."""
+    with Pair() as pair:
+        many = [
+            bytes_of(POST, one, words=range(FRONT // 8), pieces=[(64 * one, 64)], data=bytes(64)) for one in range(3)
+        ]
+        many += [bytes_of(POST, 3, words=range(200)), bytes_of(POST, 4, pieces=[(0, 2000)], data=bytes(2000))]
+        pair.raw.sendall(b"".join(many))
+        found: list[Message] = []
+        for count in range(1, 6):
+            pair.far.pull(found.append)
+            assert [one.lane for one in found] == list(range(count))
+        assert len(pair.far._front) == FRONT  # no more than needed is kept
+
+
+def test_who_looks_at_a_message_may_refuse_it_or_say_where_its_pieces_go() -> None:
+    data = bytes_of(POST, 1, words=[5], pieces=[(0, 4), (100, 3000)], data=b"abcd" + b"x" * 3000)
+    with Pair() as pair:
+        pair.raw.sendall(data)
+        own, found = bytearray(3004), []
+
+        def look(message: Message, pieces: Pieces) -> list[memoryview]:
+            found.append((message.words.tolist(), list(pieces)))
+            return [memoryview(own)[3000:], memoryview(own)[:3000]]
+
+        pair.far.pull(pair.found.append, look)
+        assert found == [([5], [(0, 4), (100, 3000)])]
+        assert own == b"x" * 3000 + b"abcd"
+        assert pair.far.elsewhere
+        assert not pair.segments[1].bytes.any()
+    with Pair() as pair:
+        pair.raw.sendall(data)
+
+        def refuse(message: Message, _: Pieces) -> None:
+            raise ProtocolError(f"not {message.lane}")
+
+        with pytest.raises(ProtocolError, match="not 1"):
+            pair.far.pull(pair.found.append, refuse)
+        assert not pair.segments[1].bytes.any()
+
+
+def test_what_is_to_be_sent_may_move() -> None:
+    """Of one lane's message; what has gone has gone, and others stay where they are."""
+    with Pair() as pair:
+        pair.raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        memory = pair.segments[0].memory
+        memory[:4000], memory[4000:8000] = b"a" * 4000, b"b" * 4000
+        while not pair.near.pending:
+            pair.near.send(Message(POST), [(8000, 4000)])  # until the socket takes no more
+        for lane, place in ((1, 8000), (2, 12_000)):
+            pair.near.send(Message(REPLY, lane), [(place, 4000)], [(0, 4000)])
+        pair.near.move(1, 0, 4000, 4000)
+        while pair.near.pending:
+            pair.near.push()
+            pair.pull()
+        pair.pull()
+        assert bytes(pair.segments[1].memory[8000:16_000]) == b"b" * 4000 + b"a" * 4000
 
 
 def test_what_the_socket_does_not_take_goes_later_and_in_order() -> None:
@@ -159,7 +219,7 @@ def test_a_head_that_nobody_writes_is_refused_before_memory_is_taken(head: bytes
         pair.raw.sendall(head)
         with pytest.raises(ProtocolError, match="a message of kind"):
             pair.pull()
-        assert len(pair.far._meta) == 0
+        assert len(pair.far._front) == FRONT
 
 
 @pytest.mark.parametrize(

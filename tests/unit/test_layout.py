@@ -66,15 +66,18 @@ MAY_IMPORT = {
     "mirror": "board stage",
     "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
-    "transports.lane": "errors ops scheme stage wire",
+    "transports.lane": "errors ops scheme stage transports.wire wire",
     "transports.recycled": "",
     "transports.wire": "memory net.* wire",
-    "transports.pieces": "memory stage wire",
-    "transports.tcp": "board errors net.* stage transports.lane transports.pieces transports.wire wire",
-    "transports.door": "board config errors memory net.* stage transports.lane transports.pieces transports.tcp "
-    "transports.wire wire",
-    "transports.shared": "board errors journal ops scheme stage state transports.lane transports.recycled "
-    "transports.tcp wire",
+    "transports.pieces": "memory stage transports.wire wire",
+    "transports.landing": "memory transports.wire",
+    "transports.owed": "stage transports.lane",
+    "transports.tcp": "board errors net.* stage transports.landing transports.lane transports.pieces transports.wire "
+    "wire",
+    "transports.door": "board config errors memory net.* stage transports.lane transports.owed transports.pieces "
+    "transports.tcp transports.wire wire",
+    "transports.shared": "board errors journal ops scheme stage state transports.lane transports.pieces "
+    "transports.recycled transports.tcp wire",
     "transports.shared_desk": "board desk errors journal ops stage transports.door transports.lane transports.pieces "
     "wire",
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",

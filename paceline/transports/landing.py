@@ -1,0 +1,32 @@
+"""Where a worker receives a result from another node: in its lane, or at once where the result is to stay."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, field
+
+from paceline.memory import Segment
+from paceline.transports.wire import Piece, Pieces
+
+
+@dataclass(slots=True)
+class Landing:
+    """Memory that a result is received into, to stay there: a block instead of a part of a lane."""
+
+    at: int
+    size: int
+    block: mmap.mmap
+    came: dict[int, Pieces] = field(default_factory=dict)  # by server: what it has put there
+
+    def holds(self, piece: Piece) -> bool:
+        offset, size = piece
+        return self.at <= offset and offset + size <= self.at + self.size
+
+    def view(self, piece: Piece) -> memoryview:
+        offset, size = piece
+        return memoryview(self.block)[offset - self.at : offset - self.at + size]
+
+    def put_back(self, segment: Segment) -> None:
+        """It is no vector of that size after all: let it lie in its lane."""
+        for piece in (piece for pieces in self.came.values() for piece in pieces):
+            segment.memory[piece[0] : piece[0] + piece[1]] = self.view(piece)
