@@ -23,7 +23,7 @@ from paceline.memory import WORD
 from paceline.net.channel import Closed, ProtocolError
 from paceline.net.gate import Gate, enter, listener
 from paceline.stage import HEAD_WORDS, OVERRIDES, Stage
-from paceline.transports.lane import JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, got, put
+from paceline.transports.lane import JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, got, put, understood
 from paceline.transports.owed import Owed
 from paceline.transports.pieces import Cutting, of_words
 from paceline.transports.tcp import AGAIN_AFTER, REACH, address_of, words_of
@@ -43,13 +43,14 @@ class Door:
         self._board, self._bells = stage.board, stage.bells
         self._cutting = Cutting.of(stage, shard)
         self.owed = Owed(stage, shard, lanes)
-        methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
+        self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
+        self._bounds = stage.bounds(shard)
         # how many values each takes; None: any number
         self._takes = [
             None
             if any(one.kind is one.VAR_POSITIONAL for one in method.signature.parameters.values())
             else len(method.parameters)
-            for method in methods
+            for method in self._methods
         ]
         self._wires: dict[int, Wire] = {}  # by rank; followers after the ranks
         self._unknown: set[Wire] = set()  # admitted, and not yet said who it is
@@ -107,8 +108,11 @@ class Door:
 
     def _look(self, wire: Wire, message: Message) -> None:
         """What may be known of a message before its pieces are received, which takes longer."""
-        if message.kind == POST and 0 <= wire.peer < self._board.workers:
+        if message.kind == POST and 0 <= wire.peer < self._board.workers and message.lane // LANES == wire.peer:
             self._check(wire, message)
+            lane, words = self._lanes[message.lane], message.words.tolist()
+            request = understood(self._stage, lane, words, message.value, self._methods, self._bounds)
+            lane.prepared = message.number, request
 
     def _take(self, wire: Wire, message: Message) -> None:
         board = self._board

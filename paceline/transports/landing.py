@@ -5,6 +5,9 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from paceline.memory import Segment
 from paceline.transports.wire import Piece, Pieces
 
@@ -16,7 +19,11 @@ class Landing:
     at: int
     size: int
     block: mmap.mmap
+    tensor: Tensor  # that lies there
     came: dict[int, Pieces] = field(default_factory=dict)  # by server: what it has put there
+
+    def is_for(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+        return self.at == at and self.tensor.dtype is dtype and self.tensor.shape == shape
 
     def holds(self, piece: Piece) -> bool:
         offset, size = piece
@@ -27,6 +34,6 @@ class Landing:
         return memoryview(self.block)[offset - self.at : offset - self.at + size]
 
     def put_back(self, segment: Segment) -> None:
-        """It is no vector of that size after all: let it lie in its lane."""
+        """It is another result after all: let it lie in its lane."""
         for piece in (piece for pieces in self.came.values() for piece in pieces):
             segment.memory[piece[0] : piece[0] + piece[1]] = self.view(piece)

@@ -39,6 +39,7 @@ class Lane:
         self.reply = stage.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
         args, reply = (stage.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
         self.tell = False  # the server only says when the call may be done
+        self.prepared: tuple[int, Any] | None = None  # a call's number, and what it asks for, if that is known already
         self.told: array[int] | None = None  # an answer's words, if they are known,
         self.pieces: list[Piece] = []  # the pieces of memory that it consists of,
         self.data: list[memoryview] | None = None  # and what they are, if it is not what lies there
@@ -78,6 +79,21 @@ def got(words: memoryview) -> list[int]:
 
 def received(stage: Stage, lane: Lane, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]) -> Any:
     """What lies in a lane: a call with its arguments in place (its range of the vectors), or a special request."""
+    prepared, lane.prepared = lane.prepared, None
+    if prepared is not None and prepared[0] == stage.board.posted[lane.index]:
+        return prepared[1]
+    return understood(stage, lane, got(lane.request), lane.request[HEAD_WORDS - 1], methods, bounds)
+
+
+def understood(
+    stage: Stage,
+    lane: Lane,
+    words: list[int],
+    number: int,
+    methods: list[ServerMethod[Any, Any]],
+    bounds: tuple[int, int],
+) -> Any:
+    """What words in a lane, or on their way there, ask for."""
     low, high = bounds
     length = stage.layout.notes["length"]
     segment = stage.segment
@@ -87,8 +103,7 @@ def received(stage: Stage, lane: Lane, methods: list[ServerMethod[Any, Any]], bo
         found = segment.tensor(offset, dtype, shape)
         return found if whole or not shape or shape[-1] != length else found[..., low:high]
 
-    args = decode(got(lane.request), tensor)
-    number = lane.request[HEAD_WORDS - 1]
+    args = decode(words, tensor)
     if number < 0:
         return number, args
     lane.tell = number >= TELL

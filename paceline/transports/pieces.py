@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,11 @@ class Cutting:
         return self.high - self.low == self.length
 
 
+def size_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Of a tensor, in bytes."""
+    return math.prod(shape) * dtype.itemsize
+
+
 def of_words(words: Sequence[int], cutting: Cutting) -> list[Piece]:
     """The pieces that a call's or an answer's words name, as far as they are this server's."""
     found: list[Span] = []
@@ -57,12 +63,10 @@ _NOTHING = torch.empty(0)
 
 
 def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: Cutting) -> Iterable[Piece]:
-    count = 1
-    for size in shape:
-        count *= size
+    nbytes = size_of(dtype, shape)
     if cutting.whole or not shape or shape[-1] != cutting.length:
-        return [(offset, count * dtype.itemsize)]
-    rows = count // cutting.length
+        return [(offset, nbytes)]
+    rows = nbytes // dtype.itemsize // cutting.length
     size = (cutting.high - cutting.low) * dtype.itemsize
     return [(offset + (row * cutting.length + cutting.low) * dtype.itemsize, size) for row in range(rows)]
 

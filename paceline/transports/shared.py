@@ -17,8 +17,9 @@ from paceline.ops import Call
 from paceline.scheme import ServerMethod
 from paceline.stage import HEAD_WORDS, Stage
 from paceline.state import State
+from paceline.transports.landing import Landing
 from paceline.transports.lane import GENERATIONS, SHOW, TELL, Lane, got, put
-from paceline.transports.pieces import Span
+from paceline.transports.pieces import Span, size_of
 from paceline.transports.recycled import SMALLEST, Recycled, over
 from paceline.transports.tcp import Reach
 from paceline.wire import decode, encode
@@ -49,7 +50,7 @@ class Link:
         self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._recycled = Recycled()
-        self._gave: dict[int, tuple[int, int]] = {}  # by method: where in its lane the last result lay, and its size
+        self._gave: dict[int, Span] = {}  # by method: where in its lane the last result lay, if it was one large tensor
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
         self.journal: Journal | None = None
@@ -198,8 +199,7 @@ class Link:
         board.posted[lane.index] = self.generation * GENERATIONS + self._count
         if self._reach:
             if method in self._gave and not silent:
-                at, size = self._gave[method]
-                self._reach.expect(lane, lane.reply_at + at, size, self._recycled.block(size))
+                self._reach.expect(lane, self._landing(lane, *self._gave[method]))
             self._reach.post(lane, words, spans)
         if not silent:
             self._ring()
@@ -227,33 +227,33 @@ class Link:
         self._awaited(lane)
         segment, own = self.stage.segment, self.device.type == "cpu"
         landing = self._reach.landed(lane) if self._reach else None
-        large: list[tuple[int, int]] = []
+        spans: list[Span] = []
 
         def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-            found = segment.tensor(offset, dtype, shape)
-            if not own:
-                return found.to(self.device)
-            size = found.numel() * dtype.itemsize
-            if size >= SMALLEST:
-                large.append((offset - lane.reply_at, size))
-            if landing is not None and (landing.at, landing.size) == (offset, size):
-                return over(landing.block, dtype, shape)
+            if landing is not None and landing.is_for(offset, dtype, shape):
+                return landing.tensor
             if landing is not None:  # it is another result than the last time
                 landing.put_back(segment)
-            return self._recycled.copy(found)
+            spans.append((offset - lane.reply_at, dtype, shape))
+            found = segment.tensor(offset, dtype, shape)
+            return self._recycled.copy(found) if own else found.to(self.device)
 
         (result,) = decode(got(lane.reply), tensor)
-        if self._reach:
-            self._learn(lane.request[HEAD_WORDS - 1], large)
+        if spans and own and self._reach:
+            self._learn(lane.request[HEAD_WORDS - 1], spans)
         return result
 
-    def _learn(self, method: int, large: list[tuple[int, int]]) -> None:
+    def _learn(self, method: int, spans: list[Span]) -> None:
         """Next time the result may be received where it is to stay, if it is one vector and all of it comes so."""
+        self._gave.pop(method, None)
         assert self._reach is not None
-        if len(large) == 1 and len(self._reach) == len(self._servers):
-            self._gave[method] = large[0]
-        else:
-            self._gave.pop(method, None)
+        _, dtype, shape = spans[0]
+        if len(spans) == 1 and len(self._reach) == len(self._servers) and size_of(dtype, shape) >= SMALLEST:
+            self._gave[method] = spans[0]
+
+    def _landing(self, lane: Lane, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Landing:
+        block = self._recycled.block(size_of(dtype, shape))
+        return Landing(lane.reply_at + at, len(block), block, over(block, dtype, shape))
 
     def _awaited(self, lane: Lane) -> None:
         """Wait until a call is answered. Its lane is free then; the result lies there until this worker sends again."""

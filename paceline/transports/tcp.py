@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import mmap
 import select
 import threading
 import time
@@ -142,9 +141,9 @@ class Reach:
 
         self._guarded(shard, wire, both)
 
-    def expect(self, lane: Lane, at: int, size: int, block: mmap.mmap) -> None:
-        """A call will be posted whose result probably is one vector, there in its lane: it may come into this block."""
-        self._landings[lane.index] = Landing(at, size, block)
+    def expect(self, lane: Lane, landing: Landing) -> None:
+        """What is posted next in a lane probably has a result that may be received there."""
+        self._landings[lane.index] = landing
 
     def landed(self, lane: Lane) -> Landing | None:
         """Where a call's result has come, if all of it has come where it was expected."""

@@ -76,8 +76,8 @@ MAY_IMPORT = {
     "wire",
     "transports.door": "board config errors memory net.* stage transports.lane transports.owed transports.pieces "
     "transports.tcp transports.wire wire",
-    "transports.shared": "board errors journal ops scheme stage state transports.lane transports.pieces "
-    "transports.recycled transports.tcp wire",
+    "transports.shared": "board errors journal ops scheme stage state transports.landing transports.lane "
+    "transports.pieces transports.recycled transports.tcp wire",
     "transports.shared_desk": "board desk errors journal ops stage transports.door transports.lane transports.pieces "
     "wire",
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
