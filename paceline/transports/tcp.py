@@ -142,7 +142,7 @@ class Reach:
         self._guarded(shard, wire, both)
 
     def expect(self, lane: Lane, landing: Landing) -> None:
-        """What is posted next in a lane probably has a result that may be received there."""
+        """What was posted in a lane probably has a result that may be received there."""
         self._landings[lane.index] = landing
 
     def landed(self, lane: Lane) -> Landing | None:
