@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import socket
 import struct
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from far_ends import Pair, Server, bytes_of, opened, said, server, small, worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -30,7 +32,9 @@ from paceline.memory import Segment
 from paceline.mirror import Mirror
 from paceline.net.channel import Channel, Closed, ProtocolError
 from paceline.stage import HEAD_WORDS, Stage
+from paceline.transports import owed as owing
 from paceline.transports import tcp
+from paceline.transports.landing import Landing
 from paceline.transports.lane import SAVE, SET, SHOW, TELL, put, received
 from paceline.transports.tcp import Reach
 from paceline.transports.wire import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME, Areas
@@ -225,19 +229,25 @@ class Visit:
 @budget(FRAMES // EACH)
 @given(scripts())
 def test_a_worker_at_the_door(data: bytes) -> None:
-    with server() as made, contextlib.redirect_stdout(None):
+    with pytest.MonkeyPatch.context() as patch, server() as made, contextlib.redirect_stdout(None):
+        patch.setattr(owing, "LARGE", 4)
         made.board.posted[1] = made.board.answered[0][1] = 3  # it may ask for that answer again
         places = Places(made.stage)
-        untouched = others(made.stage, [*made.stage.spans_from_worker(0), *heads(made.stage, 0)])
+        spans = made.stage.spans_from_worker(0)
+        untouched = others(made.stage, [*spans, *heads(made.stage, 0), *made.stage.spans(["owed"])])
         memory, board = untouched(), made.board.words.tobytes()
+        owed, x = made.door.owed, made.stage.tensor("server.x")
         visit = Visit(made)
         for draw in Script(data).frames():
+            if owed.of(made.lanes[1]) is None:  # the answer lies in the state
+                assert owed.note(made.lanes[1], x, made.lanes[1].reply_at)
             sent, torn = frame(draw, places, (POST, POST, POST, AGAIN, HELLO, REPLY))
             if not visit.say(sent, torn):
                 visit.leave()
                 visit = Visit(made)
         visit.leave()
         assert untouched() == memory
+        assert [lane.index for lane, *_ in owed.settle()] in ([], [1])
         made.board.posted[:LANES] = made.board.answered[0][:LANES]
         made.board.posted[1] = 3
         assert made.board.words.tobytes() == board
@@ -284,8 +294,23 @@ def test_a_server_that_has_lost_its_mind(data: bytes) -> None:
             board.posted[:LANES] = array("q", [1, 2, 3, 4])
             board.answered[0][:LANES] = array("q", [0] * LANES)
             board.run[STOP] = 0
+            block = mmap.mmap(-1, 100)
+            landing = Landing(
+                reach._lanes[0].reply_at, 24, block, torch.frombuffer(block, dtype=torch.float32, count=6)
+            )
+            reach.expect(reach._lanes[0], landing)
             sent, torn = frame(draw, places, (REPLY, REPLY, REPLY, WELCOME))
+            if draw.integers(3) == 0:  # nearly what is expected
+                near = (landing.at, landing.at + 4, landing.at + 20)
+                pieces = [(number(draw, near), number(draw, (4, 20, 24))) for _ in range(draw.integers(1, 3))]
+                sent = bytes_of(
+                    REPLY, 0, 1, pieces=pieces, data=b"!" * min(200, max(0, sum(size for _, size in pieces)))
+                )
+                torn = True
             inside = said(sent, far, stage.bells.look)
+            assert not any(block[24:])
+            if board.answered[0][0] == board.posted[0]:
+                assert reach.landed(reach._lanes[0]) in (landing, None)
             for index, lane in enumerate(reach._lanes):
                 if board.answered[0][index] == board.posted[index] and lane.reply[0]:
                     (_,) = decode(lane.reply[1 : 1 + lane.reply[0]].tolist(), stage.segment.tensor)
