@@ -170,6 +170,11 @@ class Log:
     cut: bool = False
 
 
+def unused(path: Path) -> bool:
+    """Whether nothing was ever written: a process may have been killed while it made its log."""
+    return path.is_file() and not path.read_bytes().strip(b"\0")
+
+
 def read(path: Path) -> Log:
     """A log's records up to its last whole frame. What is altered before that is no log of this run any more."""
     try:

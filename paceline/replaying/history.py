@@ -81,7 +81,7 @@ def read(at: Path) -> History:
             f"{at / ABOUT} is of format {about.get('format')!r}; this version of paceline reads {journal.FORMAT}"
         )
     plan = Plan.from_dict(about["plan"])
-    logs = {path.name: journal.read(path) for path in sorted(at.glob("*.log"))}
+    logs = {path.name: journal.read(path) for path in sorted(at.glob("*.log")) if not journal.unused(path)}
     server, cut = _server([logs[name] for name in sorted(logs, key=_number) if name.startswith("server-")])
     history = History(at, plan, about, server, [], cut=cut)
     for name in sorted(logs, key=_number):

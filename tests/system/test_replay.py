@@ -164,6 +164,12 @@ class TestLogsThatAreNotWhole:
         assert told.cut
         assert told.updates < STEPS
 
+    @pytest.mark.parametrize("content", [b"", bytes(journal.PIECE)])
+    def test_of_who_was_killed_while_it_made_its_own(self, spoilt: Path, content: bytes) -> None:
+        for name in ("worker-1-2.log", "server-2.log"):
+            (place(str(spoilt), 1) / name).write_bytes(content)
+        assert replay(spoilt).match
+
     def test_altered(self, spoilt: Path) -> None:
         log = place(spoilt, 1) / "server-1.log"
         content = bytearray(log.read_bytes())
