@@ -25,18 +25,17 @@ import struct
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from pairs import ALPHA, LOCAL, both, forked, timed, view
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from wire_others import gloo, grpc_stream, torch_rpc
 
 from paceline.directory import RunDirectory
 from paceline.hook import Hook, Session
@@ -52,10 +51,7 @@ from paceline.stage import Node
 from paceline.task import Batch, Task
 from paceline.worker import Worker
 
-LOCAL = "127.0.0.1"
-ALPHA = -0.001
 WARM = 5  # exchanges that do not count
-PIECE = 500_000  # floats: what is sent at a time where that is of use
 HEADER = struct.Struct("<qq")
 
 
@@ -71,7 +67,7 @@ def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool, copies:
         connection, _ = listening.accept()
         x, g = torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
         sent = x.clone() if copies else x
-        ours, theirs, header = _view(sent), _view(g), bytearray(HEADER.size)
+        ours, theirs, header = view(sent), view(g), bytearray(HEADER.size)
         _tune(connection, blocking)
         for _ in range(count):
             _receive(connection, memoryview(header))
@@ -85,7 +81,7 @@ def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool, copies:
         connection = socket.create_connection(listening.getsockname())
         x, g = torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
         kept = torch.zeros(kilobytes * 250)
-        ours, theirs, header = _view(g), _view(x), bytearray(HEADER.size)
+        ours, theirs, header = view(g), view(x), bytearray(HEADER.size)
         _tune(connection, blocking)
 
         def exchange() -> None:
@@ -95,14 +91,10 @@ def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool, copies:
             if copies:
                 kept.copy_(x)
 
-        return _timed(exchange, count)
+        return timed(exchange, count)
 
     with listening:
-        return _both(serve, work, folder)
-
-
-def _view(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.numpy()).cast("B")
+        return both(serve, work, folder)
 
 
 def _tune(connection: socket.socket, blocking: bool) -> None:
@@ -232,7 +224,7 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
             way = Way(LOCAL, ports[0], ("server:0",), node)
             agent.serve(lambda: way, 20.0, lambda _: None, plain)
 
-        agents.append(_forked(serve))
+        agents.append(forked(serve))
         return hub
 
     execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)
@@ -240,174 +232,6 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
         os.waitpid(pid, 0)
     times: list[float] = json.loads(file.read_text())
     return times
-
-
-# others
-
-
-def gloo(kilobytes: int, count: int, folder: Path) -> list[float]:
-    """torch.distributed: a pair that sends and receives in pieces, all of them under way at once."""
-
-    def group(rank: int) -> Any:
-        made: Any = dist.ProcessGroupGloo
-        options = made._Options()
-        options._timeout = timedelta(seconds=60)
-        options._devices = [made.create_device(hostname=LOCAL)]
-        return made(dist.FileStore(str(folder / "store"), 2), rank, 2, options)
-
-    def all_of(act: Callable[..., Any], vector: Tensor, other: int) -> None:
-        for work in [act([piece], other, at) for at, piece in enumerate(vector.split(PIECE))]:
-            work.wait()
-
-    def serve() -> None:
-        pair, x, g = group(1), torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
-        for _ in range(count):
-            all_of(pair.recv, g, 0)
-            x.add_(g, alpha=ALPHA)
-            all_of(pair.send, x, 0)
-
-    def work() -> list[float]:
-        pair, x, g = group(0), torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
-
-        def exchange() -> None:
-            all_of(pair.send, g, 1)
-            all_of(pair.recv, x, 1)
-
-        return _timed(exchange, count)
-
-    return _both(serve, work, folder)
-
-
-CENTRE: list[Tensor] = []  # of the process that serves torch RPC
-
-
-def _add(g: Tensor) -> Tensor:
-    CENTRE[0].add_(g, alpha=ALPHA)
-    return CENTRE[0]
-
-
-def torch_rpc(kilobytes: int, count: int, folder: Path) -> list[float]:
-    """torch.distributed.rpc, over TCP as between machines."""
-    from torch.distributed import rpc
-
-    def begin(name: str, rank: int) -> None:
-        options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{folder}/rpc", _transports=["uv"], _channels=["basic"]
-        )
-        os.environ["TP_SOCKET_IFNAME"] = "lo"
-        rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
-
-    def serve() -> None:
-        CENTRE.append(torch.randn(kilobytes * 250))
-        begin("server", 1)
-        rpc.shutdown()
-
-    def work() -> list[float]:
-        begin("worker", 0)
-        g = torch.randn(kilobytes * 250)
-        times = _timed(lambda: rpc.rpc_sync("server", _add, args=(g,)), count)
-        rpc.shutdown()
-        return times
-
-    return _both(serve, work, folder)
-
-
-def grpc_stream(kilobytes: int, count: int, folder: Path) -> list[float]:
-    """gRPC: one stream each way for all exchanges, in pieces."""
-    place = folder / "address"
-    pieces = -(-kilobytes * 250 // PIECE)
-
-    def serve() -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
-        import grpc
-
-        x, g = torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
-
-        def exchange(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
-            theirs = _view(g)
-            for number, data in enumerate(requests):
-                at = number % pieces * 4 * PIECE
-                theirs[at : at + len(data)] = data
-                if number % pieces == pieces - 1:
-                    x.add_(g, alpha=ALPHA)
-                    yield from (bytes(_view(piece)) for piece in x.split(PIECE))
-
-        handler = grpc.stream_stream_rpc_method_handler(exchange)
-        server = grpc.server(ThreadPoolExecutor(1))
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("wire", {"exchange": handler})])
-        port = server.add_insecure_port(f"{LOCAL}:0")
-        server.start()
-        place.with_suffix(".new").write_text(str(port))
-        place.with_suffix(".new").rename(place)
-        server.wait_for_termination(60)
-
-    def work() -> list[float]:
-        import queue
-
-        import grpc
-
-        while not place.exists():
-            time.sleep(0.01)
-        x, g = torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
-        ours: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        channel = grpc.insecure_channel(f"{LOCAL}:{place.read_text()}")
-        answers = channel.stream_stream("/wire/exchange")(iter(ours.get, None))
-        theirs = _view(x)
-
-        def exchange() -> None:
-            for piece in g.split(PIECE):
-                ours.put(bytes(_view(piece)))
-            for number in range(pieces):
-                data = next(answers)
-                theirs[number * 4 * PIECE : number * 4 * PIECE + len(data)] = data
-
-        times = _timed(exchange, count)
-        ours.put(None)
-        return times
-
-    return _both(serve, work, folder, ends=False)
-
-
-# how they are run
-
-
-def _timed(exchange: Callable[[], object], count: int) -> list[float]:
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        exchange()
-        times.append(time.perf_counter() - began)
-    return times
-
-
-def _forked(play: Callable[[], object]) -> int:
-    sys.stdout.flush()
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            torch.set_num_threads(1)
-            play()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def _both(serve: Callable[[], object], work: Callable[[], list[float]], folder: Path, *, ends: bool = True) -> Any:
-    """Two processes; what the worker's gives. `ends`: the server's ends by itself."""
-    file = folder / "times"
-    server, worker = _forked(serve), _forked(lambda: file.write_text(json.dumps(work())))
-    _, status = os.waitpid(worker, 0)
-    if status or not ends:
-        os.kill(server, 9)
-    os.waitpid(server, 0)
-    if status:
-        raise SystemExit("a worker has failed")
-    return json.loads(file.read_text())
 
 
 ROWS: dict[str, Callable[[int, int, Path], list[float]]] = {

@@ -199,7 +199,7 @@ class Link:
         board.posted[lane.index] = self.generation * GENERATIONS + self._count
         if self._reach:
             self._reach.post(lane, words, spans)
-            if method in self._gave and not silent:  # while the call is on its way: what is faster just lies in its lane
+            if method in self._gave and not silent:  # while the call is on its way; a faster answer lies in its lane
                 self._reach.expect(lane, self._landing(lane, *self._gave[method]))
         if not silent:
             self._ring()
