@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 import time
 from typing import Annotated
@@ -18,6 +19,7 @@ import paceline
 from paceline import cli_cluster, cli_replay, cli_runs, cli_train, cli_verify, find
 from paceline import data as datasets
 from paceline.errors import DataError, PacelineError, RunError, UnknownName
+from paceline.launchers.local import ASKED
 from paceline.report import tables
 from paceline.result import Result
 from paceline.sim.engine import Engine
@@ -258,6 +260,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors of paceline's own become one clear line and an exit code."""
+    handlers = {number: signal.getsignal(number) for number in ASKED}
     try:
         app(argv)
     except PacelineError as error:
@@ -268,3 +271,7 @@ def main(argv: list[str] | None = None) -> None:
         if reached is not None and reached.updates:
             messages.print(f"reached: {reached.updates:,} updates, {reached.samples:,} samples")
         raise SystemExit(error.exit_code) from None
+    finally:
+        if argv is not None:  # the process goes on
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from paceline import cli_far, config, partaking
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.launchers import program
-from paceline.launchers.local import Launcher
+from paceline.launchers.local import ASKED, Launcher
 from paceline.plan import Plan
 from paceline.report import tables
 from paceline.report.live import Display
@@ -361,13 +362,20 @@ def conduct(
 ) -> None:
     """Be the launcher, show what happens, and say how it ended."""
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
+
+    def launched(*given: Any, **rest: Any) -> Launcher:
+        made = (launcher or Launcher)(*given, **rest)
+        for number in ASKED:  # while it runs they are the launcher's; then only the result is left to be told
+            signal.signal(number, signal.SIG_IGN)
+        return made
+
     try:
         with Display(messages, plain=True if plain else None) as display:
 
             def tell(kind: str, text: str) -> None:
                 (display.say if kind == "say" else display.warn)(text)
 
-            result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launcher or Launcher)
+            result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launched)
     except KeyboardInterrupt:
         path = escape(str(place.path))
         again = f"train --resume {path}"

@@ -28,6 +28,7 @@ from paceline.role import Props, crew, error_of, main, ranks, servers_of
 from paceline.scheme import Scheme
 
 LOOK = 0.125  # seconds between two looks at the board
+ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # to end; the last is what engines can forward to all tasks
 
 
 class Launcher(Recovery):
@@ -68,8 +69,7 @@ class Launcher(Recovery):
         woken.setblocking(False)
         wake.setblocking(False)
         self._selector.register(woken, selectors.EVENT_READ)
-        asked = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is what engines can forward to all tasks
-        handlers = {number: signal.signal(number, self._signalled) for number in asked}
+        handlers = {number: signal.signal(number, self._signalled) for number in ASKED}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:

@@ -22,6 +22,7 @@ if importlib.util.find_spec("ray") is None:
 
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # a token would be kept in the user's home
 RUN = ("--no-summaries", "--json")
+ENDLESS = ("--steps", "1000000")
 
 
 class Cluster(Shells):
@@ -124,7 +125,7 @@ def test_killed_actors_and_tasks_come_back(cluster: Cluster) -> None:
 
 
 def test_an_interrupt_ends_the_run_in_order(cluster: Cluster) -> None:
-    words = ("digits-mlp", "--scheme", "async", "lr=0.2", "--workers", "2", "--checkpoint-every", "50")
+    words = ("digits-mlp", "--scheme", "async", "lr=0.2", "--workers", "2", "--checkpoint-every", "50", *ENDLESS)
     run = cluster.train("interrupted", *words)
     folder = cluster.folder / "interrupted"
     trains(run, folder)
@@ -135,7 +136,8 @@ def test_an_interrupt_ends_the_run_in_order(cluster: Cluster) -> None:
 
 
 def test_a_killed_launch_leaves_nothing(cluster: Cluster) -> None:
-    run = cluster.train("orphaned", "digits-mlp", "--scheme", "async", "--workers", "2", "--checkpoint-every", "50")
+    words = ("digits-mlp", "--scheme", "async", "--workers", "2", "--checkpoint-every", "50", *ENDLESS)
+    run = cluster.train("orphaned", *words)
     trains(run, cluster.folder / "orphaned")
     run.process.kill()
     run.ended()

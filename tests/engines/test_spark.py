@@ -61,7 +61,8 @@ def test_a_lost_task_is_submitted_again_from_the_checkpoint(tmp_path: Path, vict
 
 def test_an_interrupt_ends_the_run_in_order(tmp_path: Path) -> None:
     with shells(tmp_path) as start:
-        run = train(start, "--scheme", "async", "--workers", "2", "--checkpoint-every", "50", master="local[3]")
+        words = ("--scheme", "async", "--workers", "2", "--checkpoint-every", "50", "--steps", "1000000")
+        run = train(start, *words, master="local[3]")
         trains(run, tmp_path / "run")
         run.process.send_signal(signal.SIGINT)
         assert run.ended(LONGER) == 130, run.err

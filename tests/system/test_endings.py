@@ -6,6 +6,7 @@ Here the launcher runs inside the test's process. Data: scikit-learn's digits.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import resource
 import signal
@@ -13,14 +14,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from processes import children, descriptors, finished, leaving_nothing, resident, run, shared_files
 from torch import Tensor
 
-from paceline import checkpoint, config
+from paceline import checkpoint, cli_train, config
 from paceline.cli import main
 from paceline.errors import Deadlock, RunError
 from paceline.hook import Hook, Role, Session
@@ -209,6 +210,25 @@ def test_the_command_line_says_so_and_exits_with_1(tmp_path: Path, capfd: pytest
     assert ended.value.code == 1
     told = capfd.readouterr().err
     assert "error: worker:1, step 20: ValueError: label 10 is not among the classes" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_comes_too_late_changes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """The run has reached its goal, and only its result is left to be told."""
+    told, before = cli_train.show, signal.getsignal(number)
+
+    def late(*given: Any, **rest: Any) -> None:
+        os.kill(os.getpid(), number)
+        told(*given, **rest)
+
+    monkeypatch.setattr(cli_train, "show", late)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "digits-mlp", "--steps", "5", "--json", "--dir", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    assert json.loads(capfd.readouterr().out)["updates"] == 5
+    assert signal.getsignal(number) is before  # this process goes on
 
 
 @dataclass

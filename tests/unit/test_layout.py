@@ -168,8 +168,8 @@ MAY_IMPORT = {
     "cluster.*": "cluster.* durable errors reading",
     "cli_cluster": "cli_far cluster.* durable errors",
     "cli_far": "cluster.* errors launchers.job net.* plan role scheme",
-    "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find paceline report report.* "
-    "result sim.cost sim.engine sim.faults sim.run",
+    "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find launchers.local paceline "
+    "report report.* result sim.cost sim.engine sim.faults sim.run",
     "cli_train": "cli_far config directory errors launchers.local launchers.program partaking plan report.* result "
     "role run scheme training",
     "cli_verify": "difference durable report report.* verification",
