@@ -85,7 +85,7 @@ class Door:
         def both() -> None:
             if wire.pending:
                 wire.push()
-            wire.pull(lambda message: self._take(wire, message), lambda message: self._look(wire, message))
+            wire.pull(lambda message: self._take(wire, message), lambda message, _: self._look(wire, message))
 
         self._guarded(wire, both)
 
@@ -107,7 +107,7 @@ class Door:
         wire.close()
 
     def _look(self, wire: Wire, message: Message) -> None:
-        """What may be known of a message before it is whole."""
+        """What may be known of a message before its pieces are received, which takes longer."""
         if message.kind == POST and 0 <= wire.peer < self._board.workers and message.lane // LANES == wire.peer:
             self._check(wire, message)
             lane, words = self._lanes[message.lane], message.words.tolist()

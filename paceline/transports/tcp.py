@@ -136,8 +136,7 @@ class Reach:
                 wire.push()
             wire.pull(
                 lambda message: self._take(shard, wire, message),
-                lambda message: self._look(shard, wire, message),
-                lambda message, pieces: self._place(shard, message, pieces),
+                lambda message, pieces: self._look(shard, wire, message, pieces),
             )
 
         self._guarded(shard, wire, both)
@@ -176,20 +175,15 @@ class Reach:
     def _wanted(self, shard: int, message: Message) -> bool:
         """Whether an answer is to the call that lies in its lane, and the first; not to one that was given up."""
         board, lane = self._board, message.lane
-        if lane // LANES != self._rank:
-            return False
         return bool(board.posted[lane] == message.number != board.answered[shard][lane])
 
-    def _look(self, shard: int, wire: Wire, message: Message) -> None:
-        """Check an answer before it is whole."""
-        if message.kind == REPLY and len(message.words) and self._wanted(shard, message):
-            self._check(wire, message)
-
-    def _place(self, shard: int, message: Message, pieces: Pieces) -> list[memoryview] | None:
-        """Say where the pieces of an answer go."""
-        landing = self._landings.get(message.lane)
-        if message.kind != REPLY or not self._wanted(shard, message):
+    def _look(self, shard: int, wire: Wire, message: Message, pieces: Pieces) -> list[memoryview] | None:
+        """Check an answer before its pieces are received, and say where they go."""
+        if message.kind != REPLY or message.lane // LANES != self._rank or not self._wanted(shard, message):
             return None
+        if len(message.words):
+            self._check(wire, message)
+        landing = self._landings.get(message.lane)
         if landing is None or shard in landing.came or not pieces or not all(map(landing.holds, pieces)):
             return None
         self._coming[shard] = pieces

@@ -57,7 +57,7 @@ class Areas:
 
 
 Take = Callable[[Message], None]
-Place = Callable[[Message, Pieces], Sequence[memoryview] | None]
+Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
 
 
 class Wire:
@@ -73,8 +73,7 @@ class Wire:
         self._begin = self._end = 0  # of what it holds and nobody has looked at
         self._message: Message | None = None  # whose pieces are coming,
         self._into: deque[memoryview] = deque()  # and where they go
-        self.elsewhere = False  # they go where `place` has said
-        self._looked = False
+        self.elsewhere = False  # they go where `look` has said
         self.lock = threading.RLock()  # a courier may be at it while its worker computes
         self.peer = -1  # who is at the other end, once it has said so
         self.port = 0  # that it was reached at
@@ -138,29 +137,23 @@ class Wire:
             return self.connection.send(buffer[start : min(end, start + (1 << 20))])
         return self.connection.sendmsg([buffer[start:end] for buffer, start, end, _ in islice(self._out, BUFFERS)])
 
-    def pull(self, take: Take, look: Take | None = None, place: Place | None = None) -> None:
-        """Receive what is there. `place` may say where a message's pieces go; `look` gets it while they are on their
-        way, as soon as none of them is there to be received, and may refuse it; `take` gets it when it is whole. Of a
-        plain connection no more is asked for than one message: whoever waits for several hears of the next at once."""
+    def pull(self, take: Take, look: Look | None = None) -> None:
+        """Receive what is there. `look` gets each message before its pieces are received, and may refuse it, or say
+        where they go; `take` gets it when it is whole. Of a plain connection no more is asked for than one message:
+        whoever waits for several hears of the next at once."""
         with self.lock:
-            while self._message is not None or self._heard(place):
-                message = self._message
-                assert message is not None
+            while self._message is not None or self._heard(look):
                 while self._into:
                     into = self._into[0]
                     count = self._poured(into) or self._receive(into)
                     if not count:
-                        if look is None or self._looked:
-                            return
-                        self._looked = True
-                        look(message)
-                    elif count == len(into):
+                        return
+                    if count == len(into):
                         self._into.popleft()
                     else:
                         self._into[0] = into[count:]
-                if look is not None and not self._looked:
-                    look(message)
-                self._message = None
+                message, self._message = self._message, None
+                assert message is not None
                 take(message)
                 if self._begin == self._end and not self._secure:
                     return
@@ -185,7 +178,7 @@ class Wire:
             self._begin += count
         return count
 
-    def _heard(self, place: Place | None) -> bool:
+    def _heard(self, look: Look | None) -> bool:
         """Whether a message has come whole but for its pieces; those are received next."""
         need = HEAD.size
         while True:
@@ -207,10 +200,9 @@ class Wire:
         self._begin += whole
         message = Message(kind, lane, number, value, more, about[:words])
         places = list(zip(about[words::2], about[words + 1 :: 2], strict=True))
-        if any(one not in self.areas for one in places):
+        if any(place not in self.areas for place in places):
             raise ProtocolError("a piece of memory that is not the sender's to write")
-        given = None if place is None else place(message, places)
-        self._looked = False
+        given = None if look is None else look(message, places)
         self.elsewhere = given is not None
         if given is None:
             given = [self._memory[offset : offset + size] for offset, size in places if size]
