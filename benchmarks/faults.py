@@ -9,6 +9,7 @@ worker and server have a host each; the run is asynchronous SGD on a small netwo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -61,6 +62,7 @@ class Run:
     scheme: str
     tasks: dict[str, Running] = field(default_factory=dict)
     said: list[tuple[float, str]] = field(default_factory=list)
+    until_the_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def begin(self, name: str) -> None:
         environment = os.environ | {
@@ -125,10 +127,14 @@ def cut(name: str, *, back: bool) -> Deed:
     return deed
 
 
-def cable(name: str, seconds: float) -> Deed:
+def cable(name: str, seconds: float | None) -> Deed:
+    """None: it stays out."""
+
     def deed(run: Run) -> None:
-        with run.hosts[name].cable_out():
+        run.until_the_end.enter_context(run.hosts[name].cable_out())
+        if seconds is not None:
             time.sleep(seconds)
+            run.until_the_end.close()
 
     return deed
 
@@ -157,8 +163,10 @@ FAULTS: dict[str, tuple[Deed, int, int]] = {
     "the worker's host, begun again at once": (cut("h2", back=True), 0, 1),
     "the server's host, begun again at once": (cut("h3", back=True), 0, 0),
     "the server's host, for good": (cut("h3", back=False), 0, 0),
-    "the worker's cable out for 4 s": (cable("h2", 4.0), 0, 1),
-    "the server's cable out for 4 s": (cable("h3", 4.0), 0, 0),
+    "the worker's cable out for 5 s": (cable("h2", 5.0), 0, 1),
+    "the server's cable out for 5 s": (cable("h3", 5.0), 0, 0),
+    "the worker's cable out for good": (cable("h2", None), 0, 0),
+    "the server's cable out for good": (cable("h3", None), 0, 0),
     "20 ms to the worker for 5 s": (slow("h2", 5.0), 0, 1),
     "50 Mbit/s to the server for 5 s": (narrow("h3", 5.0), 0, 0),
 }
@@ -212,6 +220,7 @@ def look(name: str, patience: float, scheme: str) -> Seen:
             code = run.tasks["h1"].wait(60)
             if code or back is None:
                 print("\n".join(text for _, text in run.said), file=sys.stderr)
+            run.until_the_end.close()
             return Seen(notice, still, back, lost, code)
     finally:
         shutil.rmtree(place, ignore_errors=True)
