@@ -25,6 +25,7 @@ from paceline.collectives.assembly import Meeting
 from paceline.collectives.distributed import DistributedMeans
 from paceline.collectives.torch_group import Broken, Group
 from paceline.errors import SchemeError, UsageError
+from paceline.hook import Hook
 from paceline.report.live import Status
 from paceline.run import planned
 from paceline.scheme import Scheme, State, Vector
@@ -263,6 +264,17 @@ def _die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def not_before(tmp_path: Path, restarts: int, *hooks: Hook) -> dict[str, Any]:
+    """Settings of a run that is not over before so many roles have been started again."""
+    gate = tmp_path / "gate"
+
+    def watch(status: Status) -> None:
+        if sum(role.restarts for role in status.roles) >= restarts:
+            gate.touch()
+
+    return {"watch": watch, "hooks": [*hooks, Linger(gate, 40)]}
+
+
 @pytest.mark.usefixtures("limit")
 @pytest.mark.parametrize("large", LARGE)
 @pytest.mark.parametrize("method", ["_begin", "_complete", "_had"])
@@ -271,7 +283,7 @@ def test_a_death_at_any_point_of_a_mean_counts_for_all_or_for_nobody(
     method: str, rank: int, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _strike(monkeypatch, method, rank, 20, tmp_path / "struck", _die)
-    result = finished(trained(tmp_path / "run", workers=3, steps=100), 100)
+    result = finished(trained(tmp_path / "run", workers=3, steps=100, **not_before(tmp_path, 1)), 100)
     assert result.restarts == 1
     told = replay(tmp_path / "run")  # every loss of everybody, from the recorded order
     assert told.match, told.difference
@@ -289,7 +301,8 @@ def test_a_death_in_the_middle_of_forming_a_group(tmp_path: Path, monkeypatch: p
         plain(self, backend, store, prefix, place, size, **rest)
 
     monkeypatch.setattr(Group, "__init__", built)
-    story = trained(tmp_path / "run", workers=3, steps=100)
+    away = StaysAway(mark, rank=2)  # or it might be back before the others have formed a group without it
+    story = trained(tmp_path / "run", workers=3, steps=100, **not_before(tmp_path, 2, away))
     assert finished(story, 100).restarts == 2
     assert mark.exists()
     assert story.seconds < 20.0  # nobody waited for a connection to the dead

@@ -26,12 +26,13 @@ STEPS = 300
 
 @dataclass
 class StaysAway(Hook):
-    """Worker 1, once it has been killed, does not take part again before a file is there."""
+    """A worker that has been killed does not take part again before a file is there."""
 
     file: Path
+    rank: int = 1
 
     def begin(self, session: Session) -> None:
-        if session.worker.rank == 1 and session.worker.t:
+        if session.worker.rank == self.rank and session.worker.t:
             session.wait(self.file.exists, "a file", away=True)
 
 
