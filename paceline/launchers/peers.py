@@ -125,7 +125,7 @@ class Peers(Launcher):
             ]
         if refusals or not names:
             nothing = f"{self.scheme.name} needs no server: {', '.join(idle)} has nothing to do"
-            why = "; ".join(refusals) or (f"{', '.join(done)} has done its part" if done else nothing)
+            why = "; ".join(refusals) or (f"{', '.join(done)} has nothing to do any more" if done else nothing)
             again = bool(taken) and len(refusals) == len(taken)
             channel.send_json(talk.REFUSE, {"why": why, "idle": not refusals, "again": again})
             channel.flush(1.0)

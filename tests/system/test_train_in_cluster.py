@@ -19,7 +19,7 @@ from paceline import EvalSpec, TrainSpec, TorchTask, train_and_evaluate
 x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
 data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
 task = TorchTask(lambda: nn.Linear(4, 2), nn.functional.cross_entropy, data, data, batch=16, name="sums")
-spec = TrainSpec(task, "async", max_steps=300, hyper={"lr": 0.5})
+spec = TrainSpec(task, "sync", max_steps=300, hyper={"lr": 0.5})  # async might be done before the worker has come
 result = train_and_evaluate(spec, EvalSpec(), directory="run")
 print("loss", result.metrics["loss"], result.workers, result.servers)
 """
