@@ -111,6 +111,7 @@ class Run:
 
 
 Deed = Callable[[Run], None]
+NOTICED = ("died", "is gone", "going back", "restarting")
 
 
 def kill(name: str) -> Deed:
@@ -207,11 +208,16 @@ def look(name: str, patience: float, scheme: str) -> Seen:
                 longest = max(range(1, len(times)), key=lambda k: times[k] - times[k - 1])
                 return times[longest] - times[longest - 1], times[longest] - began
 
+            def noticed() -> float | None:
+                told = (at for at, text in run.said if at > began and any(word in text for word in NOTICED))
+                return next((at - began for at in told), None)
+
             run.wait(lambda: len(after(other)) > 100 and len(after(victim)) > 100, 90)
+            if name.endswith("for good"):
+                run.wait(lambda: noticed() is not None, 60)
             time.sleep(1.0)
             told = [(at, text) for at, text in run.said if at > began]
-            words = ("died", "is gone", "going back", "restarting")
-            notice = next((at - began for at, text in told if any(word in text for word in words)), None)
+            notice = noticed()
             lost = sum(
                 int(m[1].replace(",", "")) for _, text in told if (m := re.search(r"\(([\d,]+) updates are", text))
             )
