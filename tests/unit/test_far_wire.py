@@ -143,7 +143,9 @@ def test_what_the_socket_does_not_take_goes_later_and_in_order() -> None:
 
 def test_data_may_be_other_than_what_lies_there() -> None:
     with Pair() as pair:
-        pair.near.send(Message(REPLY), [(0, 3), (10, 2)], [memoryview(b"abc"), memoryview(b"de")])
+        pieces, data = [(0, 3), (5, 0), (10, 2)], [memoryview(b"abc"), memoryview(b""), memoryview(b"de")]
+        pair.near.send(Message(REPLY), pieces, data)
+        assert not pair.near.pending
         pair.pull()
         assert bytes(pair.segments[1].memory[:12]) == b"abc" + bytes(7) + b"de"
 
