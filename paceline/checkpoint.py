@@ -15,7 +15,6 @@ import math
 import os
 import platform
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,17 +68,7 @@ def save(
         raise UsageError(f"keep must be at least 1, not {keep}: the checkpoint itself is one")
     what = f"checkpoint of step {step} could not be written to {directory}"
     with durable.failing_as(what), durable.writing(directory) as folder:
-        _save_tensors(folder, tensors)
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            "numbers": dict(numbers),
-            "sha256": _sum(folder / STATE),
-            "sizes": {STATE: (folder / STATE).stat().st_size},
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": _versions(),
-        }
-        _save_json(folder / MANIFEST, manifest | {"manifest_sha256": _sum_of(manifest)})
+        _write(folder, step, tensors, numbers)
         place = durable.put(folder, _name(step))
         _prune(directory, step, keep)
     return place
@@ -130,9 +119,10 @@ def best(run: Path) -> Best | None:
 
 
 def keep_best(
-    run: Path, checkpoint: Path, metrics: Mapping[str, float], metric: str, *, smaller_is_better: bool
+    run: Path, checkpoint: Checkpoint, metrics: Mapping[str, float], metric: str, *, smaller_is_better: bool
 ) -> bool:
-    """Copy this checkpoint to the run's `best` if it beats the one there; says whether it did."""
+    """Write this checkpoint to the run's `best` if it beats the one there; says whether it did. Its own files may have
+    been deleted since it was read, as one too many."""
     if metric not in metrics:
         raise UnknownName("metric", metric, metrics)
     value, before = metrics[metric], best(run)
@@ -141,17 +131,12 @@ def keep_best(
     same = before is not None and (before.metric, before.smaller_is_better) == (metric, smaller_is_better)
     if before is not None and same and not _beats(value, before):
         return False
-    manifest = _manifest(checkpoint)
-    step, directory = manifest["step"], run / "best"
+    step, directory = checkpoint.step, run / "best"
     with (
         durable.failing_as(f"the best checkpoint, of step {step}, could not be written to {directory}"),
         durable.writing(directory) as folder,
     ):
-        for name in (STATE, MANIFEST):
-            shutil.copyfile(checkpoint / name, folder / name)
-            durable.sync(folder / name)
-        if _sum(folder / STATE) != manifest["sha256"]:  # or one would find out when the best one is needed
-            raise _damaged(checkpoint, OTHER_BYTES)
+        _write(folder, step, checkpoint.tensors, checkpoint.numbers)
         told = {"step": step, "metric": metric, "value": value, "smaller_is_better": smaller_is_better}
         _save_json(folder / BEST, told | {"metrics": dict(metrics)})
         place = durable.put(folder, _name(step))
@@ -187,6 +172,20 @@ def _prune(directory: Path, step: int, keep: int) -> None:
                 durable.discard(path)
         elif _looks_whole(path):
             kept += 1
+
+
+def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    _save_tensors(folder, tensors)
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "numbers": dict(numbers),
+        "sha256": _sum(folder / STATE),
+        "sizes": {STATE: (folder / STATE).stat().st_size},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
+    }
+    _save_json(folder / MANIFEST, manifest | {"manifest_sha256": _sum_of(manifest)})
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -61,9 +61,7 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
             shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             control.send({"say": f"evaluator: update {step:,}  {shown}"})
             metric = plan.best or ("accuracy" if "accuracy" in metrics else "loss")
-            checkpoint.keep_best(
-                Path(plan.directory), saved.path, metrics, metric, smaller_is_better=metric != "accuracy"
-            )
+            checkpoint.keep_best(Path(plan.directory), saved, metrics, metric, smaller_is_better=metric != "accuracy")
             ready_at = stage.seconds() + plan.throttle
         elif due():
             break

@@ -265,8 +265,8 @@ class TestFailing:
 
 class TestBest:
     def keep(self, run: Path, step: int, value: float, *, metric: str = "loss", smaller: bool = True) -> bool:
-        path = write(run / "checkpoints", step, value)
-        return checkpoint.keep_best(run, path, {"loss": value, "accuracy": value}, metric, smaller_is_better=smaller)
+        saved = checkpoint.load(write(run / "checkpoints", step, value))
+        return checkpoint.keep_best(run, saved, {"loss": value, "accuracy": value}, metric, smaller_is_better=smaller)
 
     def test_only_what_is_better(self, tmp_path):
         assert checkpoint.best(tmp_path) is None
@@ -289,6 +289,16 @@ class TestBest:
         assert checkpoint.steps(tmp_path / "checkpoints") == [2]
         assert checkpoint.load(tmp_path / "best" / "0000000001").step == 1
 
+    def test_what_was_pruned_while_it_was_evaluated(self, tmp_path):
+        saved = checkpoint.load(write(tmp_path / "checkpoints", 1, 0.5))
+        write(tmp_path / "checkpoints", 2, keep=1)
+        assert not saved.path.exists()
+        assert checkpoint.keep_best(tmp_path, saved, {"loss": 0.5}, "loss", smaller_is_better=True)
+        best = checkpoint.load(tmp_path / "best" / "0000000001")
+        assert (best.step, best.numbers) == (1, saved.numbers)
+        assert best.tensors.keys() == saved.tensors.keys()
+        assert all(torch.equal(tensor, saved.tensors[name]) for name, tensor in best.tensors.items())
+
     def test_another_metric_begins_anew(self, tmp_path):
         assert self.keep(tmp_path, 1, 0.5)
         assert self.keep(tmp_path, 2, 0.4, metric="accuracy", smaller=False)
@@ -305,7 +315,7 @@ class TestBest:
         path = write(tmp_path / "checkpoints", 2)
         flip(path / "state.safetensors", -1)
         with pytest.raises(DataError, match=f"{path} is damaged"):
-            checkpoint.keep_best(tmp_path, path, {"loss": 0.1}, "loss", smaller_is_better=True)
+            checkpoint.keep_best(tmp_path, checkpoint.load(path), {"loss": 0.1}, "loss", smaller_is_better=True)
         assert names(tmp_path / "best") == ["0000000001"]
 
     def test_a_crash_may_leave_two(self, tmp_path, monkeypatch):
@@ -319,5 +329,6 @@ class TestBest:
         assert best.step == 2
 
     def test_a_metric_that_is_not_there(self, tmp_path):
+        saved = checkpoint.load(write(tmp_path, 1))
         with pytest.raises(UsageError, match="no metric 'los'; did you mean 'loss'"):
-            checkpoint.keep_best(tmp_path, tmp_path, {"loss": 1.0}, "los", smaller_is_better=True)
+            checkpoint.keep_best(tmp_path, saved, {"loss": 1.0}, "los", smaller_is_better=True)

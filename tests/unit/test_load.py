@@ -60,7 +60,7 @@ class TestLoad:
         made = task()
         path = trained(tmp_path, made)
         step = path / "checkpoints" / "0000000100"
-        checkpoint.keep_best(path, step, {"loss": 1.0}, "loss", smaller_is_better=True)
+        checkpoint.keep_best(path, checkpoint.load(step), {"loss": 1.0}, "loss", smaller_is_better=True)
         for which, seed in (("newest", 200), ("best", 100), (100, 100), ("200", 200)):
             module = load(path, which, task=made)
             assert torch.equal(weights(module), made.start(seed))

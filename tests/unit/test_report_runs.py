@@ -95,7 +95,7 @@ class TestDetail:
         run.write_result(RESULT)
         for step in (100, 200):
             path = checkpoint.save(run.checkpoints, step, {"model": torch.zeros(1000)}, {})
-            checkpoint.keep_best(run.path, path, {"loss": 1.0}, "loss", smaller_is_better=True)
+            checkpoint.keep_best(run.path, checkpoint.load(path), {"loss": 1.0}, "loss", smaller_is_better=True)
         (run.logs / "worker-0.log").write_text("all was well\n")
         text = printed(*detail(run))
         for word in ("mnist-001 (run, done)", '{"lr": 0.1}', "97.31%", "1,234", "12.5 s", "abababab", "4.", "kB"):
