@@ -8,6 +8,7 @@ alive, never a time-out, and its bells are what everybody waits on.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -39,7 +40,7 @@ class Meeting:
         self.result: Vector | None = None
 
 
-class Assembly:
+class Assembly(ABC):
     """One worker's part in it."""
 
     def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
@@ -303,6 +304,6 @@ class Assembly:
                         raise SchemeError("a mean of vectors of different lengths")
         return False
 
+    @abstractmethod
     def _had(self, meeting: Meeting, result: Vector, took: dict[str, int]) -> None:
         """The mean is there."""
-        raise NotImplementedError

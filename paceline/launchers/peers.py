@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -49,7 +50,7 @@ class Peer:
     inbox: talk.Inbox | None = None
 
 
-class Peers(Launcher):
+class Peers(Launcher, ABC):
     """The part of a hub that talks."""
 
     _here: set[str]  # the roles of its own node
@@ -323,20 +324,20 @@ class Peers(Launcher):
 
     # what a hub decides
 
-    def _child(self, name: str) -> Child | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _child(self, name: str) -> Child | None: ...
 
-    def _peer_of(self, part: Part) -> Peer | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _peer_of(self, part: Part) -> Peer | None: ...
 
-    def _set_remote(self, place: int, remote: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _set_remote(self, place: int, remote: bool) -> None: ...
 
-    def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _ready(self, peer: Peer, told: dict[str, Any]) -> None: ...
 
-    def _asked_to_end(self, parts: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _asked_to_end(self, parts: str) -> None: ...
 
-    def _died_there(self, peer: Peer, told: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _died_there(self, peer: Peer, told: dict[str, Any]) -> None: ...

@@ -157,14 +157,12 @@ class SharedDesk(Desk):
             lane.told = encode((result,), place)
             put(lane.reply, lane.told)
             return None
-        shapes: list[tuple[int, ...]] = []
 
         def place_part(tensor: Tensor) -> int:
             # a part of a vector goes to its own range of the whole; the rest is the same on all servers
             if not (tensor.dim() and tensor.is_floating_point() and tensor.shape[-1] == high - low):
                 return place(tensor) if self._lead else room(tensor, tensor.numel() * tensor.element_size())
             whole = (*tensor.shape[:-1], length)
-            shapes.append(whole)
             count = tensor[..., 0].numel() * length
             at = room(tensor, count * tensor.element_size())
             part = segment.tensor(at, tensor.dtype, whole)[..., low:high]

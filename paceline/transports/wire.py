@@ -56,10 +56,6 @@ class Areas:
         return at >= 0 and size >= 0 and offset + size <= self._spans[at][1]
 
 
-def _ends(piece: Piece) -> tuple[int, int]:
-    return piece[0], piece[0] + piece[1]
-
-
 Take = Callable[[Message], None]
 Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
 
@@ -104,9 +100,9 @@ class Wire:
         with self.lock:
             self._out.append((memoryview(head), 0, len(head), lane))
             for one in pieces if data is None else data:
-                buffer, start, end = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *_ends(one))
-                if start < end:
-                    self._out.append((buffer, start, end, lane))
+                buffer, start, size = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *one)
+                if size:
+                    self._out.append((buffer, start, start + size, lane))
             self.push()
 
     def move(self, lane: int, place: int, size: int, to: int) -> None:
