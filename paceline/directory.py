@@ -19,15 +19,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline import durable
 from paceline.errors import DataError, UsageError
 
 RUNS = Path("runs")
-State = Literal["running", "done", "interrupted", "failed", "broken off"]
+
+
+class RunState(StrEnum):
+    """How a run stands. Every table that shows runs has an entry for each member; a test goes through them."""
+
+    RUNNING = "running"
+    DONE = "done"
+    INTERRUPTED = "interrupted"  # a signal ended it, in order
+    FAILED = "failed"
+    BROKEN_OFF = "broken off"  # no process holds it, and it has no result
+    DAMAGED = "damaged"  # its result cannot be read
 
 
 @dataclass(frozen=True)
@@ -128,19 +139,19 @@ class RunDirectory:
         return False
 
     @property
-    def state(self) -> State:
-        """How it stands, for people: a run that neither holds its lock nor left a result was broken off."""
+    def state(self) -> RunState:
+        """How it stands, for people."""
         if self.is_locked():
-            return "running"
+            return RunState.RUNNING
         try:
             result = self.result()
         except DataError:
-            result = None
+            return RunState.DAMAGED
         if result is None:
-            return "broken off"
+            return RunState.BROKEN_OFF
         if result.get("error"):
-            return "failed"
-        return "interrupted" if result.get("stopped") == "interrupted" else "done"
+            return RunState.FAILED
+        return RunState.INTERRUPTED if result.get("stopped") == RunState.INTERRUPTED else RunState.DONE
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """What was asked for."""

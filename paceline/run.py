@@ -14,7 +14,7 @@ import torch
 
 from paceline import checkpoint, config, exact, fingerprint, recording, role, snapshots
 from paceline.checkpoint import Checkpoint
-from paceline.directory import RunDirectory
+from paceline.directory import RunDirectory, RunState
 from paceline.errors import RunError, UsageError
 from paceline.fingerprint import Fingerprint
 from paceline.hook import Hook
@@ -175,8 +175,11 @@ def execute(
                 outcome.error.result = result
             raise outcome.error
         if result is None:
-            directory.write_result({"error": "the run was broken off before its first checkpoint"})
-            raise KeyboardInterrupt if outcome.interrupted else RunError("the run ended without a result")
+            if outcome.interrupted:
+                directory.write_result({"stopped": RunState.INTERRUPTED})
+                raise KeyboardInterrupt
+            directory.write_result({"error": "the run ended before its first checkpoint"})
+            raise RunError("the run ended without a result")
         directory.write_result(result.as_dict())
         if outcome.interrupted:
             raise KeyboardInterrupt

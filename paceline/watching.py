@@ -7,14 +7,20 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.board import DONE, ENDING, STARTING, TRAINING, WAITING
-from paceline.report.live import RoleStatus, Status
+from paceline.report.live import RoleState, RoleStatus, Status
 from paceline.role import ranks
 
 if TYPE_CHECKING:
     from paceline.launchers.local import Launcher
     from paceline.launchers.recovery import Child
 
-STATES = {STARTING: "starting", TRAINING: "training", WAITING: "waiting", ENDING: "ending", DONE: "done"}
+STATES = {  # the words on the board
+    STARTING: RoleState.STARTING,
+    TRAINING: RoleState.TRAINING,
+    WAITING: RoleState.WAITING,
+    ENDING: RoleState.ENDING,
+    DONE: RoleState.DONE,
+}
 SPAN = 2.0  # seconds over which a speed is measured
 _NOTHING = math.nan
 
@@ -49,13 +55,13 @@ class Watcher:
         board, part = launcher.board, child.part
         if part.kind == "server":
             state = STATES[board.server_state[part.index]]
-            if state in ("training", "waiting"):
-                state = "training" if board.get("ready") else "waiting"
+            if state in (RoleState.TRAINING, RoleState.WAITING):
+                state = RoleState.TRAINING if board.get("ready") else RoleState.WAITING
             step, speed, loss = int(board.performed[part.index]), _NOTHING, _NOTHING
         elif part.kind == "evaluator":
-            state = {"training": "training", "waiting": "following"}.get(
-                STATES[board.evaluator_words[0]], STATES[board.evaluator_words[0]]
-            )
+            state = STATES[board.evaluator_words[0]]
+            if state == RoleState.WAITING:
+                state = RoleState.FOLLOWING
             step, speed, loss, staleness = board.evaluator_words[1] - 1, _NOTHING, _NOTHING, _NOTHING
         else:
             mine = ranks(part, launcher.plan)
@@ -66,9 +72,9 @@ class Watcher:
             loss = sum(losses) / len(losses) if losses else _NOTHING
             staleness = _NOTHING
         if child.done:
-            state = "done" if launcher.outcome.error is None else "gone"
-        elif child.restarts and state == "starting":
-            state = "restarting"
+            state = RoleState.DONE if launcher.outcome.error is None else RoleState.GONE
+        elif child.restarts and state == RoleState.STARTING:
+            state = RoleState.RESTARTING
         pid = child.pid or self._pid(launcher, child)
         return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
 

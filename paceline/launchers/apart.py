@@ -24,7 +24,7 @@ from paceline.control import Control, Listener
 from paceline.errors import PacelineError
 from paceline.launchers.local import Launcher
 from paceline.plan import Plan
-from paceline.report.live import RoleStatus, Status
+from paceline.report.live import RoleState, RoleStatus, Status
 from paceline.role import error_of, scheme_of
 
 Tell = Callable[[str, str], None]
@@ -86,7 +86,7 @@ def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Cal
 
 
 def _status(data: dict[str, Any]) -> Status:
-    roles = tuple(RoleStatus(**role) for role in data.pop("roles"))
+    roles = tuple(RoleStatus(**role | {"state": RoleState(role["state"])}) for role in data.pop("roles"))
     return Status(roles=roles, **data)
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -21,16 +22,31 @@ from rich.table import Table
 from rich.text import Text
 
 NOTHING = "–"  # where a number means nothing
-TROUBLE = ("restarting", "gone")
+
+
+class RoleState(StrEnum):
+    """What a role does now."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    WAITING = "waiting"
+    FOLLOWING = "following"  # an evaluator that waits for the next checkpoint
+    ENDING = "ending"
+    RESTARTING = "restarting"
+    DONE = "done"
+    GONE = "gone"  # its process has ended, and the run has failed
+
+
+TROUBLE = (RoleState.RESTARTING, RoleState.GONE)
 STYLES = {
-    "starting": "cyan",
-    "training": "green",
-    "waiting": "yellow",
-    "ending": "blue",
-    "restarting": "bold magenta",
-    "done": "dim green",
-    "gone": "bold red",
-    "following": "cyan",
+    RoleState.STARTING: "cyan",
+    RoleState.TRAINING: "green",
+    RoleState.WAITING: "yellow",
+    RoleState.FOLLOWING: "cyan",
+    RoleState.ENDING: "blue",
+    RoleState.RESTARTING: "bold magenta",
+    RoleState.DONE: "dim green",
+    RoleState.GONE: "bold red",
 }
 # escape sequences, and control characters other than tab and newline: they would tear the display
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -41,7 +57,7 @@ class RoleStatus:
     """One process. NaN (for step: a negative number, for pid: 0) where a number means nothing for the role."""
 
     name: str  # chief, worker:1, server:0, evaluator
-    state: str  # a key of STYLES
+    state: RoleState
     pid: int
     step: int
     samples_per_second: float
@@ -211,7 +227,7 @@ class Column(NamedTuple):
 # in order of importance: a narrow terminal shows the first ones
 COLUMNS = (
     Column("role", 9, lambda role: Text(role.name, "bold")),
-    Column("state", 10, lambda role: Text(role.state, STYLES.get(role.state, ""))),
+    Column("state", 10, lambda role: Text(role.state, STYLES[role.state])),
     Column("step", 10, lambda role: number(role.step if role.step >= 0 else math.nan, ",.0f")),
     Column("samples/s", 9, lambda role: number(role.samples_per_second, ",.0f")),
     Column("loss", 9, lambda role: number(role.loss, ".4g")),
@@ -273,7 +289,7 @@ def _troubles(before: Status | None, now: Status) -> list[str]:
 
 def _rates(status: Status) -> list[str]:
     """Speed, and the means over those who train; what is not known is left out."""
-    trainers = [role for role in status.roles if role.name != "evaluator" and role.state != "gone"]
+    trainers = [role for role in status.roles if role.name != "evaluator" and role.state != RoleState.GONE]
     values = (
         ("{:,.0f} samples/s", status.samples_per_second),
         ("loss {:.3g}", _mean([role.loss for role in trainers])),

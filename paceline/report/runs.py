@@ -14,10 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline import checkpoint
-from paceline.directory import RunDirectory
+from paceline.directory import RunDirectory, RunState
 from paceline.errors import DataError
 
-STYLES = {"running": "cyan", "done": "green", "failed": "red", "broken off": "yellow"}
+STYLES = {
+    RunState.RUNNING: "cyan",
+    RunState.DONE: "green",
+    RunState.INTERRUPTED: "magenta",
+    RunState.FAILED: "red",
+    RunState.BROKEN_OFF: "yellow",
+    RunState.DAMAGED: "bold red",
+}
 LOG_LINES, LOG_BYTES = 10, 8192  # of the end of each log, when a run failed
 
 
@@ -118,7 +125,7 @@ def detail(run: RunDirectory) -> list[RenderableType]:
     best = checkpoint.best(run.path)
     if best is not None:
         parts.append(Text(f"best: step {best.step:,}, {best.metric} {best.value:.6g} ({best.path})"))
-    if state in ("failed", "broken off"):
+    if state in (RunState.FAILED, RunState.BROKEN_OFF):
         parts.extend(_log_ends(run.logs))
     return parts
 

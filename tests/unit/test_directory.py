@@ -166,7 +166,7 @@ class TestFiles:
         run.write_result({"error": "worker:1 died"})
         assert run.state == "failed"
         (run.path / "result.json").write_text('{"lo')
-        assert run.state == "broken off"
+        assert run.state == "damaged"
 
     def test_a_write_that_fails_leaves_what_was_there(self, run):
         run.write_result({"loss": 1.0})

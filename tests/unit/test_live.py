@@ -13,8 +13,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from paceline import watching
+from paceline.board import DONE, ENDING, STARTING, TRAINING, WAITING
 from paceline.report import tables
-from paceline.report.live import Display, Pace, RoleStatus, Status, duration
+from paceline.report.live import STYLES, TROUBLE, Display, Pace, RoleState, RoleStatus, Status, duration
 from paceline.result import Result, Staleness
 
 NAN = math.nan
@@ -51,7 +53,7 @@ class Screen:
 
 def role(name: str = "chief", state: str = "training", **values: Any) -> RoleStatus:
     given = {"pid": 4242, "step": 1200, "samples_per_second": 11250.0, "loss": 0.123, "staleness": 0.9, "restarts": 0}
-    return RoleStatus(name, state, **(given | values))
+    return RoleStatus(name, RoleState(state), **(given | values))
 
 
 def status(*roles: RoleStatus, **values: Any) -> Status:
@@ -69,6 +71,22 @@ def status(*roles: RoleStatus, **values: Any) -> Status:
 def team(size: int, **states: str) -> tuple[RoleStatus, ...]:
     names = ["chief", *(f"worker:{rank}" for rank in range(1, size))]
     return tuple(role(name, states.get(name.replace(":", ""), "training")) for name in names)
+
+
+def test_every_state_of_a_role_has_a_style_and_every_word_on_the_board_a_state() -> None:
+    assert set(STYLES) == set(RoleState)
+    assert set(watching.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
+
+
+@pytest.mark.parametrize("state", RoleState)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_every_state_of_a_role_is_shown(state: RoleState, terminal: bool) -> None:
+    screen = Screen(terminal=terminal, every=0.0)
+    with screen.display as display:
+        display.update(status(role(), role("worker:1")))
+        display.update(status(role(), role("worker:1", state)))
+    shown = any(state in line for line in screen.lines())
+    assert shown == (terminal or state in TROUBLE)  # lines of a log name those in trouble only
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline import checkpoint, cli_runs
-from paceline.directory import RunDirectory
+from paceline.directory import RunDirectory, RunState
 from paceline.report.runs import detail, listing, summary
 
 PLAN = {"task": "mnist-mlp", "scheme": "sync", "workers": 4, "servers": 1, "hyper": {"lr": 0.1}, "title": ""}
@@ -87,6 +88,44 @@ class TestListing:
         text = printed(listing([run]), *detail(run))
         assert "[red]x" in text
         assert "[/bold].py:task" in text
+
+
+def in_state(state: RunState, run: RunDirectory) -> RunDirectory:
+    """A run that is made to stand so (a running one: while its lock is held)."""
+    match state:
+        case RunState.DONE:
+            run.write_result(RESULT)
+        case RunState.INTERRUPTED:
+            run.write_result(RESULT | {"stopped": "interrupted"})
+        case RunState.FAILED:
+            run.write_result(RESULT | {"error": "worker:1 died"})
+        case RunState.DAMAGED:
+            (run.path / "result.json").write_text('{"updates": ')
+        case RunState.RUNNING | RunState.BROKEN_OFF:
+            pass
+    return run
+
+
+class TestStates:
+    @pytest.mark.parametrize("state", RunState)
+    def test_every_table_shows_every_state(self, state, tmp_path, monkeypatch, capsys):
+        run = in_state(state, made(tmp_path))
+        with run.lock() if state is RunState.RUNNING else nullcontext():
+            assert run.state is state
+            assert json.loads(json.dumps(summary(run)))["state"] == state
+            assert state in printed(listing([run])).splitlines()[2]
+            assert f"(run, {state})" in printed(*detail(run))
+            monkeypatch.setattr(cli_runs, "screen", Console(width=200, force_terminal=True))
+            cli_runs.runs(tmp_path)
+            cli_runs.runs(tmp_path, as_json=True)
+            assert cli_runs.show_run(run.path)
+        assert capsys.readouterr().out.count(state) >= 3
+
+    def test_an_interruption_before_the_first_checkpoint_is_no_failure(self, tmp_path):
+        run = made(tmp_path)
+        run.write_result({"stopped": "interrupted"})
+        assert run.state is RunState.INTERRUPTED
+        assert "interrupted" in printed(listing([run]), *detail(run))
 
 
 class TestDetail:
