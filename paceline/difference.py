@@ -16,7 +16,7 @@ from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory
 from paceline.errors import DataError
 from paceline.fingerprint import Fingerprint, differing
-from paceline.replaying.history import launches, read
+from paceline.replaying.history import read_all
 from paceline.result import digest
 from paceline.state import Vector
 
@@ -94,7 +94,7 @@ def diff(a: str | Path, b: str | Path) -> Difference:
 def order_parts(a: Path, b: Path) -> dict[str, Any] | None:
     """Where the orders of the servers' calls part; None where they are the same, or not known."""
     try:
-        rows = [[row for at in launches(run) for row in read(at).rows()] for run in (a, b)]
+        rows = [[row for launch in read_all(run) for row in launch.rows()] for run in (a, b)]
     except DataError:
         return None
     if not all(rows):

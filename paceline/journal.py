@@ -9,6 +9,7 @@ tells of: a killed process leaves whole frames, and never less than others have 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -16,6 +17,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -72,6 +74,12 @@ def place(directory: Path | str, launch: int) -> Path:
     return Path(directory) / "order" / f"{launch:03d}"
 
 
+def launches(directory: Path) -> list[Path]:
+    """The launches of a run that were recorded, in their order."""
+    found = (directory / "order").glob("[0-9][0-9][0-9]*")
+    return sorted((path for path in found if path.name.isdecimal() and path.is_dir()), key=lambda path: int(path.name))
+
+
 def returned(at: Path, generation: int) -> Path:
     """The checkpoint that a launch went back to."""
     return at / f"return-{generation}"
@@ -89,12 +97,15 @@ class Journal:
 
     The file is mapped: a frame costs no call of the system, and what is written survives the death of the process. Room
     is asked for ahead, in pieces, so that a full disk is an error here and not a signal later. Zeros follow the last
-    frame; one that a death has cut through has no right sum, and nothing but zeros behind it.
+    frame; one that a death has cut through has no right sum, and nothing but zeros behind it. `close` cuts the room
+    off; `trim` does it for a process that died. The lock says that a process still writes.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with suppress(OSError):  # some network file systems know no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX)
         self._room: mmap.mmap | bytearray = bytearray()
         self._size = self._at = self._sum = 0
         self._kinds: list[int] = []
@@ -175,40 +186,76 @@ def unused(path: Path) -> bool:
     return path.is_file() and not path.read_bytes().strip(b"\0")
 
 
+def trim(path: Path) -> None:
+    """Cut a log to its whole frames, if its process has died. A damaged one stays as it is, for `read` to report."""
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # its process lives: to cut off room that it has mapped would kill it
+        except OSError:
+            return  # without locks nobody can tell
+        if os.fstat(file.fileno()).st_size % PIECE:
+            return  # closed, or trimmed before
+        content = file.read()
+        with suppress(DataError):
+            frames, _ = _frames(path, content)
+            file.truncate(frames[-1][1] + _SUM.size if frames else 0)
+
+
 def read(path: Path) -> Log:
-    """A log's records up to its last whole frame. What is altered before that is no log of this run any more."""
+    """A log's records up to its last whole frame. Only a frame that a death may have cut through is left out; any other
+    that is not whole is damage."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"the order log {path} cannot be read: {error.strerror}") from error
-    records: list[Record] = []
-    running = at = 0
-    cut = False
-    while at < len(content):
-        end = at + _LENGTH.size
-        size = _LENGTH.unpack_from(content, at)[0] if end <= len(content) else 0
-        if not size and end <= len(content):
-            break  # room that was never used, or what a dead process had not sealed
-        if end > len(content) or end + size + _SUM.size > len(content):
-            cut = True
-            break
-        block = content[end : end + size]
-        running = zlib.crc32(block, running)
-        if running != _SUM.unpack_from(content, end + size)[0]:
-            if not any(content[end + size + _SUM.size :]):
-                cut = True  # a death has cut through the last one
-                break
-            raise DataError(f"the order log {path} is not what was written: its sum does not fit at byte {at:,}")
-        records += _records(path, block)
-        at = end + size + _SUM.size
+    frames, cut = _frames(path, content)
+    records = [record for begin, end in frames for record in _records(path, content[begin:end])]
     if not records or records[0].kind != NOTE:
         raise DataError(f"the order log {path} has no header" + (": it was cut off" if cut else ""))
     header = records[0].values[0]
-    if header.get("format") != FORMAT:
-        raise DataError(
-            f"the order log {path} is of format {header.get('format')!r}; this version of paceline reads {FORMAT}"
-        )
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format") if isinstance(header, dict) else None
+        raise DataError(f"the order log {path} is of format {found!r}; this version of paceline reads {FORMAT}")
     return Log(path, header, records[1:], cut)
+
+
+def _frames(path: Path, content: bytes) -> tuple[list[tuple[int, int]], bool]:
+    """Where the records of each whole frame begin and end, and whether a death has cut through the one after them."""
+    found: list[tuple[int, int]] = []
+    running = at = 0
+    while at < len(content):
+        begin = at + _LENGTH.size
+        size = _LENGTH.unpack_from(content, at)[0] if begin <= len(content) else 0
+        end = begin + size
+        if size and end + _SUM.size <= len(content):
+            running = zlib.crc32(content[begin:end], running)
+            if running == _SUM.unpack_from(content, end)[0]:
+                found.append((begin, end))
+                at = end + _SUM.size
+                continue
+        if not any(content[at:]):
+            return found, False  # room that was never used
+        # A dead process has left room behind the one frame that it was writing. A log without that room was closed, and
+        # nothing in it can have been cut by a death.
+        room = len(content) - at >= LARGEST and not any(content[at + LARGEST + _AROUND :])
+        if not room or _has_frame(content.rstrip(b"\0"), at + 1):
+            raise DataError(f"the order log {path} is not what was written: it is damaged at byte {at:,}")
+        return found, True
+    return found, False
+
+
+def _has_frame(content: bytes, since: int) -> bool:
+    """Whether a whole frame begins there or later: it is known by its sum, which begins with that of the one before."""
+    for at in range(since + _SUM.size, len(content) - _AROUND + 1):
+        begin = at + _LENGTH.size
+        end = begin + _LENGTH.unpack_from(content, at)[0]
+        if begin < end <= len(content) - _SUM.size:
+            before, after = _SUM.unpack_from(content, at - _SUM.size)[0], _SUM.unpack_from(content, end)[0]
+            if zlib.crc32(content[begin:end], before) == after:
+                return True
+    return False
 
 
 def _records(path: Path, block: bytes) -> Iterator[Record]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from paceline import config, durable
 from paceline.checkpoint import Checkpoint
 from paceline.hook import Hook
-from paceline.journal import ABOUT, FORMAT, START, Journal, place, returned
+from paceline.journal import ABOUT, FORMAT, START, Journal, launches, place, returned, trim
 from paceline.plan import Plan
 from paceline.stage import Stage
 
@@ -37,7 +38,14 @@ def prepare(plan: Plan, versions: dict[str, Any], start: Checkpoint | None, obje
 
 def next_launch(directory: Path) -> int:
     """The number of the launch that begins now."""
-    return 1 + max((int(path.name) for path in (directory / "order").glob("[0-9]*")), default=0)
+    return 1 + max((int(path.name) for path in launches(directory)), default=0)
+
+
+def trim_all(directory: Path) -> None:
+    """Cut every log to what was written: those of processes that were killed still have room for more."""
+    for path in sorted((directory / "order").glob("*/*.log")):
+        with suppress(OSError):
+            trim(path)
 
 
 def keep_return(plan: Plan, generation: int, saved: Path) -> None:
@@ -52,10 +60,11 @@ def journal_of(stage: Stage, role: str, **header: Any) -> tuple[Journal | None, 
     if not stage.plan.record or stage.plan.script or stage.direct() or not at.is_dir():
         return None, 1
     for life in count(1):
+        path = at / f"{role}-{life}.log"
         try:
-            return Journal(at / f"{role}-{life}.log", {"role": role, "life": life, **header}), life
+            return Journal(path, {"role": role, "life": life, **header}), life
         except FileExistsError:
-            continue
+            trim(path)  # of a life that has ended
     raise AssertionError("numbers do not end")
 
 

@@ -153,6 +153,7 @@ def execute(
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
         first = _checked_checkpoint(plan, scheme, directory, x0)
         before = directory.history()
+        recording.trim_all(directory.path)  # of a launch that was killed
         plan = dataclasses.replace(plan, launch=recording.next_launch(directory.path))
         directory.write_plan(dataclasses.asdict(plan))
         launched = _fingerprint(plan, scheme, objects, x0)
@@ -163,6 +164,7 @@ def execute(
         mine = launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
         mine.board.put("began", began)
         outcome = mine.run()
+        recording.trim_all(directory.path)
         result = result_of(mine.plan, mine.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):
             last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)

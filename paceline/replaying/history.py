@@ -15,12 +15,6 @@ from paceline.plan import Plan
 from paceline.transports.lane import JOINED
 
 
-def launches(directory: Path) -> list[Path]:
-    """The launches of a run that were recorded, in their order."""
-    found = directory / "order"
-    return sorted(path for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
-
-
 @dataclass
 class Life:
     """What one worker did between its start and its end or death."""
@@ -68,6 +62,11 @@ class History:
         """The update at which it began."""
         begun = self.start
         return 0 if begun is None else begun.step
+
+
+def read_all(directory: Path) -> list[History]:
+    """Every launch of a run that was recorded, in their order."""
+    return [read(at) for at in journal.launches(directory)]
 
 
 def read(at: Path) -> History:

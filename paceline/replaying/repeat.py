@@ -73,7 +73,7 @@ def replay(
     directory = RunDirectory.open(run)
     if until is not None and until < 0:
         raise UsageError(f"until must be at least 0, not {until}")
-    told = [history.read(at) for at in history.launches(directory.path)]
+    told = history.read_all(directory.path)
     if not told:
         raise DataError(_unrecorded(directory))
     threads = torch.get_num_threads()

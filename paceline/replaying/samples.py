@@ -93,7 +93,7 @@ class Ledger:
 def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> Ledger:
     """The ledger of a recorded run."""
     directory = RunDirectory.open(run)
-    launches = [history.read(at) for at in history.launches(directory.path)]
+    launches = history.read_all(directory.path)
     if not launches:
         raise DataError(f"{directory.path} has no order log, which the ledger of samples is read from")
     given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}

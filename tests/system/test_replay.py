@@ -64,6 +64,8 @@ def test_every_scheme_is_repeated_bit_for_bit(name: str, tmp_path: Path) -> None
     assert (told.updates, told.digest) == (story.result.updates, story.result.digest)
     assert told.checkpoints[-1] == told.updates
     assert not told.cut
+    for log in place(tmp_path / "run", 1).glob("*.log"):  # those of killed processes too are cut to what was written
+        assert log.stat().st_size % journal.PIECE, log
 
 
 @pytest.mark.parametrize(("scheme", "servers"), [(FrailAsync, 1), (FrailAsync, 2), (FrailSync, 1)])
@@ -147,10 +149,15 @@ def test_other_data(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.hints == ["the data are others than those of the run"]
 
 
+def killed_at(log: Path, size: int) -> None:
+    """The log of a process that was killed at this byte, with a launcher that was killed too: room lies behind it."""
+    log.write_bytes(log.read_bytes()[:size] + bytes(-size % journal.PIECE + journal.PIECE))
+
+
 class TestLogsThatAreNotWhole:
     def test_a_cut_log_is_repeated_as_far_as_it_goes(self, spoilt: Path) -> None:
         log = place(spoilt, 1) / "server-1.log"
-        log.write_bytes(log.read_bytes()[:-700])
+        killed_at(log, log.stat().st_size - 700)
         told = replay(spoilt)
         assert told.match
         assert told.cut
@@ -158,7 +165,7 @@ class TestLogsThatAreNotWhole:
 
     def test_a_workers_cut_log(self, spoilt: Path) -> None:
         log = place(spoilt, 1) / "worker-1-1.log"
-        log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+        killed_at(log, log.stat().st_size // 2)
         told = replay(spoilt)
         assert told.match
         assert told.cut
@@ -169,6 +176,13 @@ class TestLogsThatAreNotWhole:
         for name in ("worker-1-2.log", "server-2.log"):
             (place(str(spoilt), 1) / name).write_bytes(content)
         assert replay(spoilt).match
+
+    @pytest.mark.parametrize("name", ["server-1.log", "worker-1-1.log"])
+    def test_cut_off_by_something_else_than_a_death(self, spoilt: Path, name: str) -> None:
+        log = place(spoilt, 1) / name
+        log.write_bytes(log.read_bytes()[:-3])
+        with pytest.raises(DataError, match=f"{name} is not what was written"):
+            replay(spoilt)
 
     def test_altered(self, spoilt: Path) -> None:
         log = place(spoilt, 1) / "server-1.log"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from paceline import journal
 from paceline.errors import DataError
-from paceline.journal import CALL, CHANGE, END, GRAD, MEMBER, NOTE, PROBED, READ, STEP, Journal, probe_of, read
+from paceline.journal import CALL, CHANGE, END, GRAD, MEMBER, NOTE, PROBED, READ, STEP, Journal, probe_of, read, trim
 
 
 def written(path: Path, records: int = 20) -> Path:
@@ -102,37 +102,92 @@ def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     assert (told.records, told.cut) == ([(GRAD, (1.0,))], False)
 
 
+def room_behind(path: Path, content: bytes) -> None:
+    """The log as a killed process leaves it: the file is as long as the room that it had asked for."""
+    path.write_bytes(
+        content + bytes(-(-(len(content) + journal.LARGEST) // journal.PIECE) * journal.PIECE - len(content))
+    )
+
+
 @given(st.data())
-def test_a_log_without_its_end_is_read_up_to_the_last_whole_frame(tmp_path_factory, data: st.DataObject) -> None:
+def test_the_log_of_a_killed_process_is_read_up_to_its_last_whole_frame(tmp_path_factory, data: st.DataObject) -> None:
     path = written(tmp_path_factory.mktemp("log") / "a.log")
     whole, content = read(path).records, path.read_bytes()
     size = data.draw(st.integers(0, len(content)))
-    path.write_bytes(content[:size])
+    room_behind(path, content[:size])
     header = 2 + int.from_bytes(content[:2], "little") + 4  # of the first frame
+    frame = (len(content) - header) // 20  # all frames after the header are alike
+    kept = max(size - header, 0) // frame
     if size < header:
         with pytest.raises(DataError, match="has no header"):
             read(path)
-        return
-    told = read(path)
-    assert told.records == whole[: len(told.records)]
-    assert len(told.records) % 3 == 0
-    frame = (len(content) - header) // 20  # all frames after the header are alike
-    assert len(told.records) == 3 * ((size - header) // frame)
-    assert told.cut == bool((size - header) % frame)
+    else:
+        told = read(path)
+        assert told.records == whole[: 3 * kept]
+        seen = content[header + kept * frame : size]  # of the frame that was cut through
+        assert told.cut == any(seen)
+    trim(path)
+    assert path.read_bytes() == (content[: header + kept * frame] if size >= header else b"")
+
+
+@given(st.data())
+def test_a_closed_log_that_is_cut_off_inside_a_frame_is_damaged(tmp_path_factory, data: st.DataObject) -> None:
+    path = written(tmp_path_factory.mktemp("log") / "a.log")
+    whole, content = read(path).records, path.read_bytes()
+    header = 2 + int.from_bytes(content[:2], "little") + 4
+    frame = (len(content) - header) // 20
+    size = data.draw(st.integers(1, len(content) - 1))
+    path.write_bytes(content[:size])
+    if size >= header and (size - header) % frame == 0:
+        assert read(path).records == whole[: 3 * ((size - header) // frame)]
+    else:
+        with pytest.raises(DataError, match=r"a\.log is not what was written: it is damaged at byte"):
+            read(path)
 
 
 @given(st.data())
 def test_one_altered_bit_is_noticed(tmp_path_factory, data: st.DataObject) -> None:
     path = written(tmp_path_factory.mktemp("log") / "a.log", records=4)
-    whole, content = read(path).records, bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     at, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
     content[at] ^= 1 << bit
     path.write_bytes(content)
-    told = None
+    with pytest.raises(DataError, match=r"a\.log is not what was written: it is damaged at byte"):
+        read(path)
+
+
+@given(st.data())
+def test_a_bad_segment_in_the_middle_is_no_cut_end(tmp_path_factory, data: st.DataObject) -> None:
+    """Also in the log of a killed process: behind the frame that a death cut through there is nothing."""
+    path = written(tmp_path_factory.mktemp("log") / "a.log")
+    content = bytearray(path.read_bytes())
+    begin = data.draw(st.integers(0, len(content) - 200))
+    end = begin + data.draw(st.integers(1, 60))
+    content[begin:end] = data.draw(st.sampled_from([bytes(end - begin), b"\xff" * (end - begin), b"paceline" * 8]))
+    if data.draw(st.booleans()):
+        room_behind(path, bytes(content))
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    if before[: len(content)] == written(path.with_name("b.log")).read_bytes():
+        return  # what was there already
     with suppress(DataError):
         told = read(path)
-    # a length that reaches past the end is a log without its end
-    assert told is None or (told.cut and told.records == whole[: len(told.records)])
+        assert not told.cut
+        raise AssertionError(f"bytes {begin} to {end} are not what was written, and nobody noticed")
+    trim(path)
+    assert path.read_bytes() == before  # what is damaged is not made to look whole
+
+
+def test_a_log_that_is_being_written_is_not_trimmed(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "a.log", {})
+    log.add(GRAD, 1.0)
+    log.flush()
+    trim(tmp_path / "a.log")
+    assert (tmp_path / "a.log").stat().st_size == journal.PIECE
+    log.add(GRAD, 2.0)
+    log.close()
+    assert [record.values[0] for record in read(tmp_path / "a.log").records] == [1.0, 2.0]
 
 
 def test_frames_cannot_change_places(tmp_path: Path) -> None:
