@@ -21,7 +21,7 @@ from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.pace import Evaluate, Pace, ScriptTask
 from paceline.plan import Plan
-from paceline.role import hooks_of, prepare, wait_until_ready
+from paceline.role import hooks_of, prepare, wait_until_joined, wait_until_ready
 from paceline.run import check
 from paceline.scheme import Scheme
 from paceline.seeds import mixed
@@ -141,6 +141,7 @@ def _launched(
         stage.open()
     else:
         wait_until_ready(stage)
+    wait_until_joined(stage)
     hooks = role.hooks_with(own)
     session = RealSession(stage, task, role.rank, hooks, control)
     role.pace = Pace(session, task, hooks, ExitStack())

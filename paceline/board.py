@@ -42,6 +42,7 @@ class Board:
         "stop",  # RUNNING, STOPPING or FAILED
         "over",  # the last checkpoint is written: servers and evaluator may go
         "ready",  # the chief has laid out and filled the state's memory
+        "joined",  # everybody has joined, or is no longer waited for: the first steps may begin
         "size",  # of that memory
         "generation",  # rises each time that the run goes back to a checkpoint
         "restore",  # the checkpoint it goes back to
@@ -50,7 +51,9 @@ class Board:
         "base",  # updates when this launch began
         "snapshot",  # number of the checkpoint that is wanted
         "snapshot_version",  # where there is no server: taken when the common version is this
-        "checkpoint",  # step of the newest checkpoint, -1 before the first
+        "asked",  # rises when the launcher wants a checkpoint
+        "checkpoint",  # step of the newest checkpoint, -1 before the first,
+        "written",  # and when it was written, ns
         "began",  # when the launcher began, ns
         "first_step",  # when the first gradient was there, ns
         "stopped",  # when the stop came, ns
@@ -105,7 +108,13 @@ class Board:
         "server_noticed",
     )
     REALS: ClassVar = ("loss",)  # per worker, floating
-    TIMES: ClassVar = ("began", "first_step", "stopped", "heard")  # by the clock of the node that they are read on
+    TIMES: ClassVar = (
+        "began",
+        "first_step",
+        "stopped",
+        "written",
+        "heard",
+    )  # by the clock of the node that they are read on
 
     def __init__(self, descriptor: int, workers: int, servers: int) -> None:
         self.descriptor, self.workers, self.servers = descriptor, workers, servers

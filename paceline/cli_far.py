@@ -40,7 +40,11 @@ By = Annotated[
 InterfaceOption = Annotated[str | None, typer.Option(help="By name (ib0) or subnet (10.1.0.0/16).")]
 NoIb = Annotated[bool, typer.Option("--no-ib", help="Take no InfiniBand interface.")]
 AddressRule = Annotated[str | None, typer.Option(help="From host name to address: file.py:function.")]
-Join = Annotated[float | None, typer.Option(help="Seconds to wait for the others. Default: 600.")]
+Join = Annotated[float | None, typer.Option(help="Seconds to wait for the others at the start. Default: 600.")]
+JoinPolicy = Annotated[
+    str | None,
+    typer.Option(help="When somebody has not joined by then: fail, go-on (without them), or wait. Default: fail."),
+]
 Apart = Annotated[
     bool, typer.Option("--apart", help="Use connections also among processes of one host, not its shared memory.")
 ]

@@ -136,6 +136,7 @@ def train_command(
     no_ib: cli_far.NoIb = False,
     address_rule: cli_far.AddressRule = None,
     join: cli_far.Join = None,
+    join_policy: cli_far.JoinPolicy = None,
     tls: cli_far.Tls = None,
     apart: cli_far.Apart = False,
     as_json: AsJson = False,
@@ -180,7 +181,14 @@ def train_command(
         "task_options": task_options or None,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    network = partaking.Network(interface, not no_ib, partaking.JOIN if join is None else join, tls, not apart)
+    network = partaking.Network(
+        interface,
+        not no_ib,
+        partaking.JOIN if join is None else join,
+        tls,
+        not apart,
+        join_policy or partaking.JOIN_POLICY,
+    )
     seat = None
     if on is not None:
         cli_far.known(on)

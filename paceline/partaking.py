@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster import addresses, detect, placement
+from paceline.cluster import addresses, detect, mpi, placement
 from paceline.cluster.description import KINDS, Cluster, Task
 from paceline.cluster.engaged import Engaged, in_cluster, told
 from paceline.errors import UsageError
 from paceline.launchers import agent
+from paceline.launchers.gathering import POLICIES
 from paceline.launchers.hub import Hub
-from paceline.launchers.local import Launcher
+from paceline.launchers.local import INTERRUPTED, Launcher
 from paceline.launchers.way import Way
 from paceline.net import secret as secrets
 from paceline.net import tls
@@ -24,6 +25,7 @@ from paceline.scheme import Scheme
 from paceline.stage import Node
 
 JOIN = 600.0  # seconds
+JOIN_POLICY = POLICIES[0]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,13 @@ class Network:
     join: float = JOIN
     tls: str | None = None
     share: bool = True
+    join_policy: str = JOIN_POLICY
+
+    def __post_init__(self) -> None:
+        if not self.join > 0:
+            raise UsageError(f"--join must be above 0 seconds, not {self.join:g}")
+        if self.join_policy not in POLICIES:
+            raise UsageError(f"--join-policy must be {' or '.join(POLICIES)}, not {self.join_policy!r}")
 
 
 def here(directory: str | Path | None) -> Engaged | None:
@@ -138,7 +147,10 @@ def take_part(
         own = given.own(hub, network.interface, network.infiniband, os.environ)
         return Way(*hub, given.roles, Node(0, own, secret, certificates, network.share))
 
-    return agent.serve(way, network.join, say, objects)
+    code = agent.serve(way, network.join, say, objects)
+    ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
+    # mpirun kills all ranks when one ends with another code than 0: here the chief, which still writes its result
+    return 0 if code == INTERRUPTED and ranks else code
 
 
 def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
@@ -159,6 +171,7 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
             port=port,
             here=set(given.roles),
             join=network.join,
+            join_policy=network.join_policy,
             listening=listening,
             **rest,
         )

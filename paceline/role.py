@@ -196,6 +196,12 @@ def wait_until_ready(stage: Stage) -> None:
     stage.open()
 
 
+def wait_until_joined(stage: Stage) -> None:
+    """Nobody begins a step before all workers and servers are there: one rule of start for every scheme."""
+    board = stage.board
+    stage.bells.wait(lambda: bool(board.get("joined") or board.run[STOP]))
+
+
 def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
     """The chief's first duty: lay out the state and fill it, from the start or from the newest checkpoint."""
     plan, board = stage.plan, stage.board
@@ -217,6 +223,7 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
             board.known[rank] = present
         stage.save_overrides(saved.numbers["overrides"])
         board.put("checkpoint", saved.step)
+        board.put("written", stage.now())  # it is as good as new: training has only begun to go beyond it
         snapshots.keep_all(stage)  # other nodes get their parts from there
         control.send({"say": f"going on from the checkpoint of update {saved.step:,}"})
     else:
@@ -249,6 +256,7 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> bool:
         stage.open()
     else:
         wait_until_ready(stage)
+    wait_until_joined(stage)
     mine = ranks(part, plan)
     if len(mine) == 1:
         _live(RealSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control), task)

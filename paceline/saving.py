@@ -16,6 +16,14 @@ class Saving(Membership):
     """What a worker does between two steps for the run's sake. An exact run is saved, and ends, at one step of all."""
 
     _exact: bool
+    _heeded = 0  # checkpoints that the launcher has wanted, as far as this worker has heard
+
+    def _save_if_asked(self) -> None:
+        """The launcher wants a checkpoint: a server's node is about to leave."""
+        asked = self.board.get("asked")
+        if self.chief and asked != self._heeded and not self._writing:
+            self._heeded = asked
+            self.save()
 
     def _snapshot_due(self, wanted: int) -> bool:
         """Whether this is where this worker's part of a snapshot is to be taken."""

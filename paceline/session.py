@@ -276,6 +276,7 @@ class RealSession(Saving):
         board.heard[rank] = self.stage.now()  # first: the launcher takes it for a sign that this generation was seen
         if board.run[GENERATION] != self._generation:
             raise RolledBack
+        self._save_if_asked()
         wanted = board.get("snapshot")
         if wanted > board.saved[rank] and self._snapshot_due(wanted):
             self._keep(wanted)

@@ -143,6 +143,7 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor]) -> Path:
     }
     path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=_kept(plan))
     stage.board.put("checkpoint", step)
+    stage.board.put("written", stage.now())
     stage.bells.ring(stage.board.evaluator)
     return path
 

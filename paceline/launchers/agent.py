@@ -1,5 +1,6 @@
 """The launcher of a node that has not got the chief: it starts and watches roles as the hub tells it, and keeps its
-node's memory and the hub's alike. Without the hub it does nothing: cut off for longer than patience, it ends.
+node's memory and the hub's alike. Without the hub it does nothing: cut off for longer than patience, it ends its roles,
+and itself if no hub comes back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from paceline import role
 from paceline.control import Listener
 from paceline.errors import PacelineError
 from paceline.launchers import talk
+from paceline.launchers.gathering import rejoin_time
 from paceline.launchers.local import LOOK, drain, is_stopped
 from paceline.launchers.process import forked
 from paceline.launchers.program import become, part_of
@@ -60,7 +62,9 @@ class Agent(Quarters):
         self._told = 0.0
         self._gone: dict[str, Any] | None = None
         self._ended: list[tuple[Part, int, int]] = []  # roles that have ended, to be told when their files have gone
-        self._interrupted, self._asked = 0, False
+        self._signals: list[int] = []  # that have asked this process to end
+        self._asked = False  # the hub has been told of them
+        self._ready = False
 
     def run(self) -> bool:
         """True: the run is over. False: the hub is gone, and so are this node's roles."""
@@ -84,6 +88,7 @@ class Agent(Quarters):
         try:
             if not self.plan.script:
                 self._objects = self._objects | {"ready": ready_task(self.plan, self._objects)}
+            self._ready = True
             beside = self.node.number if self._guest else -1
             self._control.send_json(talk.READY, {"shared": self._shared, "beside": beside})
             while self._gone is None:
@@ -104,6 +109,9 @@ class Agent(Quarters):
         except (Closed, ProtocolError) as error:
             if (gone := self._unread_goodbye()) is not None:
                 return bool(gone.get("over"))
+            if self._signals:  # whether the hub has let it go or is gone itself, it leaves
+                self._gone = {"over": True, "left": True}
+                return True
             self._say(f"lost the hub: {error}")
             return False
         except PacelineError as error:  # its task cannot be made here, for one
@@ -136,11 +144,19 @@ class Agent(Quarters):
         return self._gone
 
     @property
-    def message(self) -> dict[str, Any]:
-        return self._gone or {}
+    def ending(self) -> tuple[int, str]:
+        """The exit code and the last line. A task that has left by itself ends as one that its signal has killed:
+        engines then know that the run may need another in its place."""
+        told = self._gone or {}
+        if told.get("left") and self._signals:
+            name = signal.Signals(self._signals[0]).name
+            return 128 + self._signals[0], f"{self._way}: asked to leave ({name}); the run goes on without it"
+        return int(told.get("code", 0)), str(told.get("text") or "the run is over")
 
     def _signalled(self, number: int, _: object) -> None:
-        self._interrupted += 1
+        self._signals.append(number)
+        if not self._ready:  # it makes its task, perhaps for long, and plays no role yet
+            raise SystemExit(128 + number)
 
     def _listen(self) -> None:
         for kind, payload in self._control.receive():
@@ -254,10 +270,10 @@ class Agent(Quarters):
         if news or now - self._told >= LOOK:
             self._told = now
             self._control.send(talk.BOARD, news)
-        if self._interrupted and not self._asked:  # its roles must not vanish before the last checkpoint
+        if self._signals and not self._asked:  # the hub says when: perhaps the whole run is about to end
             self._asked = True
             self._control.send_json(talk.LEAVES, {"parts": str(self._way)})
-        if self._interrupted > 1:
+        if len(self._signals) > 1:
             raise KeyboardInterrupt
         if self._ended and not self._bulk.busy:
             for part, code, memory in self._ended:
@@ -281,9 +297,10 @@ def serve(
     objects: dict[str, Any] | None = None,
 ) -> int:
     """Take part until the run is over; gives the exit code. Whoever is cut off from the hub stops its roles at once,
-    and joins again if the hub is back within patience. `find`: where it is, as far as that is known; `objects`: task,
-    scheme and hooks that have no name, which every node must bring itself."""
-    first = True
+    and joins again if the hub is back in time (`rejoin_time`). `limit`: seconds to wait for the others at first;
+    `find`: where the hub is, as far as that is known; `objects`: task, scheme and hooks that have no name, which every
+    node must bring itself."""
+    first, join = True, limit
     while True:
         nonce = os.urandom(16).hex()
         try:
@@ -299,10 +316,11 @@ def serve(
             log(f"lost the hub: {error}")
             continue
         if agent.run():
-            told = agent.message
-            log(str(told.get("text") or "the run is over"))
-            return int(told.get("code", 0))
-        limit, first = agent.plan.patience, False
+            code, text = agent.ending
+            log(text)
+            return code
+        limit, first = rejoin_time(agent.plan.patience, join), False
+        log(f"waiting up to {limit:g} s for the hub to come back")
 
 
 def _empty(descriptor: int) -> None:

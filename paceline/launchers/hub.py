@@ -16,7 +16,8 @@ from paceline.board import FAILED, RUNNING, STOP
 from paceline.errors import RunError
 from paceline.launchers import talk
 from paceline.launchers.beside import Doorstep
-from paceline.launchers.local import Launcher
+from paceline.launchers.gathering import Gathering, Verdict
+from paceline.launchers.local import INTERRUPTED, Launcher
 from paceline.launchers.peers import Peer, Peers
 from paceline.launchers.quarters import SHARED
 from paceline.launchers.recovery import Child
@@ -30,6 +31,7 @@ from paceline.stage import Node
 # what a connection may bring that ends it: the last three by words of another shape than agents send
 FAULTS = (Closed, ProtocolError, KeyError, TypeError, ValueError)
 LAST = 2.0  # seconds that an agent may take to go after the goodbye
+TOGETHER = 5.0  # seconds that an agent which was asked to leave stays: engines may be signalling the chief as well
 
 
 class Hub(Peers):
@@ -45,6 +47,7 @@ class Hub(Peers):
         port: int,
         here: set[str],
         join: float,
+        join_policy: str,
         tell: Callable[[str, str], None],
         watch: Callable[[Launcher], None],
         listening: Callable[[str, int], None],
@@ -52,7 +55,7 @@ class Hub(Peers):
         if plan.collective == "shared":
             plan = replace(plan, collective="gloo")  # what others have lies in other memories
         super().__init__(plan, scheme, objects, tell=tell, watch=watch)
-        self._node, self._here, self._join = node, here, join
+        self._node, self._here = node, here
         self._props = replace(self._props, node=node)
         self._nonce = os.urandom(16).hex()
         (self.directory.path / SHARED).write_text(self._nonce, encoding="ascii")
@@ -60,8 +63,11 @@ class Hub(Peers):
         self._newcomers: dict[Channel, float] = {}
         self._registered: dict[int, int] = {}
         self._away: dict[str, float] = {}  # roles that nobody plays, and since when
-        self._began = time.monotonic()
-        self._complete = False
+        began = time.monotonic()
+        names = [str(child.part) for child in self.children]
+        self._gathering = Gathering(names, here, join=join, policy=join_policy, began=began)
+        self._complete = False  # everybody has joined, or the run goes on without those who have not
+        self._unfilled: list[str] = []  # roles that nobody played when the run ended
         self.at_end: Callable[[], None] = lambda: None  # done when nobody can join any more
         self._count = 0
         assert node.secret is not None
@@ -69,8 +75,9 @@ class Hub(Peers):
         self._gate = Gate(socket, node.secret, tls=node.server_side, log=lambda text: tell("warn", text))
         for child in self.children:
             if str(child.part) not in here:
-                self._away[str(child.part)] = self._began
+                self._away[str(child.part)] = began
                 self._mark(child.part, -1)
+        self.board.put("joined", 0)
         self._remote: set[int] = set()
         for child in self.children:
             for place in places(child.part, plan):
@@ -111,6 +118,7 @@ class Hub(Peers):
             super()._start(child)
         elif peer is not None and peer.ready:
             self._away.pop(name, None)
+            self._gathering.came.add(name)
             home = self._peers.get(peer.number if peer.home is None else peer.home)
             self._mark(child.part, home.number if home is not None else 0)
             for place in places(child.part, self.plan):
@@ -141,6 +149,7 @@ class Hub(Peers):
                 self._tell_peer(peer)
             except FAULTS as error:
                 self._lost(peer, str(error))
+        self._let_leave()
         self._look_for_the_missing()
         self._watch_descriptors()
 
@@ -158,10 +167,24 @@ class Hub(Peers):
                 self._restore_absent(part)
             self._start(child)
 
-    def _asked_to_end(self, parts: str) -> None:
-        """Somebody wants a process of another node to end: its roles must not vanish before the last checkpoint."""
-        self.tell("say", f"{parts} was asked to end; ending the run in order")
-        self.stop(f"{parts} was asked to end")
+    def _asked_to_leave(self, peer: Peer) -> None:
+        """Somebody wants a process of another node to end. It leaves alone: only the chief's own signal ends the run.
+        An engine that ends a run signals all its tasks at once; so this one stays until that would have shown."""
+        if not peer.leaving:
+            peer.leaving = time.monotonic()
+            peer.saves = self._complete and any(part.kind == "server" for part in peer.parts)
+            if peer.saves:  # what its server holds is lost with it
+                self.board.put("asked", self.board.get("asked") + 1)
+
+    def _let_leave(self) -> None:
+        """Those who were asked to leave do, unless the run ends anyway: then they end with it, in order."""
+        for peer in [one for one in self._peers.values() if one.leaving]:
+            waited = time.monotonic() - peer.leaving
+            kept = peer.saves and self.board.get("written") < peer.leaving * 1e9 and waited < self.plan.patience
+            if self.board.run[STOP] == RUNNING and waited > TOGETHER and not kept:
+                with contextlib.suppress(Closed, ProtocolError):
+                    peer.channel.send_json(talk.BYE, {"over": True, "left": True})
+                self._lost(peer, "it was asked to leave", excused=True)
 
     def _died_there(self, peer: Peer, told: dict[str, Any]) -> None:
         child = self._child(told["part"])
@@ -174,45 +197,48 @@ class Hub(Peers):
         else:
             self._died(child, code)
 
-    def _lost(self, peer: Peer, why: str) -> None:
-        """A node is gone, with all that it held."""
-        del self._peers[peer.number]
+    def _lost(self, peer: Peer, why: str, *, excused: bool = False) -> None:
+        """A node is gone, with all that it held. `excused`: it was asked to go."""
+        if self._peers.pop(peer.number, None) is None:
+            return
         for channel in [peer.channel, *([peer.bulk.channel] if peer.bulk is not None else [])]:
             self._forget_descriptor(channel)
             channel.close()
         living = [child for part in peer.parts if (child := self._child(str(part))) and not child.done]
         for guest in [one for one in self._peers.values() if one.home == peer.number]:
-            self._lost(guest, f"the memory that it shared with {peer.host} is gone")
+            self._lost(guest, f"the memory that it shared with {peer.host} is gone", excused=excused)
         if not peer.ready:  # it had not begun anything
             return
+        if self.outcome.interrupted and any(child.part.kind == "server" for child in living):
+            self._deadline = 0.0  # with the server's state gone, the newest checkpoint is all that is left to keep
         for child in living:
             self._away[str(child.part)] = time.monotonic()
             self._mark(child.part, -1)
             if child.part.kind == "server":
                 self.board.server_port[child.part.index] = 0
             child.begins = False
-            self._died(child, -9, lost=f"its node {peer.host} is gone: {why}")
+            if not self._complete:  # nobody has begun a step yet: there is nothing to mend
+                self.tell("warn", f"{child.part}: its node {peer.host} is gone: {why}")
+                continue
+            self._died(child, -9, lost=f"its node {peer.host} is gone: {why}", excused=excused)
 
     def _look_for_the_missing(self) -> None:
         """Whoever is away for too long is not waited for: its work is done on another node, or not at all."""
-        now = time.monotonic()
-        if not self._complete and not self._away.keys() - {"evaluator"}:  # nobody waits for that one
-            self._complete = True
-            self.tell("say", f"all {len(self.children) - len(self._away)} roles have joined")
-        if self.board.run[STOP] != RUNNING:
+        now, stop = time.monotonic(), self.board.run[STOP]
+        if stop != RUNNING:
             for name in list(self._away):
                 child = self._child(name)
                 assert child is not None
-                if self.board.run[STOP] != FAILED and child.part.kind == "evaluator":
+                if stop != FAILED and child.part.kind == "evaluator":
                     self._move(child)  # the last checkpoint at least is evaluated
-                elif self.board.run[STOP] == FAILED or child.part.kind != "server":
+                elif stop == FAILED or child.part.kind != "server":
                     self._away.pop(name)
+                    self._unfilled.append(name)
                     self._finished(child)
+            if not self._complete and self.outcome.interrupted:
+                self._deadline = 0.0  # nobody has made a step: there is nothing to end in order
         if not self._complete:
-            if now - self._began > self._join:
-                names = ", ".join(self._away)
-                self.outcome.error = RunError(f"{names} did not join within {self._join:g} s; --join allows more")
-                self.stop("", FAILED)
+            self._gather(now)
             return
         for name, since in list(self._away.items()):
             child = self._child(name)
@@ -221,6 +247,47 @@ class Hub(Peers):
                     self.board.put("alarm", self.board.get("alarm") + 1)  # others wait for it
                 if now - since > self.plan.patience:
                     self._move(child)
+
+    def _gather(self, now: float) -> None:
+        """Before the first step: wait for everybody as long as `--join` allows, then do as `--join-policy` says."""
+        if self.board.run[STOP] == FAILED:
+            return
+        match self._gathering.look(self._away, now, lambda text: self.tell("say", text)):
+            case Verdict.COMPLETE:
+                if not self._gathering.never_came():
+                    self.tell("say", self._gathering.complete)
+                self._begin_all()
+            case Verdict.WITHOUT:
+                self._begin_without([name for name in self._away if name != "evaluator"])
+            case Verdict.FAIL:
+                names = ", ".join(name for name in self._away if name != "evaluator")
+                self.outcome.error = RunError(
+                    f"{names} did not join within {self._gathering.join:g} s; --join allows more time, and "
+                    "--join-policy go-on trains without those who are missing"
+                )
+                self.stop("", FAILED)
+
+    def _begin_without(self, missing: list[str]) -> None:
+        """The time to join has passed: servers are played here, workers do without until somebody comes for them."""
+        for name in missing:
+            child = self._child(name)
+            assert child is not None
+            self._warn(f"{name} did not join within {self._gathering.join:g} s: going on without it")
+            if self._must_be_played(child.part):
+                self._move(child)
+            else:
+                self._unmask(child, awaited=False)
+        self._begin_all()
+
+    def _begin_all(self) -> None:
+        self._complete = True
+        self.board.put("joined", 1)
+        self.bells.ring_all()
+
+    def _warn(self, text: str) -> None:
+        """A warning that is also kept in the result."""
+        self.outcome.warnings.append(text)
+        self.tell("warn", text)
 
     def _must_be_played(self, part: Part) -> bool:
         held = self.plan.exact or self.plan.quorum == "hold"
@@ -256,9 +323,18 @@ class Hub(Peers):
                 child.done = True
 
     def _farewell(self) -> None:
-        """The run is over: let every agent go."""
-        failed = self.outcome.error is not None
-        told = {"over": True, "code": 1 if failed else 0, "text": str(self.outcome.error) if failed else ""}
+        """The run is over: say who never came, and let every agent go."""
+        if self._complete:
+            for name in self._gathering.never_came():
+                self._warn(f"{name} never joined")
+            for name in self._unfilled:
+                if name in self._gathering.came:
+                    self._warn(f"{name} did not come back before the end")
+        told: dict[str, Any] = {"over": True, "code": 0}
+        if self.outcome.error is not None:
+            told |= {"code": 1, "text": str(self.outcome.error)}
+        elif self.outcome.interrupted:
+            told |= {"code": INTERRUPTED, "text": "the run was interrupted"}
         for peer in self._peers.values():
             with contextlib.suppress(Closed, ProtocolError):
                 peer.channel.send_json(talk.BYE, told)

@@ -22,6 +22,8 @@ CONTAINER = "paceline"
 
 Manifest = dict[str, Any]
 
+ASKED_TO_END = (130, 143)  # exit codes after SIGINT, or an interrupted run; after SIGTERM
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -153,6 +155,11 @@ def _indexed(settings: Settings, count: int, hopeless: tuple[int, ...] = (3,)) -
             "rules": [
                 # a drained or lost node is nobody's fault and does not count
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                # nor does a task that was asked to leave, or whose run was: another takes its place
+                {
+                    "action": "Ignore",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(ASKED_TO_END)},
+                },
                 {
                     "action": "FailJob",
                     "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(hopeless)},

@@ -28,6 +28,7 @@ from paceline.role import Props, crew, error_of, main, ranks, servers_of
 from paceline.scheme import Scheme
 
 LOOK = 0.125  # seconds between two looks at the board
+INTERRUPTED = 130  # the exit code of a run that a signal has ended
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # to end; the last is what engines can forward to all tasks
 
 
@@ -49,6 +50,7 @@ class Launcher(Recovery):
         self.board.put("began", time.monotonic_ns())
         self.board.put("goal", -1)
         self.board.put("checkpoint", -1)
+        self.board.put("joined", 1)
         for rank in range(plan.workers):
             self.board.alive[rank] = self.board.known[rank] = 1
         self._bells = Bells.create(self.board.roles)
@@ -252,9 +254,9 @@ class Launcher(Recovery):
             self.board.state[rank] = DONE
         self.bells.ring_all()
 
-    def _died(self, child: Child, code: int, lost: str = "") -> None:
+    def _died(self, child: Child, code: int, lost: str = "", *, excused: bool = False) -> None:
         """Somebody went without a goodbye: the others hear of it at once, and it is brought back. `lost`: why the
-        memory that it worked on is gone with it."""
+        memory that it worked on is gone with it. `excused`: it was asked to go, which `--restarts` does not count."""
         board, part = self.board, child.part
         cause = lost or (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
         had_finished = self._had_finished(part)
@@ -268,7 +270,7 @@ class Launcher(Recovery):
         if code > 0 and self.outcome.error is None:
             self.outcome.error = RunError(f"{part} ended with {cause}; see logs/{part.file}.log")
         torn = together or (part.kind == "server" and (bool(lost) or self._torn(part.index)))
-        if not hopeless:
+        if not hopeless and not excused:
             progress = board.get("checkpoint") if torn else self._progress(part)  # all since then is lost with it
             child.in_a_row = 1 if progress > child.progress.get(torn, 0) else child.in_a_row + 1
             child.progress[torn] = progress

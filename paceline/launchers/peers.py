@@ -48,6 +48,8 @@ class Peer:
     parts: list[Part] = field(default_factory=list)  # the roles that it has come for, or was given
     filled: list[Part] = field(default_factory=list)  # and whose state has been sent there
     inbox: talk.Inbox | None = None
+    leaving: float = 0.0  # since when it has been asked to leave
+    saves: bool = False  # and a checkpoint is written before it goes
 
 
 class Peers(Launcher, ABC):
@@ -207,7 +209,7 @@ class Peers(Launcher, ABC):
                 case talk.FROZEN:  # others wait for it: their patience begins when it is back
                     self.board.put("alarm", self.board.get("alarm") + 1)
                 case talk.LEAVES:
-                    self._asked_to_end(str(plain(payload)["parts"]))
+                    self._asked_to_leave(peer)
         if peer.bulk is not None:
             for kind, payload in peer.bulk.channel.receive():
                 peer.heard = time.monotonic()
@@ -337,7 +339,7 @@ class Peers(Launcher, ABC):
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def _asked_to_end(self, parts: str) -> None: ...
+    def _asked_to_leave(self, peer: Peer) -> None: ...
 
     @abstractmethod
     def _died_there(self, peer: Peer, told: dict[str, Any]) -> None: ...

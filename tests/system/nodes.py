@@ -48,6 +48,7 @@ class Nodes:
         self.agents: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.port = 0
+        self.join, self.join_policy, self.late = 30.0, "fail", LATE
         self._objects: dict[str, Any] = {}
 
     def launcher(self, plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
@@ -58,13 +59,22 @@ class Nodes:
             self.port = port
 
         hub = Hub(
-            plan, scheme, objects, node=node, port=0, here=set(self._here), join=30.0, listening=listening, **rest
+            plan,
+            scheme,
+            objects,
+            node=node,
+            port=0,
+            here=set(self._here),
+            join=self.join,
+            join_policy=self.join_policy,
+            listening=listening,
+            **rest,
         )
         self._hub = weakref.ref(hub)
         grouped = {part for group in self._together for part in group.split("+")}
         single = [part for part in map(str, crew(plan, scheme)) if part not in grouped and part not in self._here]
         for part in (*single, *self._together, *self._extra):
-            self.start(part, delay=LATE if part in self._late else 0.0)
+            self.start(part, delay=self.late if part in self._late else 0.0)
         return hub
 
     def start(self, part: str, *, secret: bytes | None = None, delay: float = 0.0) -> int:
@@ -81,7 +91,7 @@ class Nodes:
                 quarters.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share)
             threading.Event().wait(delay)
             way = Way(LOCAL, self.port, tuple(part.split("+")), node)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -404,15 +402,3 @@ def test_an_evaluator_whose_node_is_lost_goes_on_at_the_hub(tmp_path: Path) -> N
         )
     finished(story, 300, over=2)
     assert story.told("evaluator: update 300") or story.told("evaluator: update 301")
-
-
-def test_an_agent_that_is_asked_to_end_lets_the_run_end_in_order(tmp_path: Path) -> None:
-    with leaving_nothing(), nodes() as made:
-        ask = Once(50, lambda: os.kill(made.agents["worker:1"], signal.SIGTERM))
-        story = run(tmp_path / "run", TASK, "async", steps=1_000_000, workers=2, watch=ask, launcher=made.launcher)
-    assert story.error is None, story.said
-    assert story.told("worker:1 was asked to end")
-    saved = checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None)
-    assert story.result is not None
-    assert saved is not None
-    assert saved.step == story.result.updates >= 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,18 @@ def test_a_jobset_has_a_job_for_each_role_and_the_volume_for_the_chief() -> None
     assert {"name": "PACELINE_TASKS", "value": "worker:0,worker:1"} in environment
     hub = found(job(kind="jobset"), "ConfigMap")["data"]["PACELINE_HUB"]
     assert hub == "mnist-mlp-async-001-chief-0-0.mnist-mlp-async-001:7070"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_was_asked_to_end_is_replaced_and_does_not_count_as_failed(kind: str) -> None:
+    """Its exit code is not 0: an index of a job that ends with 0 is complete, and nobody takes its place."""
+    manifest = kubernetes.manifests(job(kind=kind))[-1]["spec"]
+    specs = [one["template"]["spec"] for one in manifest["replicatedJobs"]] if kind == "jobset" else [manifest]
+    for spec in specs:
+        ignored = [rule for rule in spec["podFailurePolicy"]["rules"] if rule["action"] == "Ignore"]
+        assert {128 + signal.SIGTERM, 128 + signal.SIGINT} in [
+            set(rule.get("onExitCodes", {}).get("values", ())) for rule in ignored
+        ]
 
 
 @pytest.mark.parametrize("name", ["a" * 100, "7", "__", "Ä-ß", "x-", "a.b/c"])

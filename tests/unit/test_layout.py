@@ -113,13 +113,15 @@ MAY_IMPORT = {
     "launchers.quarters": "board errors launchers.beside launchers.talk launchers.way memory mirror net.* plan role "
     "snapshots stage",
     "launchers.beside": "errors",
-    "launchers.agent": "control errors launchers.local launchers.process launchers.program launchers.quarters "
-    "launchers.talk launchers.way net.* role run",
+    "launchers.gathering": "",
+    "launchers.agent": "control errors launchers.gathering launchers.local launchers.process launchers.program "
+    "launchers.quarters launchers.talk launchers.way net.* role run",
     "launchers.peers": "checkpoint launchers.agent launchers.beside launchers.local launchers.program "
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
-    "launchers.hub": "board errors launchers.beside launchers.local launchers.peers launchers.quarters "
-    "launchers.recovery launchers.talk net.* plan role scheme stage",
-    "partaking": "cluster.* errors launchers.agent launchers.hub launchers.local launchers.way net.* plan scheme stage",
+    "launchers.hub": "board errors launchers.beside launchers.gathering launchers.local launchers.peers "
+    "launchers.quarters launchers.recovery launchers.talk net.* plan role scheme stage",
+    "partaking": "cluster.* errors launchers.agent launchers.gathering launchers.hub launchers.local launchers.way "
+    "net.* plan scheme stage",
     "launchers.apart": "carry control errors launchers.local partaking plan report.* role",
     "launchers.__main__": "launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",
