@@ -40,6 +40,8 @@ class Board:
 
     RUN: ClassVar = (
         "stop",  # RUNNING, STOPPING or FAILED
+        "interrupted",  # the launcher has been asked to end the run, by a signal
+        "closing",  # the chief has all parts of the last checkpoint: what is left takes its time
         "over",  # the last checkpoint is written: servers and evaluator may go
         "ready",  # the chief has laid out and filled the state's memory
         "joined",  # everybody has joined, or is no longer waited for: the first steps may begin

@@ -16,10 +16,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import paceline
-from paceline import cli_cluster, cli_replay, cli_runs, cli_train, cli_verify, find
+from paceline import cli_cluster, cli_replay, cli_runs, cli_train, cli_verify, find, interrupts
 from paceline import data as datasets
 from paceline.errors import DataError, PacelineError, RunError, UnknownName
-from paceline.launchers.local import ASKED
 from paceline.report import tables
 from paceline.result import Result
 from paceline.sim.engine import Engine
@@ -132,9 +131,6 @@ def simulate(
                 say=lambda text: messages.print(escape(text)),
                 **hyper,
             )
-    except KeyboardInterrupt:
-        messages.print("interrupted")
-        raise typer.Exit(130) from None
     except RunError as error:
         if as_json and error.result is not None:  # what was reached is not lost
             sys.stdout.write(json.dumps(error.result.as_dict() | {"error": str(error)}, allow_nan=False) + "\n")
@@ -258,11 +254,16 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         raise paceline.UsageError(f"{name} must be numbers with commas between, not {text!r}") from None
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the command line; errors of paceline's own become one clear line and an exit code."""
-    handlers = {number: signal.getsignal(number) for number in ASKED}
+def main(argv: list[str] | None = None, *, alone: bool = False) -> None:
+    """Run the command line; errors of paceline's own become one clear line and an exit code. `alone`: the process ends
+    with the command, and no signal may come between."""
+    handlers = {number: signal.getsignal(number) for number in interrupts.ASKED}
+    interrupts.raise_while_working()
     try:
         app(argv)
+    except interrupts.Interrupted:
+        messages.print("interrupted")
+        raise
     except PacelineError as error:
         messages.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
         for note in getattr(error, "__notes__", ()):
@@ -272,6 +273,8 @@ def main(argv: list[str] | None = None) -> None:
             messages.print(f"reached: {reached.updates:,} updates, {reached.samples:,} samples")
         raise SystemExit(error.exit_code) from None
     finally:
-        if argv is not None:  # the process goes on
+        if alone:
+            interrupts.ignore()
+        else:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

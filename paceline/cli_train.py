@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from paceline import cli_far, config, partaking
+from paceline import cli_far, config, interrupts, partaking
 from paceline.directory import RunDirectory
 from paceline.errors import RunError, UsageError
 from paceline.launchers import program
-from paceline.launchers.local import ASKED, Launcher
+from paceline.launchers.local import Launcher
 from paceline.plan import Plan
 from paceline.report import tables
 from paceline.report.live import Display
@@ -200,7 +199,10 @@ def train_command(
         if dry_run or engine:
             raise UsageError("--dry-run and --engine go with --on ENGINE")
     if seat is not None and not seat.chief:
-        raise typer.Exit(partaking.take_part(seat, network, directory, complain))
+        try:
+            raise typer.Exit(partaking.take_part(seat, network, directory, complain))
+        except KeyboardInterrupt:
+            raise interrupts.Interrupted from None
     if seat is not None:
         settings = partaking.counted(seat, settings, config.scheme_of(scheme or "sync", hyper))
         if directory is not None and (Path(directory) / "plan.json").exists():
@@ -370,11 +372,12 @@ def conduct(
 ) -> None:
     """Be the launcher, show what happens, and say how it ended."""
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
+    if not (place.path / "plan.json").exists():
+        place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed, however soon it is interrupted
 
     def launched(*given: Any, **rest: Any) -> Launcher:
         made = (launcher or Launcher)(*given, **rest)
-        for number in ASKED:  # while it runs they are the launcher's; then only the result is left to be told
-            signal.signal(number, signal.SIG_IGN)
+        interrupts.count_from_now_on(made.asked)  # also after the run: then only the result is left to be told
         return made
 
     try:
@@ -384,19 +387,23 @@ def conduct(
                 (display.say if kind == "say" else display.warn)(text)
 
             result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launched)
-    except KeyboardInterrupt:
-        path = escape(str(place.path))
-        again = f"train --resume {path}"
-        if plan.script:
-            chosen = f" --scheme {plan.scheme}" if plan.scheme else ""
-            again = f"run --workers {plan.workers}{chosen} --resume --dir {path} {escape(shlex.join(plan.script))}"
-        messages.print(f"interrupted; go on with: paceline {again}", soft_wrap=True)
-        raise typer.Exit(130) from None
+    except (KeyboardInterrupt, interrupts.Interrupted):
+        messages.print(f"interrupted; resume with: {escape(resume_command(place, plan))}", soft_wrap=True)
+        raise typer.Exit(interrupts.EXIT_CODE) from None
     except RunError as error:
         if as_json and error.result is not None:  # what was reached is not lost
             sys.stdout.write(json.dumps(error.result.as_dict() | {"error": str(error)}, allow_nan=False) + "\n")
         raise
     show(result, as_json=as_json)
+
+
+def resume_command(place: RunDirectory, plan: Plan) -> str:
+    """What to type to continue a run."""
+    if not plan.script:
+        return shlex.join(["paceline", "train", "--resume", str(place.path)])
+    scheme = ["--scheme", plan.scheme] if plan.scheme else []
+    words = ["paceline", "run", "--workers", str(plan.workers), *scheme, "--resume", "--dir", str(place.path)]
+    return shlex.join([*words, "--", *plan.script])
 
 
 def show(result: Result, *, as_json: bool) -> None:

@@ -202,6 +202,7 @@ class Membership(View):
         bells.wait(lambda: all(board.gone[other] for other in others))
         if board.run[STOP] != FAILED:
             self._last_word()
+            board.put("closing", 1)
             self._end_hooks()
             snapshots.write(self.stage, self.task.buffer_policy, self._kept)
             self._record_checkpoint()
@@ -209,7 +210,8 @@ class Membership(View):
                 self.control.send(
                     {"warn": "the run was broken off between two steps: its last checkpoint is not exact"}
                 )
-            self.control.send({"result": self._result()})
+            self.control.send({"result": self._result({})})  # should the evaluation not be waited for
+            self.control.send({"result": self._result(self.evaluate())})
         else:
             self._end_hooks()
         board.put("over", 1)
@@ -242,13 +244,13 @@ class Membership(View):
                 return
             link.forget()
 
-    def _result(self) -> dict[str, Any]:
+    def _result(self, metrics: dict[str, float]) -> dict[str, Any]:
         staleness = self.staleness
         return {
             "updates": self.stage.updates,
             "gradients": sum(self.board.gradients),
             "samples": sum(self.board.samples),
-            "metrics": self.evaluate(),
+            "metrics": metrics,
             "dropped": self.stage.dropped(),
             "staleness": {
                 "mean": staleness.mean,

@@ -12,10 +12,11 @@ from paceline.cluster import addresses, detect, mpi, placement
 from paceline.cluster.description import KINDS, Cluster, Task
 from paceline.cluster.engaged import Engaged, in_cluster, told
 from paceline.errors import UsageError
+from paceline.interrupts import EXIT_CODE
 from paceline.launchers import agent
 from paceline.launchers.gathering import POLICIES
 from paceline.launchers.hub import Hub
-from paceline.launchers.local import INTERRUPTED, Launcher
+from paceline.launchers.local import Launcher
 from paceline.launchers.way import Way
 from paceline.net import secret as secrets
 from paceline.net import tls
@@ -150,7 +151,7 @@ def take_part(
     code = agent.serve(way, network.join, say, objects)
     ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
     # mpirun kills all ranks when one ends with another code than 0: here the chief, which still writes its result
-    return 0 if code == INTERRUPTED and ranks else code
+    return 0 if code == EXIT_CODE and ranks else code
 
 
 def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:

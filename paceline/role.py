@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline import checkpoint, config, cores, evaluator, hosting, snapshots
-from paceline.board import FAILED, STOP, Bells, Board
+from paceline.board import FAILED, STOP, STOPPING, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
 from paceline.errors import PacelineError, RunError, UsageError
@@ -31,6 +32,7 @@ from paceline.task import Batch, Task
 from paceline.torch_task import TorchTask
 
 KINDS = ("chief", "worker", "server", "evaluator")
+ALL_MEANT = 2.0  # seconds within which a launcher writes down that it has been asked to end
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def main(part: Part, props: Props, control: Control) -> int:
     """Play a role to its end; gives the exit code."""
     plan, board = props.plan, props.board
     torch.set_num_threads(plan.threads)
-    if props.node.secret is not None:  # engines signal everybody, also those whose launcher will end them in order
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if props.node.secret is None:  # elsewhere engines signal every process, and SIGTERM stays ignored
+        signal.signal(signal.SIGTERM, lambda *_: _terminated(board))
     try:
         bells = Bells(board, props.bells, place(part, plan))
         stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
@@ -151,7 +153,7 @@ def main(part: Part, props: Props, control: Control) -> int:
             wait_until_ready(stage)
             evaluator.follow(stage, task_of(plan, props.objects), control)
         elif plan.script:
-            from paceline.attach import play  # which needs what stands here
+            from paceline.attaching import play  # which needs what stands here
 
             own = list(props.objects.get("hooks", ()))
             play(stage, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control)
@@ -165,6 +167,20 @@ def main(part: Part, props: Props, control: Control) -> int:
     return 0
 
 
+def _terminated(board: Board) -> None:
+    """This process has got a SIGTERM. If all were meant, the launcher has been asked too, and ends the run in order. If
+    not, this process dies, and the launcher restarts it. A second signal does not wait."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def decide() -> None:
+        if not board.get("interrupted"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(ALL_MEANT, decide)
+    timer.daemon = True
+    timer.start()
+
+
 def _report(part: Part, props: Props, control: Control, error: BaseException, rank: int | None = None) -> None:
     """Tell the launcher, and let everybody else end."""
     traceback.print_exc()
@@ -175,6 +191,9 @@ def _report(part: Part, props: Props, control: Control, error: BaseException, ra
         place += f", step {board.t[part.index if rank is None else rank]}"
     own = isinstance(error, PacelineError)
     text = str(error) if own else f"{type(error).__name__}: {error}"
+    if part.kind == "evaluator" and not isinstance(error, UsageError):  # training does not need it
+        control.send({"failure": text})
+        return
     kind = type(error).__name__ if own else "RunError"
     notes = list(getattr(error, "__notes__", ()))
     if not own:
@@ -232,9 +251,9 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
     base = stage.updates
     board.put("base", base)
     board.put("goal", -1 if plan.steps is None else plan.steps)
-    if plan.steps is not None and base >= plan.steps:
-        board.put("stop", 1)
     board.put("ready", 1)
+    if plan.steps is not None and base >= plan.steps:
+        board.put("stop", STOPPING)  # after `ready`: who sees a stop first believes that nothing will begin
     stage.bells.ring_all()
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import torch
 
-from paceline import checkpoint, config, exact, fingerprint, recording, role, snapshots
+from paceline import checkpoint, config, exact, fingerprint, interrupts, recording, role, snapshots
 from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory, RunState
 from paceline.errors import RunError, UsageError
@@ -124,13 +124,23 @@ def check(plan: Plan, scheme: Scheme) -> None:
 
 def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
     """The task, made once for all processes; what it cannot do is told now."""
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(1)  # this process forks: threads of OpenMP would be missing in its children
     task = role.task_of(plan, objects)
     if plan.exact:
         exact.check_task(task, plan.micro)
     if plan.eval_steps is not None:
         task.limited(plan.eval_steps * task.batch)
     return task
+
+
+def forkable(plan: Plan, tell: Tell) -> Plan:
+    """The plan, with another way to start processes if this one has threads of OpenMP: a fork would not copy them, and
+    its first parallel operation would wait for them for ever."""
+    threads = torch.get_num_threads()
+    if plan.start != "fork" or threads == 1:
+        return plan
+    tell("warn", f"the task's code sets torch to {threads} threads in the launcher: roles start as with --start exec")
+    return dataclasses.replace(plan, start="exec")
 
 
 def execute(
@@ -149,8 +159,9 @@ def execute(
     with directory.lock():
         x0 = None
         if not plan.script:
-            ready = ready_task(plan, objects)
+            ready: Task = objects.get("ready") or ready_task(plan, objects)
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
+            plan = forkable(plan, tell)
         first = _checked_checkpoint(plan, scheme, directory, x0)
         before = directory.history()
         recording.trim_all(directory.path)  # of a launch that was killed
@@ -163,7 +174,8 @@ def execute(
         watcher = Watcher()
         mine = launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
         mine.board.put("began", began)
-        outcome = mine.run()
+        with interrupts.counted(mine.asked):
+            outcome = mine.run()
         recording.trim_all(directory.path)
         result = result_of(mine.plan, mine.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):

@@ -21,15 +21,16 @@ from paceline import role
 from paceline.control import Listener
 from paceline.errors import PacelineError
 from paceline.launchers import talk
+from paceline.launchers.activity import is_stopped
 from paceline.launchers.gathering import rejoin_time
-from paceline.launchers.local import LOOK, drain, is_stopped
+from paceline.launchers.local import LOOK, drain
 from paceline.launchers.process import forked
 from paceline.launchers.program import become, part_of
 from paceline.launchers.quarters import Quarters
 from paceline.launchers.way import NothingToDo, Way, welcomed
 from paceline.net.channel import Channel, Closed, ProtocolError, plain
 from paceline.role import Part, Props, ranks
-from paceline.run import ready_task
+from paceline.run import forkable, ready_task
 
 RETURNED = ("logs", "order", "summaries", "best")  # folders that the hub gets at the end
 
@@ -88,6 +89,7 @@ class Agent(Quarters):
         try:
             if not self.plan.script:
                 self._objects = self._objects | {"ready": ready_task(self.plan, self._objects)}
+                self.plan = forkable(self.plan, lambda _, text: self._say(text))
             self._ready = True
             beside = self.node.number if self._guest else -1
             self._control.send_json(talk.READY, {"shared": self._shared, "beside": beside})

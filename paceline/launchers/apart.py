@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from paceline import carry
+from paceline import carry, interrupts
 from paceline.control import Control, Listener
 from paceline.errors import PacelineError
 from paceline.launchers.local import Launcher
@@ -78,7 +78,7 @@ def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Cal
     code = process.returncode
     if error is not None:
         raise error
-    if interrupted:
+    if interrupted or code == interrupts.EXIT_CODE:
         raise KeyboardInterrupt
     if code:
         where = f"; see {plan.directory}/logs" if plan is not None else ""
@@ -100,6 +100,7 @@ def main() -> int:
     if os.getppid() != caller:
         return 1
     control = Control(connection)
+    interrupts.raise_while_working()
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
             told = json.loads(lines.readline())
@@ -114,16 +115,23 @@ def main() -> int:
             return partaking.take_part(seat, partaking.Network(), None, say, objects)
         plan = Plan.from_dict(told)
         seat = partaking.here(plan.directory)
+        chosen = partaking.hub_of(seat, partaking.Network(), plan.directory, say) if seat is not None else Launcher
+
+        def launched(*given: Any, **rest: Any) -> Launcher:
+            made = chosen(*given, **rest)
+            interrupts.count_from_now_on(made.asked)
+            return made
+
         execute(
             plan,
             scheme_of(plan, objects),
             objects,
             tell=lambda kind, text: control.send({"tell": [kind, text]}),
             watch=lambda status: control.send({"status": asdict(status)}),
-            launcher=partaking.hub_of(seat, partaking.Network(), plan.directory, say) if seat is not None else Launcher,
+            launcher=launched,
         )
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, interrupts.Interrupted):
+        return interrupts.EXIT_CODE
     except PacelineError as error:
         notes = list(getattr(error, "__notes__", ()))
         failed = {"kind": type(error).__name__, "where": "", "text": str(error), "notes": notes}

@@ -14,10 +14,11 @@ from typing import Any
 
 from paceline.board import FAILED, RUNNING, STOP
 from paceline.errors import RunError
+from paceline.interrupts import EXIT_CODE
 from paceline.launchers import talk
 from paceline.launchers.beside import Doorstep
 from paceline.launchers.gathering import Gathering, Verdict
-from paceline.launchers.local import INTERRUPTED, Launcher
+from paceline.launchers.local import Launcher
 from paceline.launchers.peers import Peer, Peers
 from paceline.launchers.quarters import SHARED
 from paceline.launchers.recovery import Child
@@ -334,7 +335,7 @@ class Hub(Peers):
         if self.outcome.error is not None:
             told |= {"code": 1, "text": str(self.outcome.error)}
         elif self.outcome.interrupted:
-            told |= {"code": INTERRUPTED, "text": "the run was interrupted"}
+            told |= {"code": EXIT_CODE, "text": "the run was interrupted"}
         for peer in self._peers.values():
             with contextlib.suppress(Closed, ProtocolError):
                 peer.channel.send_json(talk.BYE, told)

@@ -7,15 +7,17 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from paceline.board import DONE, ENDING, FAILED, RUNNING, STOP, STOPPING, Bells, Board
+from paceline import interrupts
+from paceline.board import DONE, FAILED, RUNNING, STOP, STOPPING, Bells, Board
 from paceline.control import Listener
 from paceline.directory import RunDirectory
 from paceline.errors import RunError
+from paceline.launchers.activity import is_stopped
+from paceline.launchers.patience import Patience
 from paceline.launchers.process import forked
 from paceline.launchers.program import become
 from paceline.launchers.recovery import Child, Outcome, Recovery
@@ -28,8 +30,7 @@ from paceline.role import Props, crew, error_of, main, ranks, servers_of
 from paceline.scheme import Scheme
 
 LOOK = 0.125  # seconds between two looks at the board
-INTERRUPTED = 130  # the exit code of a run that a signal has ended
-ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # to end; the last is what engines can forward to all tasks
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 60.0  # seconds before an evaluator that has died is started again
 
 
 class Launcher(Recovery):
@@ -60,8 +61,9 @@ class Launcher(Recovery):
         self.outcome = Outcome()
         self.directory = RunDirectory.open(plan.directory)
         self._selector = selectors.DefaultSelector()
-        self._interrupts = 0
-        self._deadline = float("inf")  # when those that do not end are ended
+        self.asked = interrupts.Counter()  # by signals, to end
+        self._asked_at = self._failed_at = 0.0
+        self._patience = Patience(plan, self.board, self.children, self._progress)
         self._over = self._halted = False
         self._store: StoreDesk | None = None
         self.metrics: dict[str, float] = {}  # of the last evaluation
@@ -71,8 +73,7 @@ class Launcher(Recovery):
         woken.setblocking(False)
         wake.setblocking(False)
         self._selector.register(woken, selectors.EVENT_READ)
-        handlers = {number: signal.signal(number, self._signalled) for number in ASKED}
-        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        handler = signal.signal(signal.SIGCHLD, lambda *_: None)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
             self._open_store()
@@ -87,6 +88,7 @@ class Launcher(Recovery):
                     self._store.pump()
                 self._listen()
                 self._reap()
+                self._start_postponed()
                 self._limits()
                 self.watch(self)
         finally:
@@ -94,8 +96,7 @@ class Launcher(Recovery):
             self._farewell()
             self._note()
             signal.set_wakeup_fd(before)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGCHLD, handler)
             self._selector.close()
             if self._store is not None:
                 self._store.close()
@@ -154,17 +155,28 @@ class Launcher(Recovery):
             self.board.put("stop", how)
         self.bells.ring_all()
 
-    def _signalled(self, number: int, _: object) -> None:
-        self._interrupts += 1  # no more than that: it may have come in the middle of anything
-
     def _heed(self) -> None:
-        """Do what a signal has asked for."""
-        if self._interrupts and not self.outcome.interrupted:
+        """Do what signals have asked for: an end in order, then an end at once."""
+        if not self.asked.count:
+            return
+        if self.asked.hung_up:
+            interrupts.leave_terminal()
+        if self.asked.count > 1:
             self.outcome.interrupted = True
-            self.stop("interrupted")
-            self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
-        if self._interrupts > 1:
-            self._deadline = 0.0
+            self._end_all()
+        elif not self._asked_at:
+            self._asked_at = time.monotonic()
+            self.board.put("interrupted", 1)
+            if self.board.run[STOP] != RUNNING:
+                self.tell("say", "interrupted: the run is ending already (again to end it at once)")
+                return
+            self.outcome.interrupted = True
+            if self.board.get("ready"):
+                self.stop("interrupted")
+                self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
+            else:  # nothing has been trained: there is nothing to put in order
+                self.outcome.stopped = "interrupted"
+                self._end_all()
 
     def _start(self, child: Child) -> None:
         part = child.part
@@ -181,6 +193,7 @@ class Launcher(Recovery):
                 self._store.close()
             return (become if self.plan.start == "exec" else main)(part, self._props, control)
 
+        child.progress_at_start, child.starts_at = self._progress(part), 0.0
         child.pid, connection = forked(str(part), log, play)
         child.listener = Listener(connection)
         self._selector.register(connection, selectors.EVENT_READ, child)
@@ -222,6 +235,8 @@ class Launcher(Recovery):
                     outcome.batch = content
                 case "task":
                     outcome.task = content
+                case "failure":
+                    child.failure = content
                 case "error" if outcome.error is None:
                     outcome.error = error_of(content)
                     self.stop("", FAILED)
@@ -260,13 +275,17 @@ class Launcher(Recovery):
         board, part = self.board, child.part
         cause = lost or (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
         had_finished = self._had_finished(part)
-        together = not had_finished and self._all_go_back(part)
-        self._unmask(child, awaited=together)
+        afresh = self._takes_no_part_yet(part, lost)
+        together = not had_finished and not afresh and self._all_go_back(part)
+        self._unmask(child, awaited=together or afresh)
         board.put("alarm", board.get("alarm") + 1)
         if had_finished:
             self._finished(child)
             return
-        hopeless = code > 0 or board.run[STOP] == FAILED or self._deadline == 0.0
+        if part.kind == "evaluator" and not lost and self.outcome.error is None:
+            self._postpone(child, child.failure or cause)
+            return
+        hopeless = code > 0 or board.run[STOP] == FAILED
         if code > 0 and self.outcome.error is None:
             self.outcome.error = RunError(f"{part} ended with {cause}; see logs/{part.file}.log")
         torn = together or (part.kind == "server" and (bool(lost) or self._torn(part.index)))
@@ -288,53 +307,100 @@ class Launcher(Recovery):
         if torn and not self._went_back(part, lost):
             self._finished(child)
             return
-        self._restore_absent(part)
+        if not afresh:
+            self._restore_absent(part)
         self.tell("warn", f"{part}: {cause}" if lost else f"{part} died ({cause}); restarting it")
         self.bells.ring_all()
         self._start(child)
 
+    def _postpone(self, child: Child, cause: str) -> None:
+        """An evaluator has died. Training does without it: it is started again after a pause, which grows as long as it
+        gets nothing done. After the stop there are as many more tries as `--restarts` allows."""
+        progress = self._progress(child.part)
+        ending = self.board.run[STOP] != RUNNING
+        child.in_a_row = 1 if progress > child.progress.get(ending, 0) else child.in_a_row + 1
+        if ending and ending not in child.progress:
+            child.in_a_row = 1
+        child.progress[ending], child.failure = progress, ""
+        if ending and child.in_a_row > self.plan.restarts:
+            self.tell("warn", f"evaluator died ({cause}); the last checkpoint is not evaluated")
+            self.outcome.warnings.append(f"the last checkpoint is not evaluated: the evaluator died ({cause})")
+            self._finished(child)
+            return
+        child.restarts += 1
+        pause = min(FIRST_PAUSE * 2 ** min(child.in_a_row - 1, 20), LONGEST_PAUSE)
+        child.starts_at = time.monotonic() + pause
+        self.tell("warn", f"evaluator died ({cause}); restarting it in {pause:g} s; training continues")
+
+    def _start_postponed(self) -> None:
+        for child in self.children:
+            soon = self.board.run[STOP] != RUNNING
+            if child.starts_at and not child.done and (soon or time.monotonic() >= child.starts_at):
+                self._start(child)
+
     def _limits(self) -> None:
-        """The end by the clock, and the end of patience with those that do not end."""
-        board, now = self.board, time.monotonic()
+        """The end by the clock, and the end of patience with processes that hang."""
+        board, now, patience = self.board, time.monotonic(), self.plan.patience
         if self.plan.seconds is not None and board.get("first_step"):
             trained = now - board.get("first_step") / 1e9
             if trained >= self.plan.seconds:
                 self.stop(f"{self.plan.seconds:g} seconds have passed")
-        if board.run[STOP] != RUNNING or self._interrupts > 1:
-            if self._deadline == float("inf"):
-                self._deadline = now + max(self.plan.patience, 1.0)
-            busy = any(not child.done and not self._on_its_own(child) for child in self.children)
-            if now >= self._deadline and (busy or self._deadline == 0.0):
-                self._end_all()
+        if board.run[STOP] != RUNNING or self._halted:
+            late = self._late(now)
+            hanging = self._patience.hanging(late) if board.run[STOP] != FAILED and not self.outcome.interrupted else []
+            self._kill_hanging(hanging, "at the end of the run")  # a successor can still end it in order
+            if late and not hanging:
+                self._end_all(late)
+        elif not self.plan.script:  # what a script does before its training may take any time
+            self._kill_hanging(self._patience.stuck_at_start(now, patience), "before its first step")
         for child in self.children:
             if not child.done and child.pid and is_stopped(child.pid):
                 child.frozen = child.frozen or now
                 board.put("alarm", board.get("alarm") + 1)  # others wait for it: their patience begins when it is back
-                if now - child.frozen > self.plan.patience:
-                    self.tell("warn", f"{child.part} has stood still for {self.plan.patience:g} s; killing it")
+                if now - child.frozen > patience:
+                    self.tell("warn", f"{child.part} has stood still for {patience:g} s; killing it")
                     os.kill(child.pid, signal.SIGKILL)
                     child.frozen = 0.0
             else:
                 child.frozen = 0.0
 
-    def _on_its_own(self, child: Child) -> bool:
-        """The last looks of evaluator and chief, and what a script does after its training, may take their time."""
-        board, kind, rank = self.board, child.part.kind, child.part.index
-        trained = kind in ("chief", "worker") and bool(self.plan.script and board.gone[rank])
-        alone = all(board.gone[other] for other in range(1, board.workers))
-        looking = alone and (kind == "server" or (kind == "chief" and board.state[0] == ENDING))
-        return kind == "evaluator" or ((trained or looking) and board.run[STOP] != FAILED)
+    def _kill_hanging(self, hanging: Iterable[Child], when: str) -> None:
+        for child in hanging:
+            self.tell("warn", f"{child.part} hangs: no progress for {self.plan.patience:g} s {when}; killing it")
+            os.kill(child.pid, signal.SIGKILL)
 
-    def _end_all(self) -> None:
-        """Whoever is still there is ended now."""
+    def _late(self, now: float) -> list[Child]:
+        """Processes that do not end. After an error all have `patience` to end; otherwise they may work as long as they
+        like, as long as they work. After an interrupt the last evaluation is not worth more than `patience`."""
+        patience, left = max(self.plan.patience, 1.0), [child for child in self.children if not child.done]
+        if self.board.run[STOP] == FAILED:
+            self._failed_at = self._failed_at or now
+            return left if now - self._failed_at > patience else []
+        if self.outcome.interrupted and self.outcome.result is not None:
+            return left if now - self._asked_at > patience else []
+        exempt = [child for child in left if self._takes_its_time(child)]
+        return self._patience.stuck_at_end(now, patience, exempt)
+
+    def _takes_its_time(self, child: Child) -> bool:
+        """The last looks of evaluator and chief, and what a script does after its training, have no limit."""
+        board, kind = self.board, child.part.kind
+        trained = kind in ("chief", "worker") and bool(self.plan.script and board.gone[child.part.index])
+        closing = bool(board.get("closing")) and not self.outcome.interrupted
+        return kind == "evaluator" or trained or (closing and kind in ("chief", "server"))
+
+    def _end_all(self, late: Iterable[Child] = ()) -> None:
+        """End every process that is still there now. `late`: those that the run has waited for in vain."""
         self._over = True
+        names = ", ".join(str(child.part) for child in late)
+        if names and self.outcome.error is None:
+            text = f"{names} did not end: no progress for {self.plan.patience:g} s after the stop; killed"
+            if self.outcome.interrupted:
+                self.tell("warn", text)
+            else:
+                self.outcome.error = RunError(text)
         self._end_others()
         for child in self.children:
             if not child.done and child.pid:
-                if self.board.run[STOP] != RUNNING and not self._interrupts and self.outcome.error is None:
-                    self.outcome.error = RunError(
-                        f"{child.part} did not end within {self.plan.patience:g} s of the stop and was killed"
-                    )
                 os.kill(child.pid, signal.SIGKILL)
                 _, _, usage = os.wait4(child.pid, 0)
                 self.outcome.peak_rss = max(self.outcome.peak_rss, usage.ru_maxrss)
@@ -343,16 +409,7 @@ class Launcher(Recovery):
                         self._heard(child, message)
                     child.listener.connection.close()
                     child.listener = None
-                child.done = True
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process stands still by a signal."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"
+            child.done = True
 
 
 def drain(connection: socket.socket) -> None:

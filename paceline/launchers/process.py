@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.control import Control
+from paceline.interrupts import ASKED
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -59,9 +60,8 @@ def _die_with(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGUSR1):  # the launcher's to hear; mpirun sends it to everybody
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in ASKED:  # the launcher decides; terminals, shells and mpirun send these to every process
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -32,6 +32,9 @@ class Child:
     done: bool = False
     frozen: float = 0.0  # since when it has been stopped by a signal
     begins: bool = False  # on another node, once that has all it needs
+    progress_at_start: int = 0  # of the process that plays it now
+    starts_at: float = 0.0  # when it is started again, if not at once
+    failure: str = ""  # what an evaluator has said of its error
 
 
 @dataclass
@@ -87,6 +90,13 @@ class Recovery:
         if part.kind == "server":
             board.server_state[part.index] = STARTING
             board.sleeping[board.server_place(part.index)] = 0
+
+    def _takes_no_part_yet(self, part: Part, lost: str) -> bool:
+        """Whether a worker died before it took part: its successor starts as it would have, and the others, who wait
+        for it, need not hear of it. Where its node is gone they wait only if they have to."""
+        mine = ranks(part, self.plan)
+        waited_for = not lost or self.plan.exact or self.plan.quorum == "hold"
+        return bool(mine) and waited_for and not any(self.board.begun[rank] for rank in mine)
 
     def _had_finished(self, part: Part) -> bool:
         """Whether it died on its very last way out, with all its work done."""

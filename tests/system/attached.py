@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from sklearn.datasets import load_digits
-from paceline.attach import attach
+from paceline.attaching import attach
 
 digits = load_digits()
 X = torch.tensor(digits.data, dtype=torch.float32) / 16

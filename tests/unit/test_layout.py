@@ -15,6 +15,7 @@ ROOT = Path(paceline.__file__).resolve().parent
 # what each module may import of paceline; `family.*` stands for every file of a folder
 MAY_IMPORT = {
     "errors": "",
+    "interrupts": "",
     "seeds": "",
     "limits": "",
     "state": "errors",
@@ -102,11 +103,13 @@ MAY_IMPORT = {
     "role": "board checkpoint config control cores directory errors evaluator hook hooks.* hosting plan scheme "
     "server session snapshots stage task torch_task",
     "launchers": "",
-    "launchers.process": "control",
+    "launchers.process": "control interrupts",
+    "launchers.activity": "",
+    "launchers.patience": "board launchers.activity launchers.recovery plan role",
     "launchers.program": "board carry control errors memory net.* plan role stage",
     "launchers.recovery": "board checkpoint control directory errors plan recording role scheme snapshots stage",
-    "launchers.local": "board control directory errors launchers.process launchers.program launchers.recovery memory "
-    "net.* plan role scheme",
+    "launchers.local": "board control directory errors interrupts launchers.activity launchers.patience "
+    "launchers.process launchers.program launchers.recovery memory net.* plan role scheme",
     "launchers.job": "errors net.*",
     "launchers.talk": "errors memory net.* transports.wire",
     "launchers.way": "errors launchers.beside launchers.talk net.* stage",
@@ -114,16 +117,16 @@ MAY_IMPORT = {
     "snapshots stage",
     "launchers.beside": "errors",
     "launchers.gathering": "",
-    "launchers.agent": "control errors launchers.gathering launchers.local launchers.process launchers.program "
-    "launchers.quarters launchers.talk launchers.way net.* role run",
+    "launchers.agent": "control errors launchers.activity launchers.gathering launchers.local launchers.process "
+    "launchers.program launchers.quarters launchers.talk launchers.way net.* role run",
     "launchers.peers": "checkpoint launchers.agent launchers.beside launchers.local launchers.program "
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
-    "launchers.hub": "board errors launchers.beside launchers.gathering launchers.local launchers.peers "
+    "launchers.hub": "board errors interrupts launchers.beside launchers.gathering launchers.local launchers.peers "
     "launchers.quarters launchers.recovery launchers.talk net.* plan role scheme stage",
-    "partaking": "cluster.* errors launchers.agent launchers.gathering launchers.hub launchers.local launchers.way "
-    "net.* plan scheme stage",
-    "launchers.apart": "carry control errors launchers.local partaking plan report.* role",
-    "launchers.__main__": "launchers.apart",
+    "partaking": "cluster.* errors interrupts launchers.agent launchers.gathering launchers.hub launchers.local "
+    "launchers.way net.* plan scheme stage",
+    "launchers.apart": "carry control errors interrupts launchers.local partaking plan report.* role",
+    "launchers.__main__": "interrupts launchers.apart",
     "launchers.foreground": "checkpoint errors launchers.job",
     "launchers.mpi": "errors launchers.command launchers.foreground launchers.job",
     "launchers.torchrun": "cluster.* errors launchers.command launchers.foreground launchers.job",
@@ -143,8 +146,8 @@ MAY_IMPORT = {
     "launchers.kubernetes_manifests": "errors launchers.job",
     "launchers.yaml_text": "",
     "watching": "board report.live role",
-    "run": "checkpoint config directory errors exact fingerprint hook launchers.local launchers.recovery plan "
-    "recording report.* result role scheme snapshots state task values watching",
+    "run": "checkpoint config directory errors exact fingerprint hook interrupts launchers.local launchers.recovery "
+    "plan recording report.* result role scheme snapshots state task values watching",
     "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
     "scheme task",
     # a user's own loop
@@ -152,7 +155,7 @@ MAY_IMPORT = {
     "pace": "board errors hook ops result role session sharing snapshots state task torch_task",
     "alone": "board checkpoint control directory errors fingerprint hook launchers.recovery memory plan role run "
     "scheme session stage task transports.inproc",
-    "attach": "alone board config control errors find hook pace plan role run scheme seeds session stage",
+    "attaching": "alone board config control errors find hook pace plan role run scheme seeds session stage",
     "report.*": "checkpoint config difference directory errors find report.* result scheme values verification",
     "sim.laws": "errors",
     "sim.cost": "errors sim.laws",
@@ -170,20 +173,21 @@ MAY_IMPORT = {
     "cluster.*": "cluster.* durable errors reading",
     "cli_cluster": "cli_far cluster.* durable errors",
     "cli_far": "cluster.* errors launchers.job net.* plan role scheme",
-    "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find launchers.local paceline "
+    "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find interrupts paceline "
     "report report.* result sim.cost sim.engine sim.faults sim.run",
-    "cli_train": "cli_far config directory errors launchers.local launchers.program partaking plan report.* result "
-    "role run scheme training",
+    "cli_train": "cli_far config directory errors interrupts launchers.local launchers.program partaking plan report.* "
+    "result role run scheme training",
     "cli_verify": "difference durable report report.* verification",
     "cli_runs": "directory durable errors report.* torch_task trained",
-    "__init__": "attach difference errors hook pace replaying.repeat replaying.samples result scheme sim.cost "
-    "sim.faults sim.run state task torch_task trained training verification worker",
-    "__main__": "cli",
+    "__init__": "",  # each name is loaded when it is used
+    "start": "cli interrupts",
+    "__main__": "start",
 }
 
 # inside a function, where the name is needed when it runs: a scheme's rule may be given by its name; a role may run a
-# script, in which `attach` needs what the role is made of; only the child of `launchers.apart` becomes a launcher
-LATER = {("scheme", "values"), ("role", "attach"), ("launchers.apart", "run")}
+# script, in which `attach` needs what the role is made of; only the child of `launchers.apart` becomes a launcher; a
+# command hears signals before it loads anything
+LATER = {("start", "cli"), ("scheme", "values"), ("role", "attaching"), ("launchers.apart", "run")}
 
 # the only module that hands objects from a process to its own children
 CARRIES = "carry"
@@ -319,6 +323,8 @@ def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
     clocks = {"time", "datetime"} if {module, module.partition(".")[0]} & CLOCKS else set()
     if module.partition(".")[0] == "data":
         clocks.add("threading")  # a download has a watchdog
+    if module == "role":
+        clocks.add("threading")  # a signal that may be meant for all is acted on a little later
     if module in ("hosting", "transports.tcp", "transports.wire"):
         clocks.add("threading")  # several workers in one process; a courier that sends while its worker computes
     if module == "collectives.torch_group":

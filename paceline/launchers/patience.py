@@ -1,0 +1,74 @@
+"""How long a launcher waits for its processes where nothing else limits the waiting: at their start and at the end.
+
+While they train, processes that wait for each other watch each other. Before its first gradient a process that hangs
+keeps everybody waiting, and at the end the launcher itself waits for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from paceline.board import TRAINING, Board
+from paceline.launchers.activity import Activity
+from paceline.launchers.recovery import Child
+from paceline.plan import Plan
+from paceline.role import Part, places, ranks
+
+
+class Patience:
+    """Finds the processes that have made no progress for `seconds`."""
+
+    def __init__(self, plan: Plan, board: Board, children: list[Child], progress: Callable[[Part], int]) -> None:
+        self._plan, self._board, self._children, self._progress = plan, board, children, progress
+        self._activity = Activity()
+        self._motion: tuple[int, ...] = ()
+        self._moved = 0.0
+
+    def stuck_at_start(self, now: float, seconds: float) -> list[Child]:
+        """Processes that hang before their first gradient (a server: before its first call)."""
+        stuck = []
+        for child in self._children:
+            if child.done or not child.pid or child.part.kind == "evaluator":
+                continue
+            if self._asleep(child) or self._progress(child.part) != child.progress_at_start:
+                self._activity.forget(child.pid)
+            elif self._activity.idle_for(child.pid, now) > seconds:
+                self._activity.forget(child.pid)
+                stuck.append(child)
+        return stuck
+
+    def stuck_at_end(self, now: float, seconds: float, exempt: Iterable[Child]) -> list[Child]:
+        """Those that the end waits for, when nothing has moved for too long. `exempt` may take their time."""
+        board, exempted = self._board, {id(child) for child in exempt}
+        awaited = [child for child in self._children if not child.done and id(child) not in exempted]
+        motion = (
+            *(
+                sum(words)
+                for words in (board.gradients, board.t, board.performed, board.gone, board.state, board.saved)
+            ),
+            *(board.get(name) for name in ("over", "checkpoint", "alarm", "generation")),
+            sum(not child.done for child in self._children),
+        )
+        if motion != self._motion or any(self._computes_elsewhere(child) for child in awaited):
+            self._motion, self._moved = motion, now
+        for child in awaited:
+            if child.pid and self._asleep(child):
+                self._activity.forget(child.pid)
+            elif child.pid:
+                self._moved = max(self._moved, now - self._activity.idle_for(child.pid, now))
+        if now - self._moved <= seconds:
+            return []
+        self._moved = now
+        return awaited
+
+    def hanging(self, children: Iterable[Child]) -> list[Child]:
+        """Those among them that wait for nobody: the others wait for them."""
+        return [child for child in children if child.pid and not self._asleep(child)]
+
+    def _asleep(self, child: Child) -> bool:
+        """It waits to be woken by others: what it waits for is not its own business."""
+        return any(self._board.sleeping[place] for place in places(child.part, self._plan))
+
+    def _computes_elsewhere(self, child: Child) -> bool:
+        """On another node; its CPU time is not seen from here."""
+        return not child.pid and any(self._board.state[rank] == TRAINING for rank in ranks(child.part, self._plan))

@@ -1,0 +1,13 @@
+"""The command `paceline`: ready for signals first, then everything else is loaded."""
+
+from __future__ import annotations
+
+from paceline import interrupts
+
+
+def main() -> None:
+    """Run the command line."""
+    interrupts.leave_at_once("interrupted while starting: nothing was trained\n")
+    from paceline.cli import main as command  # seconds: it loads torch
+
+    command(alone=True)
