@@ -17,6 +17,7 @@ from paceline.cluster.description import Cluster
 from paceline.errors import UnknownName, UsageError
 from paceline.launchers.job import Job
 from paceline.net import secret as secrets
+from paceline.net.ports import OPTION, Ports
 from paceline.plan import Plan
 from paceline.role import crew
 from paceline.scheme import Scheme
@@ -48,6 +49,9 @@ JoinPolicy = Annotated[
 Apart = Annotated[
     bool, typer.Option("--apart", help="Use connections also among processes of one host, not its shared memory.")
 ]
+PortRange = Annotated[
+    str | None, typer.Option("--ports", help="FIRST-LAST: every listener takes one of these. Default: any free port.")
+]
 Tls = Annotated[
     str | None,
     typer.Option(help="Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (made in a directory all see)."),
@@ -73,6 +77,18 @@ def described(
     return detect.seen(os.environ)
 
 
+def fixed_ports(text: str | None, several: bool) -> Ports | None:
+    """The range of `--ports`. `several`: the run has other processes to listen for."""
+    if text is None:
+        return None
+    if not several:
+        raise UsageError(
+            f"{OPTION} is for runs whose processes are started one by one or by --on ENGINE; this run is one command "
+            "on one machine and listens for nobody else"
+        )
+    return Ports.parse(text)
+
+
 def known(engine: str) -> None:
     """Refuse an engine that there is not, before anything is made for it."""
     if engine not in ENGINES:
@@ -80,7 +96,14 @@ def known(engine: str) -> None:
 
 
 def submit(
-    engine: str, plan: Plan, scheme: Scheme, options: list[str], by: str | None, dry: bool, say: Callable[[str], None]
+    engine: str,
+    plan: Plan,
+    scheme: Scheme,
+    options: list[str],
+    by: str | None,
+    dry: bool,
+    say: Callable[[str], None],
+    ports: Ports | None = None,
 ) -> int:
     """Hand a run to an engine; gives the exit code."""
     pairs = {}
@@ -103,6 +126,7 @@ def submit(
         gpus=0 if plan.device == "cpu" else 1,
         secret=secrets.fresh(),
         say=say,
+        ports=ports,
     )
     if dry:
         sys.stdout.write(module.shown(job))

@@ -137,6 +137,7 @@ def train_command(
     join: cli_far.Join = None,
     join_policy: cli_far.JoinPolicy = None,
     tls: cli_far.Tls = None,
+    ports: cli_far.PortRange = None,
     apart: cli_far.Apart = False,
     as_json: AsJson = False,
     plain: Plain = False,
@@ -180,14 +181,6 @@ def train_command(
         "task_options": task_options or None,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    network = partaking.Network(
-        interface,
-        not no_ib,
-        partaking.JOIN if join is None else join,
-        tls,
-        not apart,
-        join_policy or partaking.JOIN_POLICY,
-    )
     seat = None
     if on is not None:
         cli_far.known(on)
@@ -198,6 +191,16 @@ def train_command(
         )
         if dry_run or engine:
             raise UsageError("--dry-run and --engine go with --on ENGINE")
+    fixed = cli_far.fixed_ports(ports, seat is not None or on is not None)
+    network = partaking.Network(
+        interface,
+        not no_ib,
+        partaking.JOIN if join is None else join,
+        tls,
+        not apart,
+        join_policy or partaking.JOIN_POLICY,
+        fixed,
+    )
     if seat is not None and not seat.chief:
         try:
             raise typer.Exit(partaking.take_part(seat, network, directory, complain))
@@ -223,7 +226,7 @@ def train_command(
         if dry_run:
             directory = str(Path(directory or f"runs/{folder_name(name)}").absolute())
             submitted = dataclasses.replace(plan, directory=directory, title=name)
-            raise typer.Exit(cli_far.submit(on or "", submitted, chosen, engine or [], by, True, complain))
+            raise typer.Exit(cli_far.submit(on or "", submitted, chosen, engine or [], by, True, complain, fixed))
         # torchrun on several nodes is typed on each: another may have made the directory, or been at work there
         typed_elsewhere = on == "torchrun" and any(one.startswith("rdzv=") for one in engine or [])
         if typed_elsewhere and directory is not None and (Path(directory) / "plan.json").exists():
@@ -234,7 +237,7 @@ def train_command(
         plan = dataclasses.replace(plan, title=name)
     if on is not None:
         submitted = dataclasses.replace(plan, directory=str(place.path.absolute()))
-        raise typer.Exit(cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain))
+        raise typer.Exit(cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain, fixed))
     launcher = None
     if seat is not None:
         launcher = partaking.hub_of(seat, network, str(place.path), complain)

@@ -18,8 +18,9 @@ from paceline.launchers.gathering import POLICIES
 from paceline.launchers.hub import Hub
 from paceline.launchers.local import Launcher
 from paceline.launchers.way import Way
+from paceline.net import ports, tls
 from paceline.net import secret as secrets
-from paceline.net import tls
+from paceline.net.ports import Ports
 from paceline.net.tls import Certificates
 from paceline.plan import Plan
 from paceline.scheme import Scheme
@@ -39,6 +40,7 @@ class Network:
     tls: str | None = None
     share: bool = True
     join_policy: str = JOIN_POLICY
+    ports: Ports | None = None  # None: those of the environment, else any
 
     def __post_init__(self) -> None:
         if not self.join > 0:
@@ -64,8 +66,8 @@ def engaged(
         if by is not None:
             raise UsageError("--placement needs the tasks of an engine; there is no cluster in the environment")
         return None
-    if len(cluster.tasks) == 1 and cluster.me in (*cluster.tasks, None):
-        return None  # a cluster of one is this machine
+    if len(cluster.tasks) == 1:  # a cluster of one is this machine
+        return _only(cluster)
     by = by or os.environ.get("PACELINE_PLACEMENT")
     if not cluster.by_role and cluster.me is not None:
         if by is None:
@@ -76,6 +78,19 @@ def engaged(
     if rule is not None:
         cluster = addresses.called(cluster, addresses.site_rule(rule))
     return in_cluster(cluster, os.environ, _meeting_file(directory))
+
+
+def _only(cluster: Cluster) -> Engaged | None:
+    """What this process is in a cluster of one task. An engine that has started one process says nothing of workers;
+    who names one chief or worker means one."""
+    if cluster.me is None or not cluster.by_role:
+        return None
+    if cluster.me not in cluster.tasks:
+        raise UsageError(
+            f"{cluster.source}: this process is the evaluator of a cluster with one task, which runs everything itself "
+            "and waits for nobody: add --evaluator to that one's command, or list the evaluator in the cluster"
+        )
+    return Engaged(cluster.source, ("chief",), 1, 0, False, alone=True)
 
 
 def _meeting_file(directory: str | None) -> Path | None:
@@ -140,13 +155,16 @@ def take_part(
     """Be an agent: one role of a run whose hub is another process. Gives the exit code. `objects`: what has no
     name to go by, and every process of the run must bring itself."""
     secret, certificates = secret_of(directory), certificates_of(network.tls, directory)
+    allowed = network.ports or ports.of_environment(os.environ)
+    if allowed is None and given.port is not None:  # the cluster's word; if that port is in use, the system's choice
+        allowed = Ports(given.port, given.port, firm=False)
 
     def way() -> Way | None:
         hub = given.find(os.environ)
         if hub is None:
             return None
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return Way(*hub, given.roles, Node(0, own, secret, certificates, network.share))
+        return Way(*hub, given.roles, Node(0, own, secret, certificates, network.share, ports=allowed))
 
     code = agent.serve(way, network.join, say, objects)
     ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
@@ -156,9 +174,12 @@ def take_part(
 
 def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
     """What makes the launcher of a run whose chief this process has."""
+    if given.alone:
+        return Launcher
     address, port = given.listen(network.interface, network.infiniband, os.environ)
     certificates = certificates_of(network.tls, directory)
-    node = Node(0, address, secret_of(directory), certificates, network.share)
+    allowed = network.ports or ports.of_environment(os.environ)
+    node = Node(0, address, secret_of(directory), certificates, network.share, ports=allowed)
 
     def listening(host: str, chosen: int) -> None:
         given.announce((host, chosen), os.environ, say)
@@ -184,14 +205,15 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
 
 def counted(given: Engaged, settings: dict[str, Any], scheme: Scheme) -> dict[str, Any]:
     """The settings of a run whose cluster says how many of each there are."""
-    for name, there in (("workers", given.workers), ("servers", given.servers)):
+    servers = settings.get("servers") or 1 if given.alone else given.servers
+    for name, there in (("workers", given.workers), ("servers", servers)):
         if (
             settings.get(name) is not None
             and settings[name] != there
             and not (name == "servers" and not scheme.methods)
         ):
             raise UsageError(f"--{name} {settings[name]}, but {given.source} has {there}; leave --{name} away")
-    if scheme.methods and not given.servers:
+    if scheme.methods and not servers:
         raise UsageError(f"{scheme.name} needs a server, and {given.source} has none: make one task a ps")
-    found = settings | {"workers": given.workers, "servers": given.servers if scheme.methods else 0}
+    found = settings | {"workers": given.workers, "servers": servers if scheme.methods else 0}
     return found | ({"evaluator": True} if given.evaluator else {})

@@ -20,6 +20,7 @@ from paceline.board import LANES, Bells, Board
 from paceline.ledger import Ledger
 from paceline.memory import WORD, Layout, Segment
 from paceline.net import tls
+from paceline.net.ports import Ports
 from paceline.net.tls import Certificates
 from paceline.plan import Plan
 from paceline.result import Staleness
@@ -51,6 +52,7 @@ class Node:
     certificates: Certificates | None = None  # None: connections are not encrypted
     share: bool = True  # memory with other nodes of the same host
     store: tuple[str, int, bytes] | None = field(default=None, repr=False)  # address, port, secret: for collectives
+    ports: Ports | None = None  # for everything that listens on this node; None: the system chooses
 
     @property
     def server_side(self) -> ssl.SSLContext | None:

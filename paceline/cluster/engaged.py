@@ -35,6 +35,8 @@ class Engaged:
     store: bool = False  # or it tells torchrun's store
     one_host: bool = False
     hosts: frozenset[str] = frozenset()  # of all tasks, as far as they are known
+    port: int | None = None  # of this very task, where the cluster names one
+    alone: bool = False  # the cluster names one task, this one: everything runs on this machine, with one worker
 
     @property
     def chief(self) -> bool:
@@ -202,6 +204,7 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
         store,
         cluster.one_host,
         frozenset(task.host for task in cluster.tasks if task.host is not None),
+        cluster.me.port,
     )
 
 

@@ -3,11 +3,12 @@
     {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]}, "task": {"type": "worker", "index": 0}}
 
 `master` is an old name of the chief. The evaluator is a task that the cluster need not list. Other keys (`environment`,
-`rpc_layer`, `job`, …) are somebody else's.
+`rpc_layer`, `job`, …) are not read, unless one of them looks like a misspelt `cluster` or `task`.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,9 @@ from paceline.cluster.description import Cluster, Task, address, numbered
 from paceline.errors import UsageError
 
 NAME = "TF_CONFIG"
+TRAINING = ("chief", "master", "worker")
+# keys that TensorFlow, its estimators and those who start its jobs set besides
+OTHERS = ("environment", "rpc_layer", "job", "master", "eval_session_master", "session_master", "service", "model_dir")
 TYPES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "server", "evaluator": "evaluator"}
 
 
@@ -30,11 +34,38 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
         raise UsageError(f"{NAME} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise UsageError(f"{NAME} must be a JSON object, not {_kind(config)}")
+    _refuse_misspelt(config)
     cluster = config.get("cluster")
     if not cluster and cluster in (None, {}):
+        _refuse_alone(config)
         return None
     tasks = _tasks(cluster)
     return Cluster(NAME, tuple(tasks), _me(config.get("task"), cluster, tasks))
+
+
+def _refuse_misspelt(config: dict[str, Any]) -> None:
+    """A key that is nearly `cluster`, and a cluster's task under a key that is nearly `task`."""
+    if "cluster" in config and "task" in config:
+        return
+    missing = "task" if "cluster" in config else "cluster"
+    unknown = {key.lower(): key for key in config if key not in ("cluster", "task", *OTHERS)}
+    near = difflib.get_close_matches(missing, unknown, n=1, cutoff=0.7)
+    if near and isinstance(config[unknown[near[0]]], dict):
+        raise UsageError(f"{NAME}: the key {unknown[near[0]]!r} is not known; did you mean {missing!r}?")
+
+
+def _refuse_alone(config: dict[str, Any]) -> None:
+    """A task without a cluster: who says which task this is means that there are others. Who writes down an empty
+    cluster, and the first that trains, means a local run."""
+    task = config.get("task")
+    first = isinstance(task, dict) and task.get("type") in TRAINING and task.get("index", 0) in (0, "0")
+    if task and not (first and config.get("cluster") == {}):
+        state = "empty" if config.get("cluster") == {} else "missing"
+        raise UsageError(
+            f"{NAME}: there is a task, but cluster is {state}; list all tasks there: "
+            '"cluster": {"chief": ["host:port"], "worker": ["host:port"], "ps": ["host:port"]}. For a local run unset '
+            f"{NAME}"
+        )
 
 
 def _tasks(cluster: Any) -> list[Task]:
@@ -45,7 +76,7 @@ def _tasks(cluster: Any) -> list[Task]:
     found: list[Task] = []
     for key, entries in cluster.items():
         if key not in TYPES:
-            raise UsageError(f"{NAME}: cluster.{key} is no type of task; there are: {', '.join(TYPES)}")
+            raise UsageError(f"{NAME}: cluster.{key} is no type of task; {_meant(key)}")
         if not isinstance(entries, list):
             raise UsageError(f'{NAME}: cluster.{key} must be a list of "host:port", not {_kind(entries)}')
         found += numbered(TYPES[key], [address(one, f"{NAME}: cluster.{key}[{n}]") for n, one in enumerate(entries)])
@@ -62,7 +93,7 @@ def _me(task: Any, cluster: dict[str, list[str]], tasks: list[Task]) -> Task:
             raise UsageError(f"{NAME}: task.{key} is missing")
     kind, index = task["type"], _index(task["index"])
     if not isinstance(kind, str) or kind not in TYPES:
-        raise UsageError(f"{NAME}: task.type {kind!r} is no type of task; there are: {', '.join(TYPES)}")
+        raise UsageError(f"{NAME}: task.type {kind!r} is no type of task; {_meant(kind)}")
     own = [one for one in tasks if one.kind == TYPES[kind]]
     if not own and kind == "evaluator":
         if index:
@@ -83,6 +114,12 @@ def _index(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UsageError(f"{NAME}: task.index must be a whole number of at least 0, not {json.dumps(value)}")
     return value
+
+
+def _meant(word: Any) -> str:
+    """The type of task that a word is nearest to, or all of them."""
+    near = difflib.get_close_matches(str(word).lower(), TYPES, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TYPES)}"
 
 
 def _kind(value: Any) -> str:

@@ -7,6 +7,7 @@ value, so that they need not load torch only to start a command.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -112,12 +113,18 @@ def in_this_python(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "paceline", *words[1:]] if words[:1] == ["paceline"] else words
 
 
-def free_port(host: str) -> int:
-    """A port of this address that nobody listens on at the moment."""
+def free_port(host: str, allowed: tuple[int, int] | None = None) -> int:
+    """A port of this address that nobody listens on at the moment; of `allowed`, the first and last of a range."""
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    for port in range(allowed[0], allowed[1] + 1) if allowed else [0]:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host, port))
+                probe.listen(1)
+                return int(probe.getsockname()[1])
+    first, last = allowed or (0, 0)
+    raise OSError(errno.EADDRINUSE, f"all ports {first}-{last} of {host} are in use; give a wider range with --ports")
 
 
 def why(code: int) -> str:

@@ -72,7 +72,7 @@ class Hub(Peers):
         self.at_end: Callable[[], None] = lambda: None  # done when nobody can join any more
         self._count = 0
         assert node.secret is not None
-        socket = listener(node.address, port)
+        socket = listener(node.address, port or node.ports)
         self._gate = Gate(socket, node.secret, tls=node.server_side, log=lambda text: tell("warn", text))
         for child in self.children:
             if str(child.part) not in here:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.errors import UnknownName
 from paceline.net import secret as secrets
+from paceline.net.ports import Ports
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Job:
     gpus: int = 0
     secret: bytes = field(default=b"", repr=False)
     say: Callable[[str], None] = print
+    ports: Ports | None = None  # that tasks may listen on; None: any
+
+    @property
+    def port_range(self) -> tuple[int, int] | None:
+        """The first and the last of `ports`, as plain numbers: some engines send them where paceline is not loaded."""
+        return None if self.ports is None else (self.ports.first, self.ports.last)
 
     def cluster(self) -> str:
         """How many tasks of each kind there are, as PACELINE_CLUSTER has it."""

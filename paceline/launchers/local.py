@@ -112,7 +112,7 @@ class Launcher(Recovery):
         node = self._props.node
         if self.plan.collective == "shared":
             return
-        listening, proof = listener(node.address), node.secret or secret.fresh()
+        listening, proof = listener(node.address, node.ports), node.secret or secret.fresh()
         gate = Gate(listening, proof, tls=node.server_side, log=lambda text: self.tell("warn", text))
         self._store = StoreDesk(gate, Shelf())
         self._selector.register(self._store, selectors.EVENT_READ)

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.board import Board
 from paceline.control import Control
 from paceline.errors import UsageError
 from paceline.memory import anonymous
+from paceline.net.ports import Ports
 from paceline.net.tls import Certificates
 from paceline.plan import Plan
 from paceline.role import KINDS, Part, Props, main
@@ -73,6 +75,7 @@ def _described(node: Node) -> dict[str, Any]:
         "secret": node.secret.hex() if node.secret is not None else None,
         "store": [*node.store[:2], node.store[2].hex()] if node.store is not None else None,
         "tls": [str(files.certificate), str(files.key), str(files.authority or "")] if files is not None else None,
+        "ports": asdict(node.ports) if node.ports is not None else None,
     }
 
 
@@ -86,7 +89,8 @@ def _node(data: dict[str, Any]) -> Node:
     if data["store"] is not None:
         address, port, proof = data["store"]
         store = address, port, bytes.fromhex(proof)
-    return Node(data["number"], data["address"], secret, files, store=store)
+    ports = Ports(**data["ports"]) if data["ports"] is not None else None
+    return Node(data["number"], data["address"], secret, files, store=store, ports=ports)
 
 
 def part_of(name: str) -> Part:

@@ -34,12 +34,12 @@ class Seat:
     def __init__(self) -> None:
         self.running: Running | None = None
 
-    def address(self) -> tuple[str, int]:
+    def address(self, allowed: tuple[int, int] | None) -> tuple[str, int]:
         """Where a hub could listen on this node."""
         import ray
 
         host = ray.util.get_node_ip_address()
-        return host, free_port(host)
+        return host, free_port(host, allowed)
 
     def start(self, words: list[str], environment: dict[str, str], secret: str, directory: str) -> int:
         """Begin the task. The secret is in nobody's arguments but this call's."""
@@ -158,7 +158,7 @@ class Crew:
         if one.begun:
             one.asked = one.actor.heard.remote(LISTEN)
         elif one is self.chief and not self.met:
-            one.asked = one.actor.address.remote()
+            one.asked = one.actor.address.remote(self.job.port_range)
         elif self.met and self.hub is not None:
             environment = self.job.environment(one.task) | {"PACELINE_HUB": f"{_bracketed(self.hub[0])}:{self.hub[1]}"}
             words, here = list(self.job.command), os.getcwd()  # noqa: PTH109

@@ -29,6 +29,7 @@ class Share:
     directory: str  # of the run
     here: str
     chief: int
+    ports: tuple[int, int] | None = None  # that the hub may listen on; None: any
 
 
 def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
@@ -40,7 +41,7 @@ def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
         context = BarrierTaskContext.get()
         number = context.partitionId()
         address = context.getTaskInfos()[number].address.rpartition(":")[0]
-        port = free_port(address) if number == share.chief else 0
+        port = free_port(address, share.ports) if number == share.chief else 0
         hub = context.allGather(f"{address}:{port}")[share.chief]
         environment = share.environments[number] | {
             "PACELINE_HUB": hub,

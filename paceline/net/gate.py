@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 from paceline.net.handshake import Refused, TurnedAway, gate_side, left, prove
+from paceline.net.ports import OPTION, Ports
 
 __all__ = ["Gate", "Refused", "enter", "listener"]
 
@@ -32,8 +33,26 @@ class _Stranger:
     talk: Generator[None, None, None]
 
 
-def listener(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens on this one address, and does not block."""
+def listener(address: str, port: int | Ports | None = 0) -> socket.socket:
+    """A socket that listens on this one address, and does not block. Port 0 or None: the system chooses one."""
+    if not isinstance(port, Ports):
+        return _listening(address, port or 0)
+    for one in port:
+        with contextlib.suppress(_Taken):
+            return _listening(address, one)
+    if not port.firm:
+        return _listening(address, 0)
+    taken = f"all ports {port} are in use" if port.last > port.first else f"port {port} is in use"
+    raise UsageError(
+        f"cannot listen on {address}: {taken}; give a wider range with {OPTION}, or end what listens there (ss -ltnp)"
+    )
+
+
+class _Taken(UsageError):
+    """Somebody listens on that port already."""
+
+
+def _listening(address: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -53,7 +72,8 @@ def listener(address: str, port: int = 0) -> socket.socket:
             errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has",
             errno.EACCES: "ports below 1024 are the system's: give a higher one (0: any that is free)",
         }.get(error.errno or 0, "give another address or port")
-        raise UsageError(f"cannot listen on port {port} of {address}: {error.strerror}; {advice}") from error
+        kind_of_error = _Taken if error.errno == errno.EADDRINUSE else UsageError
+        raise kind_of_error(f"cannot listen on port {port} of {address}: {error.strerror}; {advice}") from error
     return listening
 
 

@@ -55,11 +55,13 @@ class Door:
         self._wires: dict[int, Wire] = {}  # by rank; followers after the ranks
         self._unknown: set[Wire] = set()  # admitted, and not yet said who it is
         self._attended: set[int] = set()
-        listening = listener(stage.node.address)
+        listening = listener(stage.node.address, stage.node.ports)
         self._gate = Gate(listening, stage.node.secret, tls=stage.node.server_side, log=lambda text: print(text))
         high, low = words_of(stage.node.address)
         self._board.server_high[shard], self._board.server_low[shard] = high, low
-        self._board.server_port[shard] = listening.getsockname()[1]
+        self._board.server_port[shard] = port = listening.getsockname()[1]
+        if stage.node.ports is not None and port not in stage.node.ports:
+            print(f"server:{shard}: port {stage.node.ports} is in use; listening on {port} instead", flush=True)
         self._watch_gate()
         self._bells.ring_all()
 

@@ -110,3 +110,20 @@ def test_an_interruption_of_the_chief_ends_all_in_order(number: signal.Signals, 
         assert begun["chief:0"].ended() == 130
         assert begun["ps:0"].ended() == 130, begun["ps:0"].err  # as the run has
     assert "interrupted" in begun["chief:0"].err
+
+
+def test_a_chief_alone_trains_with_one_worker(tmp_path: Path) -> None:
+    with shells(tmp_path) as made:
+        begun = begin(made, ("chief:0",), (*TRAIN, "--json"))
+        made.all_ended()
+    result = json.loads(begun["chief:0"].out)
+    assert (result["workers"], result["servers"]) == (1, 1)
+
+
+def test_a_misspelt_cluster_does_not_train_alone(tmp_path: Path) -> None:
+    config = {"clutser": {"chief": ["localhost:1"]}, "task": {"type": "chief", "index": 0}}
+    with shells(tmp_path) as made:
+        alone = made("alone", *TRAIN, TF_CONFIG=json.dumps(config))
+        assert alone.ended() == 2
+    assert "did you mean 'cluster'" in alone.err
+    assert not (tmp_path / "runs").exists()

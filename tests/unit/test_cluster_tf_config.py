@@ -74,7 +74,13 @@ def test_keys_of_others_and_numbers_in_quotes_are_borne() -> None:
     assert found.me == Task("worker", 1, "localhost", 2224)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "{}", '{"cluster": {}}', '{"cluster": null}', '{"task": {"type": "x"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "  ", "{}", '{"cluster": {}}', '{"cluster": null}', '{"task": {}}', '{"environment": "cloud"}'),
+        *('{"cluster": {}, "task": {"type": "worker", "index": 0}}', '{"customers": [1]}'),
+    ],
+)
 def test_without_a_cluster_the_run_is_local(text: str) -> None:
     assert read(text) is None
 
@@ -83,6 +89,7 @@ def test_absent() -> None:
     assert seen({}) is None
 
 
+FIRST = {"type": "worker", "index": 0}
 TYPES = "there are: chief, master, worker, ps, evaluator"
 
 
@@ -97,7 +104,17 @@ TYPES = "there are: chief, master, worker, ps, evaluator"
         ({"cluster": ["a:1"]}, "TF_CONFIG: cluster must be an object of lists, not a list"),
         ({"cluster": []}, "TF_CONFIG: cluster must be an object of lists, not a list"),
         ({"cluster": "a:1"}, "cluster must be an object of lists, not a string"),
-        ({"cluster": {"workers": ["a:1"]}}, f"TF_CONFIG: cluster.workers is no type of task; {TYPES}"),
+        ({"cluster": {"workers": ["a:1"]}}, "TF_CONFIG: cluster.workers is no type of task; did you mean 'worker'"),
+        ({"cluster": {"cheif": ["a:1"]}}, "TF_CONFIG: cluster.cheif is no type of task; did you mean 'chief'"),
+        ({"cluster": {"gpu": ["a:1"]}}, f"TF_CONFIG: cluster.gpu is no type of task; {TYPES}"),
+        ({"clutser": GUIDE, "task": FIRST}, "TF_CONFIG: the key 'clutser' is not known; did you mean 'cluster'"),
+        ({"Cluster": GUIDE, "task": FIRST}, "the key 'Cluster' is not known; did you mean 'cluster'"),
+        ({"clusters": GUIDE}, "the key 'clusters' is not known; did you mean 'cluster'"),
+        ({"cluster": GUIDE, "tasks": FIRST}, "the key 'tasks' is not known; did you mean 'task'"),
+        ({"task": FIRST}, "TF_CONFIG: there is a task, but cluster is missing; list all tasks there"),
+        ({"task": FIRST, "cluster": None}, "there is a task, but cluster is missing"),
+        ({"task": {"type": "ps", "index": 0}, "cluster": {}}, "there is a task, but cluster is empty"),
+        ({"task": {"type": "worker", "index": 1}, "cluster": {}}, "there is a task, but cluster is empty"),
         ({"cluster": {"worker": "a:1"}}, 'cluster.worker must be a list of "host:port", not a string'),
         ({"cluster": {"worker": {"0": "a:1"}}}, "cluster.worker must be a list .* not an object"),
         ({"cluster": {"worker": None}}, "cluster.worker must be a list .* not null"),
@@ -119,6 +136,7 @@ def test_what_is_wrong_is_named(config: Any, why: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "index", "cluster", "why"),
     [
+        ("Worker", 0, GUIDE, "TF_CONFIG: task.type 'Worker' is no type of task; did you mean 'worker'"),
         ("server", 0, GUIDE, f"TF_CONFIG: task.type 'server' is no type of task; {TYPES}"),
         (7, 0, GUIDE, "task.type 7 is no type of task"),
         ("worker", 2, GUIDE, "TF_CONFIG: task.index is 2, but cluster.worker has only the indices 0 to 1"),

@@ -137,10 +137,33 @@ def test_tasks_of_one_job_name_the_same_file_where_nothing_else_is_known(monkeyp
         in_cluster(Cluster("test", tasks, tasks[0]), {}, None)
 
 
-def test_a_cluster_of_one_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Cluster("test", (Task("worker", 0, "a", 1),), Task("worker", 0, "a", 1))
+def test_one_process_of_an_engine_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Cluster("mpirun", (Task("worker", 0, "a", 1),), Task("worker", 0, "a", 1), by_role=False)
     monkeypatch.setattr("paceline.cluster.detect.seen", lambda _: alone)
     assert partaking.here(None) is None
+
+
+@pytest.mark.parametrize("kind", ["chief", "master", "worker"])
+def test_a_cluster_of_one_named_task_has_one_worker_on_this_machine(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"cluster": {kind: ["a:1"]}, "task": {"type": kind, "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    given = partaking.here(None)
+    assert given is not None
+    assert (given.chief, given.alone) == (True, True)
+    scheme = scheme_of("async", {})
+    assert partaking.counted(given, {}, scheme) == {"workers": 1, "servers": 1}
+    assert partaking.counted(given, {"servers": 3}, scheme) == {"workers": 1, "servers": 3}
+    assert partaking.counted(given, {}, scheme_of("allreduce", {})) == {"workers": 1, "servers": 0}
+    with pytest.raises(UsageError, match="--workers 2, but TF_CONFIG has 1"):
+        partaking.counted(given, {"workers": 2}, scheme)
+    assert partaking.hub_of(given, partaking.Network(), "nowhere", print) is partaking.Launcher
+
+
+def test_nobody_waits_for_the_evaluator_of_a_cluster_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(UsageError, match="add --evaluator"):
+        partaking.here(None)
 
 
 def test_numbers_that_contradict_the_cluster_are_refused() -> None:
