@@ -124,6 +124,7 @@ def submit(
         options=pairs,
         threads=plan.threads,
         gpus=0 if plan.device == "cpu" else 1,
+        evaluator_gpus=0 if plan.eval_device in ("", "cpu") else 1,
         secret=secrets.fresh(),
         say=say,
         ports=ports,

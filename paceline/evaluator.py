@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from paceline import checkpoint, snapshots
 from paceline.board import DONE, FAILED, STOP, TRAINING, WAITING
 from paceline.control import Control
@@ -15,7 +17,7 @@ from paceline.task import Task
 STATE, STEP, PID = range(3)
 
 
-def follow(stage: Stage, task: Task, control: Control) -> None:
+def follow(stage: Stage, task: Task, device: torch.device, control: Control) -> None:
     """Evaluate each new checkpoint (the newest, if several came meanwhile) until the last one."""
     board, plan, words = stage.board, stage.plan, stage.board.evaluator_words
     if plan.eval_steps is not None:
@@ -45,11 +47,11 @@ def follow(stage: Stage, task: Task, control: Control) -> None:
                     done = step
                 continue
             buffers = {
-                name.removeprefix("model_buffer."): tensor
+                name.removeprefix("model_buffer."): tensor.to(device)
                 for name, tensor in saved.tensors.items()
                 if name.startswith("model_buffer.")
             }
-            metrics = task.evaluate(saved.tensors["model"], buffers or None)
+            metrics = task.evaluate(saved.tensors["model"].to(device), buffers or None)
             done = step
             words[STEP] = step + 1
             seconds = float(saved.numbers["seconds"])

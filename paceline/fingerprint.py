@@ -36,7 +36,17 @@ OF_A_SCRIPT = "the data are the script's own: paceline does not see them"
 # settings of a plan that say how long a run waits, what it keeps and shows, not what it computes
 WITHOUT_EFFECT = {
     *("directory", "title", "patience", "restarts", "start", "keep", "summaries", "checkpoint_steps"),
-    *("checkpoint_seconds", "evaluator", "throttle", "delay", "eval_steps", "best", "every", "curvature"),
+    *(
+        "checkpoint_seconds",
+        "evaluator",
+        "throttle",
+        "delay",
+        "eval_steps",
+        "eval_device",
+        "best",
+        "every",
+        "curvature",
+    ),
     *("record", "launch", "processes"),  # the last is of exact runs, whose bits do not depend on it
     "collective",  # means have the same bits in all of them
 }

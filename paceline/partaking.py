@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +30,8 @@ from paceline.stage import Node
 
 JOIN = 600.0  # seconds
 JOIN_POLICY = POLICIES[0]
+GENERATED = "generated"  # as --tls has it
+LATE = 10.0  # seconds that a shared file system may take to show a new file on another host
 
 
 @dataclass(frozen=True)
@@ -135,14 +139,37 @@ def secret_of(directory: str | None) -> bytes:
 def certificates_of(text: str | None, directory: str | None) -> Certificates | None:
     if text is None:
         return None
-    if text == "generated":
-        if directory is None:
-            raise UsageError("--tls generated keeps its certificate in the run directory: give --dir, seen by all")
-        return tls.generated(Path(directory))
+    if text == GENERATED:
+        return tls.generated(_seen_by_all(directory))
     parts = [Path(part) for part in text.split(",")]
     if not 2 <= len(parts) <= 3:
         raise UsageError("--tls: write CERTIFICATE,KEY or CERTIFICATE,KEY,AUTHORITY, or generated")
     return Certificates(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+
+
+def _seen_by_all(directory: str | None) -> Path:
+    if directory is None:
+        raise UsageError("--tls generated keeps its certificate in the run directory: give --dir, seen by all")
+    return Path(directory)
+
+
+def generated_by(hub: tuple[str, int], text: str | None, directory: str | None) -> Certificates | None:
+    """The certificate that the hub has generated. It is there before the hub listens: who finds a hub and no
+    certificate does not see the hub's directory. OSError: there is no hub yet."""
+    if text != GENERATED:
+        return None
+    folder = _seen_by_all(directory)
+    until = time.monotonic() + LATE
+    while (found := tls.shown(folder)) is None:
+        socket.create_connection(hub, timeout=5.0).close()
+        if time.monotonic() > until:
+            raise UsageError(
+                f"--tls generated needs a directory that all tasks see: the hub at {hub[0]}:{hub[1]} is there, and its "
+                f"certificate is not in {folder} here. Give --dir on a shared file system, or a certificate and key of "
+                "your own on every host: --tls CERTIFICATE,KEY"
+            )
+        time.sleep(0.5)
+    return found
 
 
 def take_part(
@@ -154,7 +181,8 @@ def take_part(
 ) -> int:
     """Be an agent: one role of a run whose hub is another process. Gives the exit code. `objects`: what has no
     name to go by, and every process of the run must bring itself."""
-    secret, certificates = secret_of(directory), certificates_of(network.tls, directory)
+    secret = secret_of(directory)
+    certificates = None if network.tls == GENERATED else certificates_of(network.tls, directory)
     allowed = network.ports or ports.of_environment(os.environ)
     if allowed is None and given.port is not None:  # the cluster's word; if that port is in use, the system's choice
         allowed = Ports(given.port, given.port, firm=False)
@@ -163,8 +191,9 @@ def take_part(
         hub = given.find(os.environ)
         if hub is None:
             return None
+        held = certificates or generated_by(hub, network.tls, directory)
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return Way(*hub, given.roles, Node(0, own, secret, certificates, network.share, ports=allowed))
+        return Way(*hub, given.roles, Node(0, own, secret, held, network.share, ports=allowed))
 
     code = agent.serve(way, network.join, say, objects)
     ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)

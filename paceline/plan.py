@@ -50,6 +50,7 @@ class Plan:
     evaluator: bool = False
     throttle: float = 0.0  # seconds between two evaluations of the evaluator
     delay: float = 0.0  # before its first
+    eval_device: str = ""  # where it computes; "": on the CPU
     eval_steps: int | None = None  # batches of the test data that it takes; None: all
     best: str = ""  # the metric whose best checkpoint is kept
     every: int = 0  # updates between two evaluations by the chief

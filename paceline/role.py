@@ -151,7 +151,8 @@ def main(part: Part, props: Props, control: Control) -> int:
                 Server(stage, part.index).run()
         elif part.kind == "evaluator":
             wait_until_ready(stage)
-            evaluator.follow(stage, task_of(plan, props.objects), control)
+            device = stage.device(plan.hosts, plan.eval_device or "cpu")  # the next GPU behind the workers'
+            evaluator.follow(stage, _on(task_of(plan, props.objects), device), device, control)
         elif plan.script:
             from paceline.attaching import play  # which needs what stands here
 
@@ -257,15 +258,20 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
     stage.bells.ring_all()
 
 
+def _on(task: Task, device: torch.device) -> Task:
+    """The task on the device that was asked for."""
+    if device.type == "cpu":
+        return task
+    if not torch.cuda.is_available():
+        raise UsageError(f"device '{device.type}' was asked for, but torch finds no GPU here; leave --device away")
+    return task.on(device)
+
+
 def _work(stage: Stage, part: Part, props: Props, control: Control) -> bool:
     """The whole life of a worker, or of all workers of this process; False if it broke off and that has been told."""
     plan, board = stage.plan, stage.board
     task = task_of(plan, props.objects)
-    if plan.device != "cpu" and not torch.cuda.is_available():
-        raise UsageError(f"device {plan.device!r} was asked for, but torch finds no GPU here; leave --device away")
-    device = stage.device(part.index)
-    if device.type != "cpu":
-        task = task.on(device)
+    task = _on(task, stage.device(part.index))
     if part.kind == "chief" and not board.get("ready"):
         if task.notice:
             control.send({"notice": task.notice})

@@ -34,6 +34,7 @@ Tell = Callable[[str, str], None]
 LOWEST = {"workers": 1, "threads": 1, "keep": 1, "restarts": 0, "servers": 0, "every": 0}
 LOWEST_IF_GIVEN = {"steps": 1, "batch": 1, "checkpoint_steps": 1, "eval_steps": 1}
 OF_THE_EVALUATOR = {"throttle": "throttle", "delay": "start-delay", "eval_steps": "eval-steps", "best": "best"}
+OF_THE_EVALUATOR |= {"eval_device": "eval-device"}
 
 
 def planned(
@@ -118,8 +119,9 @@ def check(plan: Plan, scheme: Scheme) -> None:
         if plan.servers > 1 and (reason := scheme.whole()):
             raise UsageError(f"{scheme.name} cannot be cut among {plan.servers} servers: {reason}; use --servers 1")
     scheme.check(plan.workers)
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", plan.device):
-        raise UsageError(f"device must be cpu, cuda or cuda:K, not {plan.device!r}")
+    for name, device in (("device", plan.device), ("eval-device", plan.eval_device or "cpu")):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise UsageError(f"{name} must be cpu, cuda or cuda:K, not {device!r}")
 
 
 def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:

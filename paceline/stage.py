@@ -159,11 +159,13 @@ class Stage:
             self.plan = replace(self.plan, **self.layout.notes["plan"])
         self.load_overrides()
 
-    def device(self, rank: int) -> torch.device:
-        """Where a worker computes: `cuda` gives each process that trains a GPU of its own, as far as there are."""
-        if self.plan.device == "cuda":
-            return torch.device("cuda", rank % self.plan.hosts % max(torch.cuda.device_count(), 1))
-        return torch.device(self.plan.device)
+    def device(self, rank: int, asked: str = "") -> torch.device:
+        """Where a worker computes, or with `asked` another process: `cuda` gives each one a GPU of its own, as far as
+        there are."""
+        if (asked or self.plan.device) == "cuda":
+            number = rank if asked else rank % self.plan.hosts
+            return torch.device("cuda", number % max(torch.cuda.device_count(), 1))
+        return torch.device(asked or self.plan.device)
 
     def near(self, shard: int) -> bool:
         """Whether a server works on the memory of this node."""

@@ -22,10 +22,25 @@ class Job:
     name: str
     options: dict[str, str] = field(default_factory=dict)  # for this engine alone
     threads: int = 1  # of each task
-    gpus: int = 0
+    gpus: int = 0  # of each task that trains
     secret: bytes = field(default=b"", repr=False)
     say: Callable[[str], None] = print
     ports: Ports | None = None  # that tasks may listen on; None: any
+    evaluator_gpus: int = 0
+
+    def gpus_of(self, task: str) -> int:
+        """How many GPUs a task takes: servers have nothing to compute on one."""
+        kind = task.partition(":")[0]
+        return self.gpus if kind in ("chief", "worker") else self.evaluator_gpus if kind == "evaluator" else 0
+
+    def option(self, name: str) -> str | None:
+        """The value of an option in the tasks' command; None: it is not there."""
+        for word, after in zip(self.command, (*self.command[1:], ""), strict=True):
+            if word == name:
+                return after
+            if word.startswith(f"{name}="):
+                return word.partition("=")[2]
+        return None
 
     @property
     def port_range(self) -> tuple[int, int] | None:

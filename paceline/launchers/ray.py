@@ -10,6 +10,7 @@ import contextlib
 import os
 import shlex
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,11 @@ class Settings:
             patience=_number("patience", options.get("patience", "60")),
         )
 
-    def bundle(self, job: Job) -> dict[str, float]:
+    def bundle(self, job: Job, task: str) -> dict[str, float]:
         """What a task takes of its node."""
         asked: dict[str, float] = {"CPU": job.threads}
-        if job.gpus:
-            asked["GPU"] = job.gpus
+        if job.gpus_of(task):
+            asked["GPU"] = job.gpus_of(task)
         if self.memory is not None:
             asked["memory"] = self.memory
         return asked
@@ -64,10 +65,13 @@ def shown(job: Job) -> str:
     """The placement group and the actors, as they would be asked of Ray."""
     settings = Settings.of(job)
     where = settings.address or "the cluster that is running (RAY_ADDRESS), or this machine alone if there is none"
-    bundle = ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job).items())
+    bundles = Counter(
+        ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job, task).items()) for task in job.tasks
+    )
+    bundle = "; ".join(f"{count} bundles of {amounts}" for amounts, count in bundles.items())
     lines = [
         f"ray: {where}",
-        f"placement group: {settings.strategy}, {len(job.tasks)} bundles of {bundle}",
+        f"placement group: {settings.strategy}, {bundle}",
         f"actors: one in each bundle, restarted by Ray; its task at most {settings.restarts} times",
         f"command: {shlex.join(job.command)}",
         f"directory: {os.getcwd()}",  # noqa: PTH109
@@ -91,7 +95,7 @@ def launch(job: Job) -> int:
     group = None
     try:
         group = _places(ray, job, settings)
-        crew = Crew(ray, job, group, settings.bundle(job), settings.restarts)
+        crew = Crew(ray, job, group, [settings.bundle(job, task) for task in job.tasks], settings.restarts)
         try:
             return crew.followed()
         finally:
@@ -141,14 +145,13 @@ def _knock(address: str) -> None:
 
 def _places(ray: Any, job: Job, settings: Settings) -> Any:
     """The placement group, once Ray has found room for all of it."""
-    bundle = settings.bundle(job)
-    group = ray.util.placement_group([bundle] * len(job.tasks), strategy=settings.strategy)
+    bundles = [settings.bundle(job, task) for task in job.tasks]
+    group = ray.util.placement_group(bundles, strategy=settings.strategy)
     if group.wait(settings.patience):
         return group
     free = ray.available_resources()
-    asked = ", ".join(
-        f"{len(job.tasks) * amount:g} {name} (free: {free.get(name, 0):g})" for name, amount in bundle.items()
-    )
+    wanted = {name: sum(one.get(name, 0) for one in bundles) for one in bundles for name in one}
+    asked = ", ".join(f"{amount:g} {name} (free: {free.get(name, 0):g})" for name, amount in wanted.items())
     ray.util.remove_placement_group(group)
     raise RunError(
         f"Ray found no room for {len(job.tasks)} tasks within {settings.patience:g} s. They take {asked}. "

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ class Follower:
 class Crew:
     """The actors of a run. The chief's end is the run's; whoever dies before it is begun again."""
 
-    def __init__(self, ray: Any, job: Job, group: Any, bundle: Mapping[str, float], restarts: int) -> None:
+    def __init__(self, ray: Any, job: Job, group: Any, bundles: Sequence[Mapping[str, float]], restarts: int) -> None:
         self.ray, self.job, self.restarts = ray, job, restarts
         scheduling = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actor = ray.remote(Seat)
@@ -91,9 +91,9 @@ class Crew:
                 task,
                 actor.options(
                     name=f"{job.name}-{task}-{os.getpid()}",
-                    num_cpus=bundle["CPU"],
-                    num_gpus=bundle.get("GPU", 0),
-                    memory=bundle.get("memory"),
+                    num_cpus=bundles[index]["CPU"],
+                    num_gpus=bundles[index].get("GPU", 0),
+                    memory=bundles[index].get("memory"),
                     max_restarts=-1,  # how often a task may begin again is counted here, where it is known why
                     scheduling_strategy=scheduling(placement_group=group, placement_group_bundle_index=index),
                 ).remote(),

@@ -16,17 +16,18 @@ from pathlib import Path
 
 from paceline.cluster.placement import POLICIES, roles
 from paceline.errors import PacelineError, UsageError
-from paceline.launchers import slurm_job, slurm_memory
+from paceline.launchers import slurm_gpus, slurm_job, slurm_memory
 from paceline.launchers.command import in_this_python
 from paceline.launchers.foreground import number, truth
 from paceline.launchers.job import Job
+from paceline.launchers.slurm_gpus import Gpus
 
 # --engine keys that become an option of sbatch under the same name
 PASSED = ("partition", "account", "qos", "time", "constraint", "reservation")
 KEYS = (
     *PASSED,
     *("nodes", "tasks-per-node", "placement", "memory", "cpus", "gpus", "ports"),
-    *("signal", "requeue", "restarts", "array", "wait", "extra"),
+    *("signal", "requeue", "requeues", "restarts", "array", "wait", "extra"),
 )
 SCRIPT = "job.sbatch"
 _SIGNAL = "USR1@60"
@@ -39,7 +40,7 @@ class Shape:
     nodes: int | None
     per_node: int | None
     cpus: int
-    gpus: str  # per task: "", "2" or "a100:2"
+    gpus: Gpus
     kinds: tuple[str, ...]  # of the tasks, node by node
 
 
@@ -64,9 +65,7 @@ def launch(job: Job) -> int:
     name = done.stdout.strip().partition(";")[0]
     job.say(f"Slurm job {name} is submitted ({path})")
     if not truth(job, "wait", True):
-        job.say(
-            f"it is not waited for; follow it with: squeue -j {number}; end it in order with: scancel -s INT {number}"
-        )
+        job.say(f"it is not waited for; follow it with: squeue -j {name}; end it in order with: scancel -s INT {name}")
         return 0
     output = job.directory / "logs" / f"slurm-{name}.out"
     return slurm_job.follow(name, None if "array" in job.options else output, job.say)
@@ -85,7 +84,7 @@ def script(job: Job) -> str:
     lines += [f"export PACELINE_PLACEMENT={','.join(shape.kinds)}"]
     lines += [f"export PACELINE_SECRET_FILE={_quoted(job.directory / 'secret')}"]
     lines += [f"export PACELINE_MEET={_quoted(job.directory / 'hub')}" + ("-$SLURM_ARRAY_TASK_ID" if array else "")]
-    words = [_quoted(word) for word in in_this_python(job.command)]
+    words, own = [_quoted(word) for word in in_this_python(job.command)], _quoted(job.directory)
     if array:  # each of the sweep has a directory in the common one, and one word more
         own = f"{_quoted(job.directory / job.name)}-$SLURM_ARRAY_TASK_ID"
         words = [own if word == _quoted(job.directory) else word for word in words]
@@ -93,7 +92,10 @@ def script(job: Job) -> str:
         lines += [f"choices=({shlex.join(array)})"]
     body = slurm_job.BODY.format(
         step=" ".join(["srun", *_step(job, shape), "bash", "-c", '"$task"', "task", *words]),
+        gpus=shape.gpus.task,
         job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if array else "$SLURM_JOB_ID",
+        run=own,
+        requeues=number(job, "requeues", 3),
         requeue="yes" if truth(job, "requeue", True) else "no",
         restarts=number(job, "restarts", 3),
         trap=" ".join(["trap", "last_checkpoint", _signal(job)[0]]) if _signal(job) else ": # no signal is asked for",
@@ -115,9 +117,7 @@ def _options(job: Job, shape: Shape, array: Sequence[str]) -> list[str]:
     found += [f"--cpus-per-task={shape.cpus}"]
     memory = _memory(job, shape)
     found += [memory.option] if memory.option else []
-    if shape.gpus:
-        kind, count = f"gpu:{shape.gpus}".rsplit(":", 1)
-        found += [f"--gres={kind}:{int(count) * shape.per_node}" if shape.per_node else f"--gpus-per-task={shape.gpus}"]
+    found += [shape.gpus.option] if shape.gpus.option else []
     found += ["--requeue" if truth(job, "requeue", True) else "--no-requeue"]
     found += [f"--signal=B:{'@'.join(_signal(job))}"] if _signal(job) else []
     found += [line.strip() for line in job.options.get("extra", "").split(";") if line.strip()]
@@ -130,9 +130,7 @@ def _step(job: Job, shape: Shape) -> list[str]:
     found += ["--kill-on-bad-exit=0", "--wait=0", "--mpi=none"]
     if "ports" in job.options:
         found += [f"--resv-ports={_count(job, 'ports')}"]
-    if shape.gpus:
-        found += [f"--gpu-bind=single:{shape.gpus.rpartition(':')[2]}"]
-    return found
+    return [*found, shape.gpus.binding] if shape.gpus.binding else found
 
 
 def _shape(job: Job) -> Shape:
@@ -150,11 +148,11 @@ def _shape(job: Job) -> Shape:
                 f"--engine nodes={nodes} tasks-per-node={per_node}: there is room for {nodes * per_node} tasks, but "
                 f"there are {tasks} ({', '.join(job.tasks)})"
             )
-    gpus = job.options.get("gpus", str(job.gpus) if job.gpus else "")
-    if gpus and not re.fullmatch(r"([A-Za-z0-9_.-]+:)?[1-9][0-9]*", gpus):
-        raise UsageError(f"--engine gpus={gpus}: it should be how many a task gets, such as 1 or a100:2")
-    cpus = _count(job, "cpus", job.threads)
-    return Shape(nodes, per_node, cpus, gpus, _kinds(job, nodes, per_node))
+    kinds = _kinds(job, nodes, per_node)
+    with_gpu = {"chief", "worker", *(["evaluator"] if job.evaluator_gpus else [])}
+    wanted = job.options.get("gpus", str(job.gpus) if job.gpus else "")
+    gpus = slurm_gpus.asked(wanted, [kind in with_gpu for kind in kinds], per_node)
+    return Shape(nodes, per_node, _count(job, "cpus", job.threads), gpus, kinds)
 
 
 def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from paceline.errors import RunError
 # goes to the step's processes and not to srun, which would end them; of these only the run's own process heeds it.
 BODY = """
 # What each task runs, its command behind it. If it fails before there is a hub, the others would wait for one.
-task='"$@" && exit
+task='{gpus}"$@" && exit
 code=$?
 if [ "$code" -lt 128 ] && [ ! -e "$PACELINE_MEET" ]; then
   echo "$code" >"$PACELINE_MEET.failed"
@@ -23,8 +23,41 @@ fi
 exit "$code"'
 
 job={job}
+run={run}
 requeue={requeue}
 ending=no
+
+# How far the run has got: the update of its newest checkpoint, -1 without one.
+newest() {{
+  local found=-1 one
+  for one in "$run"/checkpoints/[0-9]*; do
+    one=${{one##*/}} one=${{one%%[!0-9]*}}
+    [ -z "$one" ] || [ "$((10#$one))" -le "$found" ] || found=$((10#$one))
+  done
+  echo "$found"
+}}
+
+# How often in a row the job was put into the queue again without a newer checkpoint is kept in a file.
+vain=0
+if [ -n "$SLURM_RESTART_COUNT" ] && [ -s "$PACELINE_MEET.requeues" ]; then
+  read -r vain saved <"$PACELINE_MEET.requeues"
+  [ "$(newest)" -gt "$saved" ] && vain=0 || vain=$((vain + 1))
+fi
+saved=$(newest)
+echo "$vain $saved" >"$PACELINE_MEET.requeues"
+no_progress() {{
+  echo "job $job ends: it was put into the queue $vain times in a row without a newer checkpoint than that of" \
+    "update $saved (--engine requeues={requeues}); give it more time (--engine time=…), or make checkpoints more" \
+    "often (--checkpoint-seconds)"
+}}
+if [ "$vain" -gt {requeues} ]; then no_progress; exit 1; fi
+
+# Whether the step has come to an end of its own, good or bad. A task that is interrupted while Python starts ends with
+# any code, and then no result was written in this life.
+ended_by_itself() {{
+  case $code in 0 | 2 | 3 | 143) return 0 ;; 130) return 1 ;; esac
+  [ "$run/result.json" -nt "$PACELINE_MEET.requeues" ] && [[ $(<"$run/result.json") == *\"error\"* ]]
+}}
 last_checkpoint() {{
   ending=yes again=yes
   echo "the time of job $job is nearly over: a last checkpoint"
@@ -43,7 +76,8 @@ for attempt in $(seq 0 {restarts}); do
     code=$?
   done
   [ ! -e "$PACELINE_MEET.failed" ] || code=$(cat "$PACELINE_MEET.failed")
-  if [ "$ending" = yes ] && [ "$code" = 130 ] && [ "$requeue" = yes ]; then
+  if [ "$ending" = yes ] && [ "$requeue" = yes ] && ! ended_by_itself; then
+    if [ "$(newest)" -le "$saved" ] && [ "$vain" -ge {requeues} ]; then no_progress; exit 1; fi
     echo "job $job goes into the queue again, and on from there"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
   fi

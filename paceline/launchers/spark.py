@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 KEYS = ("master", "resubmissions", "patience", "conf")
 CONFIGURED = {"SPARK_CONF_DIR": "", "SPARK_HOME": "conf"}
+GPUS = "spark.task.resource.gpu.amount"
 STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
 
 
@@ -58,12 +59,23 @@ class Settings:
             "spark.ui.showConsoleProgress": "false",
         }
         if job.gpus:
-            conf["spark.task.resource.gpu.amount"] = str(job.gpus)
+            conf[GPUS] = str(job.gpus)
         for pair in filter(None, job.options.get("conf", "").split(",")):
             key, equals, value = pair.partition("=")
             if not equals:
                 raise UsageError(f"--engine conf={pair}: settings of Spark are written spark.KEY=VALUE,…")
             conf[key.strip()] = value.strip()
+        idle = [task for task in job.tasks if not job.gpus_of(task)]
+        if (
+            job.gpus
+            and idle
+            and not any(pair.startswith(f"{GPUS}=") for pair in job.options.get("conf", "").split(","))
+        ):
+            raise UsageError(
+                f"Spark asks the same of every task of a barrier stage: {', '.join(idle)} would hold a GPU in vain. "
+                "Take a scheme without a server, another engine (ray, kubernetes, slurm), or allow it with "
+                f"--engine conf={GPUS}={job.gpus}"
+            )
         half = -(-len(job.tasks) // 2)
         here = f"local-cluster[{min(2, len(job.tasks))},{half * job.threads},1024]"
         return cls(
@@ -154,7 +166,8 @@ def _failed(error: BaseException, job: Job, settings: Settings, left: int, inter
     if "BarrierJobSlotsNumberCheckFailed" in text or "does not support barrier" in text or "SPARK-24819" in text:
         raise RunError(
             f"Spark ({settings.master}) has not enough slots: the stage needs {len(job.tasks)} tasks of "
-            f"{job.threads} CPU(s) at the same time. Add executors, or take fewer workers"
+            f"{job.threads} CPU(s) at the same time. Add executors, take fewer workers, or wait longer for executors "
+            "that are about to come (--engine patience=SECONDS)"
         ) from None
     found = re.search(re.escape(MARK) + r"(\{.*\})", text)
     outcome = json.loads(found.group(1)) if found else None

@@ -47,13 +47,13 @@ def welcomed(
         if time.monotonic() > told:
             told = until
             log(f"waiting for the hub{where}: {why}")
-        way = find()
-        if way is None:
-            time.sleep(TRY_AGAIN)
-            continue
-        where = f" at {way.host}:{way.port}"
         channel = None
         try:
+            way = find()
+            if way is None:
+                time.sleep(TRY_AGAIN)
+                continue
+            where = f" at {way.host}:{way.port}"
             channel = channel_of(way)
             about = {
                 "protocol": talk.PROTOCOL,

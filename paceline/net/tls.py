@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -56,8 +58,15 @@ def generated(directory: Path) -> Certificates:
     return Certificates(folder / CERTIFICATE, folder / KEY, None)
 
 
+def shown(directory: Path) -> Certificates | None:
+    """The certificate that another process has generated; None: it is not to be seen here, or not yet."""
+    folder = directory / _FOLDER
+    return Certificates(folder / CERTIFICATE, folder / KEY, None) if folder.exists() else None
+
+
 def contexts(c: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """For the side that listens and for the side that connects."""
+    _refuse_if_shared(c.key)
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False  # the certificate is that of the cluster, whatever its nodes are called
     server.num_tickets = 0  # nobody resumes a session, and the first bytes after the handshake are ours
@@ -79,6 +88,20 @@ def contexts(c: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         except OSError as error:
             raise UsageError(f"{trusted} holds no certificates to trust, in PEM: {_cause(error)}") from error
     return server, client
+
+
+def _refuse_if_shared(key: Path) -> None:
+    """A key that others can read proves nothing. Root may lend its own to a group, as mounted secrets are lent."""
+    try:
+        status = key.stat()
+    except OSError as error:
+        raise UsageError(f"the key {key} cannot be read: {error.strerror}") from error
+    lent = status.st_uid == 0 and os.geteuid() != 0
+    if status.st_mode & (0o037 if lent else 0o077):
+        raise UsageError(
+            f"the key {key} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 {key}, and make a "
+            "new certificate if somebody may have read it"
+        )
 
 
 def _generate(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,11 @@ def here(fake: Fake) -> None:
     fake("scontrol", f"cat <<'.'\n{PARTITIONS}\n.")
 
 
-def job(folder: Path, tasks: tuple[str, ...] = FOUR, threads: int = 1, gpus: int = 0, **options: str) -> Job:
+def job(folder: Path, tasks: tuple[str, ...] = FOUR, threads: int = 1, gpus: int | str = 0, **options: str) -> Job:
     command = ("paceline", "train", "mnist-mlp", "--scheme", "async", "lr=0.1", "--dir", str(folder))
     given = {key.replace("_", "-"): value for key, value in options.items()}
+    if isinstance(gpus, str):
+        given, gpus = given | {"gpus": gpus}, 0
     return Job(command, tasks, folder, "mnist-mlp-async", given, threads, gpus, SECRET)
 
 
@@ -112,7 +115,6 @@ def test_the_script_has_all_that_the_tasks_need_and_no_secret(tmp_path: Path) ->
         ({"memory": "2G", "tasks_per_node": "4"}, ["--mem=8192M", "--nodes=1", "--ntasks-per-node=4"], []),
         ({"gpus": "1", "nodes": "2"}, ["--gres=gpu:2"], ["--gpus-per-task"]),
         ({"gpus": "a100:2", "nodes": "2"}, ["--gres=gpu:a100:4"], []),
-        ({"gpus": "1"}, ["--gpus-per-task=1"], ["--gres"]),
         ({"constraint": "ib&avx", "reservation": "r", "qos": "q"}, ["--constraint='ib&avx'", "--qos=q"], []),
         ({"extra": "--exclusive; --mail-type=END"}, ["--exclusive", "--mail-type=END"], []),
     ],
@@ -131,8 +133,57 @@ def test_settings_become_options(
 def test_srun_is_told_what_it_does_not_take_over(tmp_path: Path) -> None:
     text = checked(slurm.script(job(tmp_path, threads=2, gpus=1, ports="4", nodes="2")))
     step = next(line for line in text.splitlines() if line.strip().startswith("srun "))
-    for word in ("--ntasks=4", "--cpus-per-task=2", "--kill-on-bad-exit=0", "--resv-ports=4", "--gpu-bind=single:1"):
+    for word in ("--ntasks=4", "--cpus-per-task=2", "--kill-on-bad-exit=0", "--resv-ports=4"):
         assert word in step.split()
+
+
+@pytest.mark.usefixtures("here")
+def test_where_every_task_trains_slurm_gives_each_its_gpus(tmp_path: Path) -> None:
+    trains = FOUR[:3]
+    text = checked(slurm.script(job(tmp_path, trains, gpus=1)))
+    assert "--gpus-per-task=1" in options_of(text)
+    assert " --gpu-bind=single:1 " in text
+    assert "--gres=gpu:a100:6" in options_of(slurm.script(job(tmp_path, trains, gpus="a100:2", tasks_per_node="3")))
+
+
+def _shown(text: str, node: int, local: int, devices: str | None = "0,1,2,3") -> str:
+    """What a task of the job finds in CUDA_VISIBLE_DEVICES; `devices` is what Slurm shows to its node."""
+    task = text[text.index("task='") : text.index("\n\njob=")]
+    told = {"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+    told |= {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    done = _ran(f'{task}\nbash -c "$task" task sh -c \'echo "<${{CUDA_VISIBLE_DEVICES-unset}}>"\'', **told)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.usefixtures("here")
+def test_servers_take_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """chief, worker | worker, server on two nodes: two GPUs for the first, of which the second uses one."""
+    text = checked(slurm.script(job(tmp_path, gpus=1, nodes="2")))
+    assert "--gres=gpu:2" in options_of(text)
+    assert "--gpu-bind" not in text
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    shown = [_shown(text, node, local, "0,1") for node in (0, 1) for local in (0, 1)]
+    assert shown == ["<0>", "<1>", "<0>", "<>"]
+    assert _shown(text, 0, 1, None) == "<unset>"  # a Slurm that does not say which
+    two = checked(slurm.script(job(tmp_path, gpus="a100:2", nodes="2")))
+    assert "--gres=gpu:a100:4" in options_of(two)
+    assert [_shown(two, 0, 1, "4,5,6,7"), _shown(two, 1, 1)] == ["<6,7>", "<>"]
+    assert "--gres=gpu:1" in options_of(slurm.script(job(tmp_path, gpus=1, nodes="4")))
+
+
+@pytest.mark.usefixtures("here")
+def test_an_evaluator_takes_a_gpu_when_it_is_asked_to(tmp_path: Path) -> None:
+    tasks = ("chief", "worker:0", "server:0", "evaluator")
+    plain = job(tmp_path, tasks, gpus=1, nodes="1")
+    assert "--gres=gpu:2" in options_of(slurm.script(plain))
+    assert "--gres=gpu:3" in options_of(slurm.script(replace(plain, evaluator_gpus=1)))
+
+
+@pytest.mark.usefixtures("here")
+def test_gpus_for_some_tasks_only_need_to_know_the_nodes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give --engine nodes="):
+        slurm.script(job(tmp_path, gpus=1))
 
 
 @pytest.mark.usefixtures("here")
@@ -329,12 +380,25 @@ def test_a_task_that_fails_before_there_is_a_hub_ends_all(
         assert (tmp_path / "ended").read_text() == "9.0\n"
 
 
-@pytest.mark.parametrize(("requeue", "code", "queued"), [("yes", 130, True), ("no", 130, False), ("yes", 0, False)])
+@pytest.mark.parametrize(
+    ("requeue", "code", "result", "queued"),
+    [
+        ("yes", 130, "", True),
+        ("no", 130, "", False),
+        ("yes", 0, "", False),
+        ("yes", 2, "", False),
+        ("yes", 1, "", True),  # interrupted while Python started
+        ("yes", 1, '{"error": "the loss is not finite"}', False),
+        ("yes", 1, '{"updates": 7}', True),
+    ],
+)
 def test_near_the_time_limit_a_last_checkpoint_then_the_queue(
-    tmp_path: Path, fake: Fake, here: None, requeue: str, code: int, queued: bool
+    tmp_path: Path, fake: Fake, here: None, requeue: str, code: int, result: str, queued: bool
 ) -> None:
     text = slurm.script(job(tmp_path, requeue=requeue))
-    fake("srun", f'kill -USR1 "$PPID"; until [ -e asked ]; do :; done; exit {code}')
+    (tmp_path / "told").write_text(result)
+    write = "cat told >result.json; touch -d tomorrow result.json;" if result else ""
+    fake("srun", f'{write} kill -USR1 "$PPID"; until [ -e asked ]; do :; done; exit {code}')
     fake("scancel", 'echo "$@" >asked.part; cat asked.part >asked')
     fake("scontrol", 'echo "$@" >queued')
     fake("sleep", ":")  # in the meantime Slurm ends the script
@@ -345,6 +409,56 @@ def test_near_the_time_limit_a_last_checkpoint_then_the_queue(
     if queued:
         assert (tmp_path / "queued").read_text() == "requeue 9\n"
     assert "begins again (2): on from the newest checkpoint" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kept", "checkpoints", "limit", "ends", "left"),
+    [
+        (None, (), "2", False, "0 -1"),  # nothing is known of an earlier life
+        ("0 -1", (), "2", False, "1 -1"),
+        ("2 -1", (), "2", True, "3 -1"),
+        ("2 -1", ("0000000000",), "2", False, "0 0"),  # a first checkpoint is progress
+        ("2 40", ("0000000040", "0000000008"), "2", True, "3 40"),  # 0000000008 is no number of the octal system
+        ("2 40", ("0000000040", "0000000041.new", "ofsomebody"), "2", False, "0 41"),
+        ("0 40", ("0000000040",), "0", True, "1 40"),
+    ],
+)
+def test_a_job_that_comes_back_without_progress_ends(
+    tmp_path: Path, fake: Fake, here: None, kept: str | None, checkpoints: tuple[str, ...], limit: str, ends: bool,
+    left: str,
+) -> None:  # fmt: skip
+    text = slurm.script(job(tmp_path, requeues=limit))
+    if kept is not None:
+        (tmp_path / "hub.requeues").write_text(f"{kept}\n")
+    for name in checkpoints:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    fake("srun", "echo step >>steps")
+    done = _ran(text, SLURM_RESTART_COUNT="4")
+    assert (tmp_path / "hub.requeues").read_text() == f"{left}\n"
+    assert done.returncode == (1 if ends else 0), done.stderr
+    assert (tmp_path / "steps").exists() != ends
+    told = f"without a newer checkpoint than that of update {left.split()[1]} (--engine requeues={limit})"
+    assert (told in done.stdout) == ends
+    assert not done.stderr
+
+
+@pytest.mark.parametrize(("saves", "queued"), [(True, True), (False, False)])
+def test_near_the_time_limit_a_job_without_progress_is_not_queued_again(
+    tmp_path: Path, fake: Fake, here: None, saves: bool, queued: bool
+) -> None:
+    (tmp_path / "hub.requeues").write_text("1 7\n")
+    text = slurm.script(job(tmp_path, requeues="2"))
+    (tmp_path / "checkpoints" / "0000000007").mkdir(parents=True)
+    newer = tmp_path / "checkpoints" / "0000000009"
+    save = f"PATH=/bin mkdir {newer};" if saves else ""
+    fake("srun", f'{save} kill -USR1 "$PPID"; until [ -e asked ]; do :; done; exit 130')
+    fake("scancel", 'echo "$@" >asked.part; cat asked.part >asked')
+    fake("scontrol", 'echo "$@" >queued')
+    fake("sleep", ":")
+    done = _ran(text, SLURM_RESTART_COUNT="2")
+    assert (tmp_path / "queued").exists() == queued
+    assert done.returncode == (130 if queued else 1), done.stdout
+    assert ("ends: it was put into the queue 2 times in a row without" in done.stdout) != queued
 
 
 # following a job
@@ -462,7 +576,8 @@ def test_a_job_is_submitted_with_the_secret_beside_it(tmp_path: Path, fake: Fake
     assert (folder / "secret").stat().st_mode & 0o777 == 0o600
     assert not (folder / "hub").exists()
     assert (folder / "logs").is_dir()
-    assert said[0] == f"Slurm job 7 is submitted ({folder}/job.sbatch)"
+    follow = "follow it with: squeue -j 7; end it in order with: scancel -s INT 7"
+    assert said == [f"Slurm job 7 is submitted ({folder}/job.sbatch)", f"it is not waited for; {follow}"]
     fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
     with pytest.raises(UsageError, match="sbatch refuses the job: Batch job submission failed: Invalid account"):
         slurm.launch(one)

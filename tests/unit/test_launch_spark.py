@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
 
 
-def job(said: list[str] | None = None, **options: str) -> Job:
+def job(said: list[str] | None = None, gpus: int = 0, **options: str) -> Job:
     return Job(
         command=("paceline", "train", "digits-mlp", "--dir", "/runs/a"),
         tasks=TASKS,
@@ -28,7 +29,7 @@ def job(said: list[str] | None = None, **options: str) -> Job:
         name="a",
         options=options,
         threads=2,
-        gpus=1,
+        gpus=gpus,
         secret=SECRET,
         say=(lambda text: None) if said is None else said.append,
     )
@@ -41,7 +42,8 @@ def _no_spark_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_everything_but_the_secret_is_shown() -> None:
-    text = spark.shown(job(conf="spark.executor.memory=2g,spark.ui.enabled=true"))
+    gpus = "spark.task.resource.gpu.amount=1"
+    text = spark.shown(job(gpus=1, conf=f"spark.executor.memory=2g,spark.ui.enabled=true,{gpus}"))
     assert "spark master: local-cluster[2,4,1024]" in text  # two executors with room for three tasks of two threads
     assert "barrier stage: 3 partitions" in text
     for line in ("spark.task.cpus=2", "spark.task.resource.gpu.amount=1", "spark.executor.memory=2g"):
@@ -49,6 +51,13 @@ def test_everything_but_the_secret_is_shown() -> None:
     assert "conf: spark.ui.enabled=true" in text  # what is asked for counts
     assert "partition 2: PACELINE_TASK=server:0 PACELINE_CLUSTER=chief=1,worker=1,server=1" in text
     assert SECRET.hex() not in text
+
+
+def test_a_server_does_not_silently_hold_a_gpu() -> None:
+    with pytest.raises(UsageError, match=r"server:0 would hold a GPU .* conf=spark.task.resource.gpu.amount=1"):
+        spark.shown(job(gpus=1))
+    trains = replace(job(gpus=1), tasks=("chief", "worker:0"))
+    assert "conf: spark.task.resource.gpu.amount=1" in spark.shown(trains)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +135,9 @@ def test_an_interrupted_run_is_not_submitted_again() -> None:
 def test_too_few_slots_are_told() -> None:
     asked = job(master="local[2]")
     error = RuntimeError("org.apache.spark.scheduler.BarrierJobSlotsNumberCheckFailed: [SPARK-24819]: …")
-    with pytest.raises(RunError, match=r"Spark \(local\[2\]\) has not enough slots: the stage needs 3 tasks of 2 CPU"):
+    with pytest.raises(
+        RunError, match=r"Spark \(local\[2\]\) has not enough slots: the stage needs 3 .*--engine patience="
+    ):
         spark._failed(error, asked, spark.Settings.of(asked), 3, False)
 
 

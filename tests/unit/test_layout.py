@@ -133,8 +133,9 @@ MAY_IMPORT = {
     "launchers.hosts": "cluster.* errors launchers.command launchers.foreground launchers.job launchers.ssh",
     "launchers.ssh": "launchers.far",
     "launchers.far": "",
-    "launchers.slurm": "cluster.* errors launchers.command launchers.foreground launchers.job launchers.slurm_job "
-    "launchers.slurm_memory",
+    "launchers.slurm": "cluster.* errors launchers.command launchers.foreground launchers.job launchers.slurm_gpus "
+    "launchers.slurm_job launchers.slurm_memory",
+    "launchers.slurm_gpus": "errors",
     "launchers.slurm_job": "errors",
     "launchers.slurm_memory": "errors",
     "launchers.command": "",

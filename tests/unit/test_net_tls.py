@@ -239,3 +239,28 @@ def test_nothing_behind_the_handshake_is_read(ours: Contexts) -> None:
         admitted = door.admitted[0]
         admitted.setblocking(True)
         assert exactly(admitted, 11) == b"first words"
+
+
+@needs_openssl
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    made = generated(tmp_path)
+    made.key.chmod(mode)
+    with pytest.raises(UsageError, match=f"open to others .mode {mode:04o}.; chmod 600 {made.key}"):
+        contexts(made)
+    made.key.chmod(0o400)
+    contexts(made)
+
+
+@needs_openssl
+def test_a_key_that_root_lends_to_a_group_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kubernetes mounts a secret for a user that is not root: root's own, readable by the pod's group."""
+    made = generated(tmp_path)
+    if made.key.stat().st_uid:
+        pytest.skip("only root has files of root's")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    made.key.chmod(0o440)
+    contexts(made)
+    made.key.chmod(0o444)
+    with pytest.raises(UsageError, match="open to others"):
+        contexts(made)

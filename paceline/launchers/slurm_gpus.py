@@ -1,0 +1,57 @@
+"""GPUs of a Slurm job whose tasks do not all want one: asked for by the node, and dealt out among its tasks.
+
+Slurm gives all tasks of a step the same. So the job asks for as many on each node as the fullest one needs, and each
+task takes its own of those that Slurm shows to all of its node; a server takes none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What is asked of Slurm. Empty texts: nothing."""
+
+    option: str = ""  # of sbatch
+    binding: str = ""  # of srun
+    task: str = ""  # lines of shell before a task's command
+
+
+def asked(text: str, takes: Sequence[bool], per_node: int | None) -> Gpus:
+    """`text`: of each task that takes some, such as 1 or a100:2; `takes`: whether each seat does, node by node."""
+    if not text or not any(takes):
+        return Gpus()
+    match = re.fullmatch(r"((?:[A-Za-z0-9_.-]+:)?)([1-9][0-9]*)", text)
+    if match is None:
+        raise UsageError(f"--engine gpus={text}: it should be how many a task gets, such as 1 or a100:2")
+    kind, each = match[1], int(match[2])
+    if all(takes):
+        if per_node is None:
+            return Gpus(f"--gpus-per-task={text}", f"--gpu-bind=single:{each}")
+        return Gpus(f"--gres=gpu:{kind}{each * per_node}", f"--gpu-bind=single:{each}")
+    if per_node is None:
+        raise UsageError(
+            "this job has tasks with and without a GPU (servers and evaluators take none): which node needs how many "
+            "is known when the tasks are dealt out: give --engine nodes=… (and tasks-per-node=…)"
+        )
+    nodes = [list(takes[at : at + per_node]) for at in range(0, len(takes), per_node)]
+    most = max(sum(node) for node in nodes)
+    firsts = [str(sum(node[:seat]) * each) if node[seat] else "-" for node in nodes for seat in range(len(node))]
+    return Gpus(f"--gres=gpu:{kind}{each * most}", "", _TASK.format(firsts=" ".join(firsts), node=per_node, each=each))
+
+
+_TASK = """
+# Each task takes its own GPUs of those that Slurm shows to its node; servers take none.
+first=({firsts}); own=${{first[SLURM_NODEID * {node} + SLURM_LOCALID]}}
+if [ "$own" = - ]; then export CUDA_VISIBLE_DEVICES=
+elif [ -n "$CUDA_VISIBLE_DEVICES" ]; then
+  shown=(${{CUDA_VISIBLE_DEVICES//,/ }}) chosen=
+  for number in "${{shown[@]:own:{each}}}"; do chosen=$chosen,$number; done
+  export CUDA_VISIBLE_DEVICES=${{chosen#,}}
+fi
+"""
