@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +29,6 @@ from paceline.stage import Node
 JOIN = 600.0  # seconds
 JOIN_POLICY = POLICIES[0]
 GENERATED = "generated"  # as --tls has it
-LATE = 10.0  # seconds that a shared file system may take to show a new file on another host
 
 
 @dataclass(frozen=True)
@@ -153,25 +150,6 @@ def _seen_by_all(directory: str | None) -> Path:
     return Path(directory)
 
 
-def generated_by(hub: tuple[str, int], text: str | None, directory: str | None) -> Certificates | None:
-    """The certificate that the hub has generated. It is there before the hub listens: who finds a hub and no
-    certificate does not see the hub's directory. OSError: there is no hub yet."""
-    if text != GENERATED:
-        return None
-    folder = _seen_by_all(directory)
-    until = time.monotonic() + LATE
-    while (found := tls.shown(folder)) is None:
-        socket.create_connection(hub, timeout=5.0).close()
-        if time.monotonic() > until:
-            raise UsageError(
-                f"--tls generated needs a directory that all tasks see: the hub at {hub[0]}:{hub[1]} is there, and its "
-                f"certificate is not in {folder} here. Give --dir on a shared file system, or a certificate and key of "
-                "your own on every host: --tls CERTIFICATE,KEY"
-            )
-        time.sleep(0.5)
-    return found
-
-
 def take_part(
     given: Engaged,
     network: Network,
@@ -191,7 +169,7 @@ def take_part(
         hub = given.find(os.environ)
         if hub is None:
             return None
-        held = certificates or generated_by(hub, network.tls, directory)
+        held = tls.generated_by(hub, _seen_by_all(directory)) if network.tls == GENERATED else certificates
         own = given.own(hub, network.interface, network.infiniband, os.environ)
         return Way(*hub, given.roles, Node(0, own, secret, held, network.share, ports=allowed))
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import ssl
 import stat
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import UsageError
 
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
+LATE = 10.0  # seconds that a shared file system may take to show a new file on another host
 _FOLDER = "tls"
 _DAYS = 3650
 _SETTINGS = """\
@@ -58,10 +61,21 @@ def generated(directory: Path) -> Certificates:
     return Certificates(folder / CERTIFICATE, folder / KEY, None)
 
 
-def shown(directory: Path) -> Certificates | None:
-    """The certificate that another process has generated; None: it is not to be seen here, or not yet."""
+def generated_by(hub: tuple[str, int], directory: Path) -> Certificates:
+    """The certificate that the hub has generated. It is there before the hub listens: who finds a hub and no
+    certificate does not see the hub's directory. OSError: there is no hub yet."""
     folder = directory / _FOLDER
-    return Certificates(folder / CERTIFICATE, folder / KEY, None) if folder.exists() else None
+    until = time.monotonic() + LATE
+    while not folder.exists():
+        socket.create_connection(hub, timeout=5.0).close()
+        if time.monotonic() > until:
+            raise UsageError(
+                f"--tls generated needs a directory that all tasks see: the hub at {hub[0]}:{hub[1]} is there, and its "
+                f"certificate is not in {folder} here. Give --dir on a shared file system, or a certificate and key of "
+                "your own on every host: --tls CERTIFICATE,KEY"
+            )
+        time.sleep(0.5)
+    return Certificates(folder / CERTIFICATE, folder / KEY, None)
 
 
 def contexts(c: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -14,7 +14,6 @@ from paceline.cluster.description import Cluster, Task
 from paceline.cluster.engaged import Engaged, in_cluster, told
 from paceline.config import scheme_of
 from paceline.errors import UsageError
-from paceline.net.gate import listener
 
 CLUSTER = {"PACELINE_CLUSTER": "chief=1,worker=2,ps=1,evaluator=1"}
 
@@ -189,20 +188,3 @@ def test_the_secret_is_looked_for_in_this_order(tmp_path: Path, monkeypatch: pyt
     assert partaking.secret_of(str(tmp_path)) == b"r" * 32
     monkeypatch.setenv("PACELINE_SECRET", "ab" * 32)
     assert partaking.secret_of(str(tmp_path)) == bytes.fromhex("ab" * 32)
-
-
-def test_a_generated_certificate_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sees the hub's directory finds it there; who finds a hub and no certificate is told why, and makes none."""
-    monkeypatch.setattr(partaking, "LATE", 0.0)
-    with listener("127.0.0.1") as hub:
-        where = hub.getsockname()[:2]
-        with pytest.raises(UsageError, match=r"needs a directory that all tasks see: .*--tls CERTIFICATE,KEY"):
-            partaking.generated_by(where, "generated", str(tmp_path))
-        with pytest.raises(UsageError, match="give --dir"):
-            partaking.generated_by(where, "generated", None)
-        assert not list(tmp_path.iterdir())
-        assert partaking.generated_by(where, None, None) is None
-        made = partaking.certificates_of("generated", str(tmp_path))
-        assert partaking.generated_by(where, "generated", str(tmp_path)) == made
-    with pytest.raises(ConnectionRefusedError):  # there is no hub yet: the certificate may come with it
-        partaking.generated_by(where, "generated", str(tmp_path / "elsewhere"))

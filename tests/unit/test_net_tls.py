@@ -15,8 +15,8 @@ from net_ends import SECRET, Door, exactly, names
 from paceline.errors import UsageError
 from paceline.net import tls
 from paceline.net.channel import Channel
-from paceline.net.gate import Refused
-from paceline.net.tls import Certificates, contexts, generated
+from paceline.net.gate import Refused, listener
+from paceline.net.tls import Certificates, contexts, generated, generated_by
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
@@ -264,3 +264,18 @@ def test_a_key_that_root_lends_to_a_group_is_taken(tmp_path: Path, monkeypatch: 
     made.key.chmod(0o444)
     with pytest.raises(UsageError, match="open to others"):
         contexts(made)
+
+
+@needs_openssl
+def test_a_generated_certificate_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sees the hub's directory finds it there; who finds a hub and no certificate is told why, and makes none."""
+    monkeypatch.setattr(tls, "LATE", 0.0)
+    with listener("127.0.0.1") as hub:
+        where = hub.getsockname()[:2]
+        with pytest.raises(UsageError, match=r"needs a directory that all tasks see: .*--tls CERTIFICATE,KEY"):
+            generated_by(where, tmp_path)
+        assert not list(tmp_path.iterdir())
+        made = generated(tmp_path)
+        assert generated_by(where, tmp_path) == made
+    with pytest.raises(ConnectionRefusedError):  # there is no hub yet: the certificate may come with it
+        generated_by(where, tmp_path / "elsewhere")
