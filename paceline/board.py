@@ -91,6 +91,8 @@ class Board:
         "finished",
         "row_valid",
         "heard",  # the last sign of life in a step, ns
+        "unreached",  # since when it has not reached a server that listens, ns; 0: it reaches all,
+        "unreached_server",  # and which one that is
         "node",  # where its process is
         "noticed",  # the last notice that its node has heard of
         "life",  # how often it has come, as a member of groups of torch.distributed,
@@ -172,6 +174,8 @@ class Board:
     finished: memoryview
     row_valid: memoryview
     heard: memoryview
+    unreached: memoryview
+    unreached_server: memoryview
     server_pid: memoryview
     server_state: memoryview
     mark: memoryview

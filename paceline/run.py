@@ -21,6 +21,7 @@ from paceline.hook import Hook
 from paceline.launchers.local import Launcher
 from paceline.launchers.recovery import Outcome
 from paceline.plan import Plan
+from paceline.progress import Progress
 from paceline.report.live import Status
 from paceline.result import Point, Result, Staleness
 from paceline.scheme import Scheme
@@ -174,10 +175,25 @@ def execute(
         recording.prepare(plan, launched.versions, first, objects)
         (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
         watcher = Watcher()
-        mine = launcher(plan, scheme, objects, tell=tell, watch=lambda one: watch(watcher.status(one)))
+        hooks = role.hooks_of(plan, objects, "chief")
+
+        def look(one: Launcher) -> None:
+            status = watcher.status(one)
+            progress.note(status)
+            watch(status)
+
+        def warn(text: str) -> None:
+            mine.outcome.warnings.append(text)
+            tell("warn", text)
+
+        mine = launcher(plan, scheme, objects, tell=tell, watch=look)
+        progress = Progress(directory, plan, hooks, warn)
         mine.board.put("began", began)
-        with interrupts.counted(mine.asked):
-            outcome = mine.run()
+        try:
+            with interrupts.counted(mine.asked):
+                outcome = mine.run()
+        finally:
+            progress.end()
         recording.trim_all(directory.path)
         result = result_of(mine.plan, mine.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):

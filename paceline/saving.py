@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from paceline import snapshots
 from paceline.board import GENERATION
@@ -16,6 +16,7 @@ class Saving(Membership):
     """What a worker does between two steps for the run's sake. An exact run is saved, and ends, at one step of all."""
 
     _exact: bool
+    _told_late: Set[int] = frozenset()  # workers whose part the last checkpoint took from the one before
     _heeded = 0  # checkpoints that the launcher has wanted, as far as this worker has heard
 
     def _save_if_asked(self) -> None:
@@ -57,21 +58,37 @@ class Saving(Membership):
         board.put("halt", 0)
 
     def _all_saved(self) -> bool:
+        """Whether everybody's part lies aside. Where the servers hold the centre, a worker that has not come to the end
+        of its step within patience is not waited for: its part is then the one of the checkpoint before."""
+        if not self._late():
+            return True
+        patience = self.stage.plan.patience
+        return self._link is not None and not self._exact and self.stage.now() - self._asked_at > patience * 1e9
+
+    def _late(self) -> list[int]:
         board = self.board
-        return all(
-            board.saved[rank] >= self._writing or not board.alive[rank] for rank in range(self.stage.plan.workers)
-        )
+        return [
+            rank for rank in range(self.stage.plan.workers) if board.saved[rank] < self._writing and board.alive[rank]
+        ]
 
     def _write(self) -> None:
         """Everybody's part lies aside: the servers add theirs, then it goes to disk."""
+        late = self._late()
         number, self._writing = self._writing, 0
         if self._link is not None:
             self._link.special(SAVE)
             self.board.put("cut", number)
             self.stage.bells.ring_all()
         if self.board.run[GENERATION] == self._generation:
-            snapshots.write(self.stage, self.task.buffer_policy, self._kept)
+            self._tell_late(late)
+            snapshots.write(self.stage, self.task.buffer_policy, self._kept, late)
             self._record_checkpoint()
+
+    def _tell_late(self, late: list[int]) -> None:
+        for rank in sorted(set(late) - self._told_late):
+            what = f"worker:{rank} has not finished a step for {self.stage.plan.patience:g} s"
+            self.control.send({"warn": f"{what}: checkpoints hold an earlier part of it until it does"})
+        self._told_late = set(late)
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""

@@ -8,6 +8,7 @@ are asked last: so nobody ever waits for a version that a restored server has no
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -103,13 +104,14 @@ def steady(stage: Stage) -> Vector:
         time.sleep(0)  # the server may share this core
 
 
-def buffers_of(stage: Stage, policy: str, *, prefix: str = "") -> dict[str, Tensor]:
-    """The buffers that go with the model: the mean over those who have trained, or the chief's."""
+def buffers_of(stage: Stage, policy: str, *, prefix: str = "", late: Sequence[int] = ()) -> dict[str, Tensor]:
+    """The buffers that go with the model: the mean over those who have trained, or the chief's. `late`: workers that
+    may be writing theirs at this moment."""
     chief = stage.centre_of()
     rows = {rank: stage.buffers(rank, prefix=prefix) for rank in range(stage.plan.workers)}
     if policy == "chief" or not rows[chief]:
         return {name: buffer.clone() for name, buffer in rows[chief].items()}
-    trained = [rows[rank] for rank in rows if stage.board.gradients[rank]] or [rows[chief]]
+    trained = [rows[rank] for rank in rows if stage.board.gradients[rank] and rank not in late] or [rows[chief]]
     averaged = {}
     for name in rows[chief]:
         stacked = torch.stack([row[name] for row in trained])
@@ -117,12 +119,16 @@ def buffers_of(stage: Stage, policy: str, *, prefix: str = "") -> dict[str, Tens
     return averaged
 
 
-def write(stage: Stage, policy: str, own: dict[str, Tensor]) -> Path:
-    """What was copied aside, as the newest checkpoint. `own`: tensors of the chief's hooks."""
+def write(stage: Stage, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
+    """What was copied aside, as the newest checkpoint. `own`: tensors of the chief's hooks; `late`: workers that have
+    not put their part aside, and may do so at any moment: theirs is taken from the checkpoint before."""
     names = [name for name in stage.layout.places if name.startswith(KEEP)]
     tensors = {name.removeprefix(KEEP): stage.tensor(name) for name in names}
+    if late:
+        before = find(stage, stage.board.get("checkpoint")).tensors
+        tensors |= {name: before[name] for rank in late for name in own_names(stage, rank)}
     tensors["model"] = model_of(stage, prefix=KEEP).clone()
-    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(stage, policy, prefix=KEEP).items()}
+    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(stage, policy, prefix=KEEP, late=late).items()}
     tensors |= {f"hook.{name}": tensor for name, tensor in own.items()}
     plan, scheme = stage.plan, stage.scheme
     centre = "server.0.v" if scheme.methods else f"worker.{stage.centre_of()}.v"

@@ -44,6 +44,7 @@ class View:
     _generation: int
     _leaving: str | None
     _writing: int
+    _asked_at = 0  # when the snapshot that is being written was asked for, ns
     _kept: dict[str, Tensor]
     turn: AbstractContextManager[Any]  # held while the task computes: workers of one process share it
     journal: Journal | None
@@ -112,6 +113,7 @@ class View:
         if not self.chief or self._writing:
             return
         board = self.board
+        self._asked_at = self.stage.now()
         # a snapshot that a return to a checkpoint has overtaken must not be taken for one of the new course
         self._writing = max(board.get("snapshot"), self._generation * SNAPSHOTS) + 1
         if self._link is not None:

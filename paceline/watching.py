@@ -29,27 +29,39 @@ class Watcher:
     """Speeds need a memory of what was seen before."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, list[int]]] = []
+        self._seen: list[tuple[float, list[int], int]] = []
 
     def status(self, launcher: Launcher) -> Status:
         board, plan = launcher.board, launcher.plan
         now = time.monotonic()
         samples = board.samples.tolist()
         self._seen = [one for one in self._seen if now - one[0] <= SPAN][-200:] or self._seen[-1:]
-        then, before = self._seen[0] if self._seen else (now, samples)
-        self._seen.append((now, samples))
+        updates = launcher.updates()
+        then, before, fewer = self._seen[0] if self._seen else (now, samples, updates)
+        self._seen.append((now, samples, updates))
         span = now - then
         speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
         staleness = launcher.stage.staleness().mean if launcher.opened() else _NOTHING
         return Status(
             title=plan.title,
             roles=tuple(self._role(launcher, child, speeds, staleness) for child in launcher.children),
-            updates=launcher.updates(),
+            updates=updates,
             goal=plan.steps,
             seconds=now - board.get("began") / 1e9,
             samples_per_second=sum(speeds),
             metrics=launcher.metrics,
+            updates_per_second=max(updates - fewer, 0) / span if span else 0.0,
+            seconds_left=self._clock_left(launcher, now),
+            checkpoint=board.get("checkpoint"),
+            checkpoint_age=now - board.get("written") / 1e9 if board.get("written") else _NOTHING,
         )
+
+    def _clock_left(self, launcher: Launcher, now: float) -> float:
+        """Until `--seconds` of training have passed: they begin with the first gradient of this launch."""
+        limit, first = launcher.plan.seconds, launcher.board.get("first_step")
+        if limit is None:
+            return _NOTHING
+        return max(0.0, limit - (now - first / 1e9)) if first else limit
 
     def _role(self, launcher: Launcher, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
         board, part = launcher.board, child.part

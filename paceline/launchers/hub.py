@@ -22,6 +22,7 @@ from paceline.launchers.local import Launcher
 from paceline.launchers.peers import Peer, Peers
 from paceline.launchers.quarters import SHARED
 from paceline.launchers.recovery import Child
+from paceline.launchers.routes import Routes
 from paceline.net.channel import Channel, Closed, ProtocolError
 from paceline.net.gate import Gate, listener
 from paceline.plan import Plan
@@ -69,6 +70,8 @@ class Hub(Peers):
         self._gathering = Gathering(names, here, join=join, policy=join_policy, began=began)
         self._complete = False  # everybody has joined, or the run goes on without those who have not
         self._unfilled: list[str] = []  # roles that nobody played when the run ended
+        self._routes = Routes(self.board, plan.patience, self._warn, self._worker_and_host)
+        self._given_up: set[str] = set()  # roles that were killed because they do not reach a server
         self.at_end: Callable[[], None] = lambda: None  # done when nobody can join any more
         self._count = 0
         assert node.secret is not None
@@ -152,6 +155,7 @@ class Hub(Peers):
                 self._lost(peer, str(error))
         self._let_leave()
         self._look_for_the_missing()
+        self._watch_routes()
         self._watch_descriptors()
 
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
@@ -187,6 +191,29 @@ class Hub(Peers):
                     peer.channel.send_json(talk.BYE, {"over": True, "left": True})
                 self._lost(peer, "it was asked to leave", excused=True)
 
+    def _worker_and_host(self, rank: int) -> str:
+        part = next(child.part for child in self.children if rank in ranks(child.part, self.plan))
+        peer = self._peer_of(part)
+        return f"{part} on {peer.host}" if peer is not None else f"{part} on the hub's own node"
+
+    def _watch_routes(self) -> None:
+        """A worker that cannot reach its server is restarted, and is not counted before it can: a worker takes part
+        only when it has met all servers. The chief is not: nobody else writes checkpoints."""
+        if self.board.run[STOP] != RUNNING:
+            return
+        for rank in self._routes.look():
+            name = self._worker_and_host(rank)
+            part = next(child.part for child in self.children if rank in ranks(child.part, self.plan))
+            peer = self._peer_of(part)
+            if part.kind != "worker" or peer is None or str(part) in self._given_up:
+                continue
+            self._warn(
+                f"{name} has not reached its server for {self.plan.patience:g} s: going on without it until it can"
+            )
+            self._given_up.add(str(part))
+            with contextlib.suppress(Closed, ProtocolError):
+                peer.channel.send_json(talk.KILL, {"part": str(part)})
+
     def _died_there(self, peer: Peer, told: dict[str, Any]) -> None:
         child = self._child(told["part"])
         if child is None or child.part not in peer.parts:
@@ -196,7 +223,9 @@ class Hub(Peers):
         if code == 0 or self._over:
             self._finished(child)
         else:
-            self._died(child, code)
+            excused = told["part"] in self._given_up
+            self._given_up.discard(told["part"])
+            self._died(child, code, excused=excused)
 
     def _lost(self, peer: Peer, why: str, *, excused: bool = False) -> None:
         """A node is gone, with all that it held. `excused`: it was asked to go."""
@@ -211,7 +240,8 @@ class Hub(Peers):
         if not peer.ready:  # it had not begun anything
             return
         if self.outcome.interrupted and any(child.part.kind == "server" for child in living):
-            self._deadline = 0.0  # with the server's state gone, the newest checkpoint is all that is left to keep
+            self._end_all()  # with the server's state gone, the newest checkpoint is all that is left to keep
+            return
         for child in living:
             self._away[str(child.part)] = time.monotonic()
             self._mark(child.part, -1)
@@ -237,7 +267,8 @@ class Hub(Peers):
                     self._unfilled.append(name)
                     self._finished(child)
             if not self._complete and self.outcome.interrupted:
-                self._deadline = 0.0  # nobody has made a step: there is nothing to end in order
+                self._end_all()  # nobody has made a step: there is nothing to end in order
+                return
         if not self._complete:
             self._gather(now)
             return

@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+WORTH_TELLING = 5.0  # seconds of a checkpoint's age
 NOTHING = "–"  # where a number means nothing
 
 
@@ -77,6 +78,10 @@ class Status:
     seconds: float
     samples_per_second: float
     metrics: dict[str, float]
+    updates_per_second: float = math.nan
+    seconds_left: float = math.nan  # until the clock ends it (--seconds); NaN: it does not
+    checkpoint: int = -1  # the update of the newest one
+    checkpoint_age: float = math.nan  # in seconds
 
 
 class Pace:
@@ -109,6 +114,13 @@ class Pace:
         if end - begin < 1.0 or quiet > max(self.WINDOW, 3 * usual_gap):
             return math.nan
         return max(0.0, (goal - last) * (end - begin) / (last - first) - quiet)
+
+
+def time_left(status: Status, pace: Pace, now: float) -> float:
+    """Seconds until the run ends, by its updates or by the clock, whichever comes first; NaN while nobody can tell."""
+    by_updates = math.nan if status.goal is None else pace.seconds_to(status.goal, now)
+    known = [one for one in (by_updates, status.seconds_left) if not math.isnan(one)]
+    return min(known, default=math.nan)
 
 
 class Display:
@@ -183,7 +195,7 @@ class Display:
         self._told, self._told_at = status, self._clock()
 
     def _left(self, status: Status) -> float:
-        return math.nan if status.goal is None else self._pace.seconds_to(status.goal, self._clock())
+        return time_left(status, self._pace, self._clock())
 
     def _frame(self) -> RenderableType:
         if self._status is None:
@@ -203,7 +215,7 @@ def _head(status: Status, left: float) -> list[RenderableType]:
     else:
         bar = ProgressBar(total=max(status.goal, 1), completed=min(status.updates, status.goal))
         lines.append(_apart(bar, f"{status.updates:,}/{status.goal:,}  {_percent(status):>4}"))
-    lines.append(_cut("  ·  ".join(_rates(status))))
+    lines.append(_cut("  ·  ".join([*_rates(status), *_checkpoint(status)])))
     if status.metrics:
         lines.append(_cut("evaluated: " + "  ".join(_metrics(status))))
     return lines
@@ -267,7 +279,7 @@ def _foremost(roles: Sequence[RoleStatus], room: int) -> list[RoleStatus]:
 def _line(status: Status, left: float) -> str:
     """A run in one line, for logs."""
     count = f"update {status.updates:,}" + (f"/{status.goal:,}  {_percent(status)}" if status.goal is not None else "")
-    parts = [f"{status.seconds:.1f} s", count, *_rates(status), *_time_left(status, left)]
+    parts = [f"{status.seconds:.1f} s", count, *_rates(status), *_checkpoint(status), *_time_left(status, left)]
     if status.metrics:
         parts.append("evaluated: " + "  ".join(_metrics(status)))
     return "  ".join(parts)
@@ -298,6 +310,13 @@ def _rates(status: Status) -> list[str]:
     return [form.format(value) for form, value in values if not math.isnan(value)]
 
 
+def _checkpoint(status: Status) -> list[str]:
+    """How old the newest one is, once that is worth a word."""
+    if math.isnan(status.checkpoint_age) or status.checkpoint_age < WORTH_TELLING:
+        return []
+    return [f"checkpoint {duration(status.checkpoint_age, '.0f')} old"]
+
+
 def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
@@ -313,7 +332,7 @@ def _percent(status: Status) -> str:
 
 
 def _time_left(status: Status, left: float) -> list[str]:
-    if math.isnan(left) or status.goal is None or status.updates >= status.goal:
+    if math.isnan(left) or (status.goal is not None and status.updates >= status.goal):
         return []
     return [f"about {duration(math.ceil(left), 'd')} left"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType,
 from rich.table import Table
 from rich.text import Text
 
-from paceline import checkpoint
+from paceline import checkpoint, progress
 from paceline.directory import RunDirectory, RunState
 from paceline.errors import DataError
+from paceline.report.live import duration
 
 STYLES = {
     RunState.RUNNING: "cyan",
@@ -31,6 +33,7 @@ LOG_LINES, LOG_BYTES = 10, 8192  # of the end of each log, when a run failed
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One run as plain data; what is not known is None."""
     plan, result, history = _plan(run), _result(run) or {}, _history(run)
+    told = progress.read(run) or {} if not result else {}
     metrics = result.get("metrics") or _last_metrics(history)
     return {
         "run": run.name,
@@ -39,12 +42,12 @@ def summary(run: RunDirectory) -> dict[str, Any]:
         "scheme": result.get("scheme") or plan.get("scheme"),
         "workers": plan.get("processes") or plan.get("workers", result.get("workers")),
         "servers": plan.get("servers", result.get("servers")),
-        "updates": result.get("updates", _last(history, "update")),
+        "updates": result.get("updates", told.get("updates", _last(history, "update"))),
         "accuracy": metrics.get("accuracy"),
         "loss": metrics.get("loss"),
         "state": run.state,
         "started": run.started.isoformat(timespec="seconds"),
-        "wall_seconds": result.get("wall_seconds", _last(history, "seconds")),
+        "wall_seconds": result.get("wall_seconds", told.get("seconds", _last(history, "seconds"))),
     }
 
 
@@ -189,12 +192,42 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _progress_rows(run: RunDirectory) -> Iterator[tuple[str, str]]:
-    history = _history(run)
+    """How far a run is that has no result: as its launcher wrote last, else by its history."""
+    history, told = _history(run), progress.read(run)
+    if told is not None:
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged file tells nothing
+            yield from list(_status_rows(told))
+            return
     update, seconds = _last(history, "update"), _last(history, "seconds")
     yield "updates", _number(update) if update is not None else "none told yet"
     if seconds is not None:
         yield "seconds", _number(seconds)
     yield from _metric_rows(_last_metrics(history))
+
+
+def _status_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    age = told["age"]
+    if age > progress.STALE:
+        yield "last seen", f"{duration(age, '.0f')} ago"
+    goal, updates = told["goal"], told["updates"]
+    share = f" of {goal:,} ({100 * updates // goal}%)" if goal else ""
+    yield "updates", _number(updates) + share
+    rates = (("updates_per_second", "updates/s"), ("samples_per_second", "samples/s"))
+    known = [f"{told[key]:,.4g} {unit}" for key, unit in rates if told.get(key) is not None]
+    if known:
+        yield "rate", ", ".join(known)
+    if told.get("seconds") is not None:
+        left = told.get("seconds_left")
+        ends = f", about {duration(max(left - age, 0.0), '.0f')} left" if left is not None else ""
+        yield "running for", duration(told["seconds"] + age, ".0f") + ends
+    if told.get("checkpoint_age") is not None:
+        old = duration(told["checkpoint_age"] + age, ".0f")
+        yield "newest checkpoint", f"update {told['checkpoint']:,}, {old} old"
+    for one in told.get("roles", ()):
+        step = f", step {one['step']:,}" if one["step"] >= 0 else ""
+        again = f", {one['restarts']} restarts" if one["restarts"] else ""
+        yield str(one["name"]), f"{one['state']}{step}{again}"
+    yield from _metric_rows(told.get("metrics") or {})
 
 
 def _metric_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

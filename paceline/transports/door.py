@@ -21,7 +21,7 @@ from paceline.board import GENERATION, LANES, STOP
 from paceline.errors import PacelineError
 from paceline.memory import WORD
 from paceline.net.channel import Closed, ProtocolError
-from paceline.net.gate import Gate, enter, listener
+from paceline.net.gate import Gate, enter, listener, notice_within
 from paceline.stage import HEAD_WORDS, OVERRIDES, Stage
 from paceline.transports.lane import JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, got, put, understood
 from paceline.transports.owed import Owed
@@ -78,6 +78,7 @@ class Door:
             self._bells.ignore(descriptor)
         self._attended = set()
         for connection in self._gate.pump():
+            notice_within(connection, self._stage.plan.patience / 3)
             wire = Wire(connection, self._stage.segment, Areas(()))  # nothing may be written before it says who it is
             self._unknown.add(wire)
             self._bells.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
@@ -257,6 +258,7 @@ class Following:
             address = address_of(board.server_high[0], board.server_low[0])
             with contextlib.suppress(OSError, PacelineError):
                 connection = enter(address, port, stage.node.secret, timeout=REACH, tls=stage.node.client_side)
+                notice_within(connection, stage.plan.patience / 3)
                 self._wire = wire = Wire(connection, stage.segment, Areas(()))
                 wire.port = port
                 stage.bells.attend(wire.fileno(), self._pull)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from paceline.board import FAILED, LANES, STOP
 from paceline.errors import PacelineError, RunError
 from paceline.net.channel import Closed, ProtocolError
-from paceline.net.gate import Refused, enter
+from paceline.net.gate import Refused, enter, notice_within
 from paceline.stage import HEAD_WORDS, Stage
 from paceline.transports.landing import Landing
 from paceline.transports.lane import Lane, got, put
@@ -53,6 +53,7 @@ class Reach:
         self._wires: dict[int, Wire | None] = {}
         self._tried: dict[int, float] = {}
         self._met: dict[int, bool] = {}  # whether a server has said how far it is
+        self._lost: dict[int, int] = {}  # since when one that listens has not been reached, ns
         self._version = stage.version_words()[0]
         self._cuttings = [Cutting.of(stage, shard) for shard in range(stage.plan.servers)]
         self._courier: Courier | None = None
@@ -75,6 +76,7 @@ class Reach:
         for shard in set(self._wires) - far:
             self._drop(shard)
             del self._wires[shard]
+            self._lost.pop(shard, None)
         for shard in far - set(self._wires):
             self._wires[shard] = None
         self._stage.bells.restless = self._reconnect if far else None
@@ -92,7 +94,18 @@ class Reach:
             if port and time.monotonic() - self._tried.get(shard, -1.0) >= AGAIN_AFTER and not self._ended():
                 self._tried[shard] = time.monotonic()
                 self._connect(shard, port)
+            if not port:
+                self._lost.pop(shard, None)  # nobody listens there: that is the server's loss, not the route's
+            elif not self._met.get(shard):
+                self._lost.setdefault(shard, self._stage.now())
+        self._tell_cut()
         return any(wire is None for wire in self._wires.values())
+
+    def _tell_cut(self) -> None:
+        """Write down on the board, which the hub reads, whether a server is out of reach."""
+        shard, since = min(self._lost.items(), key=lambda one: one[1], default=(0, 0))
+        if self._board.unreached[self._rank] != since:
+            self._board.unreached_server[self._rank], self._board.unreached[self._rank] = shard, since
 
     def _connect(self, shard: int, port: int) -> None:
         stage, board = self._stage, self._board
@@ -104,6 +117,7 @@ class Reach:
             raise RunError(f"worker:{self._rank} was refused by server:{shard} at {address}:{port}: {error}") from error
         except OSError:
             return  # it may be about to begin, or about to be replaced
+        notice_within(connection, stage.plan.patience / 3)
         wire = Wire(connection, stage.segment, Areas(stage.spans_from_server(self._rank)))
         wire.port = port
         self._wires[shard], self._met[shard] = wire, False
@@ -207,6 +221,8 @@ class Reach:
             board.answered[shard][lane.index] = message.number
         elif message.kind == WELCOME and len(message.words) == 2 * LANES and not self._met[shard]:
             self._met[shard] = True
+            self._lost.pop(shard, None)
+            self._tell_cut()
             self.latest = max(self.latest, *message.words[:LANES])
             there = zip(self._lanes, message.words[:LANES], message.words[LANES:], strict=True)
             # in the order in which they were posted: the server performs them so

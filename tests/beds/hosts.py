@@ -5,6 +5,7 @@
         hosts["h2"].start([…])                      # in the background
         hosts["h2"].power_cut()                     # nothing of it is left, and nobody hears a goodbye
         with hosts["h3"].cable_out(): …
+        with hosts["h2"].cut_from(hosts["h3"]): …   # these two alone do not reach each other
         with hosts["h3"].slow(delay=20), hosts["h3"].limited("50mbit"): …
 
 A host is the first process of a process namespace and whatever is started in there. Its networks, mounts and name have
@@ -179,6 +180,23 @@ class Host:
             yield
         finally:
             self._switch.ip("link", "set", self.name, "up")
+
+    @contextmanager
+    def cut_from(self, other: Host) -> Iterator[None]:
+        """Nothing comes through between these two, in either direction, and nobody is told; both reach all others.
+        Each takes the other to be at an address of the network that nobody has."""
+        ends = [(self, other), (other, self)]
+        for near, far in ends:
+            near._neighbour(far.address, "02:00:00:00:00:01", "permanent")
+        try:
+            yield
+        finally:
+            for near, far in ends:
+                near._neighbour(far.address, far._mac, "reachable")
+
+    def _neighbour(self, address: str, mac: str, state: str) -> None:
+        if self._process is not None:
+            self._ip("neigh", "replace", address, "lladdr", mac, "nud", state, "dev", "eth0")
 
     @contextmanager
     def limited(self, rate: str, latency: str = "100ms") -> Iterator[None]:

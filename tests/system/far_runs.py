@@ -16,6 +16,8 @@ from typing import Any
 from beds.hosts import Host, Running, until
 
 from paceline import checkpoint
+from paceline.directory import RunDirectory
+from paceline.progress import read
 
 LIMIT = 120.0  # seconds that anything may take on a busy machine
 COMMAND = [sys.executable, "-P", "-m", "paceline", "train", "digits-mlp", "--scheme", "async", "lr=0.1"]
@@ -69,6 +71,11 @@ class Story:
             return int((self.place / "progress").read_text())
         except (OSError, ValueError):
             return -1
+
+    def step(self, role: str) -> int:
+        """How far a role is, as the hub has written it down; -1: nobody knows."""
+        told = read(RunDirectory(self.folder)) or {}
+        return next((int(one["step"]) for one in told.get("roles", ()) if one["name"] == role), -1)
 
     def roles(self) -> dict[str, tuple[str, int]]:
         """The host and process of each role that is there."""

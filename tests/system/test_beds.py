@@ -105,6 +105,16 @@ def test_a_cable_out_and_in_again(hosts: dict[str, Host]) -> None:
     together(hosts["h1"], hosts["h3"])
 
 
+def test_two_hosts_that_do_not_reach_each_other_and_a_third_that_reaches_both(hosts: dict[str, Host]) -> None:
+    one, two, three = hosts.values()
+    with one.cut_from(two):
+        assert not reachable(one, two)
+        assert not reachable(two, one)
+        together(one, three)
+        together(two, three)
+    together(one, two)
+
+
 def test_a_slow_wire(hosts: dict[str, Host]) -> None:
     one, three = hosts["h1"], hosts["h3"]
     fast = fetched(one, three, 1_000_000)

@@ -25,6 +25,7 @@ class Hosts(Story):
     """A run with a task on each host."""
 
     started: ExitStack  # ends what is still there
+    scheme: str = "async"
     tasks: dict[str, Running] = field(default_factory=dict)
 
     def begin(self, name: str) -> Running:
@@ -37,7 +38,10 @@ class Hosts(Story):
         }
         with (self.place / f"output-{name}").open("a") as log:
             task = self.hosts[name].start(
-                [*COMMAND, *options(self.place)], env=environment, stdout=log, stderr=subprocess.STDOUT
+                [*COMMAND, *options(self.place), "--scheme", self.scheme],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         self.tasks[name] = self.started.enter_context(task)
         return task
@@ -54,10 +58,10 @@ class Hosts(Story):
 
 
 @contextmanager
-def begun(place: Path, hosts: dict[str, Host]) -> Iterator[Hosts]:
+def begun(place: Path, hosts: dict[str, Host], scheme: str = "async") -> Iterator[Hosts]:
     place.mkdir(exist_ok=True)
     with ExitStack() as started:
-        story = Hosts(place, hosts, None, place / "output-h1", started)  # type: ignore[arg-type]
+        story = Hosts(place, hosts, None, place / "output-h1", started, scheme)  # type: ignore[arg-type]
         story.process = story.begin("h1")
         for name in ("h2", "h3"):
             story.begin(name)
@@ -111,6 +115,26 @@ def test_a_host_that_is_cut_off_stops(tmp_path: Path, hosts: dict[str, Host]) ->
         assert story.tasks.pop("h3").wait() == 1
         assert "lost the hub" in story.output_of("h3")
         story.until_it_gets_on()
+        story.enough()
+        story.ended()
+
+
+@pytest.mark.parametrize("scheme", ["async", "sync"])
+def test_checkpoints_go_on_while_a_worker_cannot_reach_the_server(
+    tmp_path: Path, hosts: dict[str, Host], scheme: str
+) -> None:
+    """The route between two of three hosts is cut: the hub hears both of them all the time."""
+    with begun(tmp_path, hosts, scheme) as story:
+        with hosts["h2"].cut_from(hosts["h3"]):
+            story.until(lambda: "worker:1 on h3 cannot reach server:0" in story.told(), "the cut is told")
+            story.until(lambda: "going on without it" in story.told(), "nobody waits for worker:1 any longer")
+            story.until_it_gets_on()
+            story.until_saved()
+            story.until_saved()
+        story.until(lambda: "worker:1 on h3 reaches server:0 again" in story.told(), "the route is there again")
+        before = story.step("worker:1")
+        story.until(lambda: story.step("worker:1") > before, "worker:1 takes part again")
+        assert "is gone" not in story.told()
         story.enough()
         story.ended()
 

@@ -117,12 +117,13 @@ MAY_IMPORT = {
     "snapshots stage",
     "launchers.beside": "errors",
     "launchers.gathering": "",
+    "launchers.routes": "board",
     "launchers.agent": "control errors launchers.activity launchers.gathering launchers.local launchers.process "
     "launchers.program launchers.quarters launchers.talk launchers.way net.* role run",
     "launchers.peers": "checkpoint launchers.agent launchers.beside launchers.local launchers.program "
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
     "launchers.hub": "board errors interrupts launchers.beside launchers.gathering launchers.local launchers.peers "
-    "launchers.quarters launchers.recovery launchers.talk net.* plan role scheme stage",
+    "launchers.quarters launchers.recovery launchers.routes launchers.talk net.* plan role scheme stage",
     "partaking": "cluster.* errors interrupts launchers.agent launchers.gathering launchers.hub launchers.local "
     "launchers.way net.* plan scheme stage",
     "launchers.apart": "carry control errors interrupts launchers.local partaking plan report.* role",
@@ -147,8 +148,9 @@ MAY_IMPORT = {
     "launchers.kubernetes_manifests": "errors launchers.job",
     "launchers.yaml_text": "",
     "watching": "board report.live role",
+    "progress": "directory durable errors hook hooks.* plan report.live",
     "run": "checkpoint config directory errors exact fingerprint hook interrupts launchers.local launchers.recovery "
-    "plan recording report.* result role scheme snapshots state task values watching",
+    "plan progress recording report.* result role scheme snapshots state task values watching",
     "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
     "scheme task",
     # a user's own loop
@@ -157,7 +159,8 @@ MAY_IMPORT = {
     "alone": "board checkpoint control directory errors fingerprint hook launchers.recovery memory plan role run "
     "scheme session stage task transports.inproc",
     "attaching": "alone board config control errors find hook pace plan role run scheme seeds session stage",
-    "report.*": "checkpoint config difference directory errors find report.* result scheme values verification",
+    "report.*": "checkpoint config difference directory errors find progress report.* result scheme values "
+    "verification",
     "sim.laws": "errors",
     "sim.cost": "errors sim.laws",
     "sim.faults": "errors",
@@ -196,7 +199,7 @@ CARRIES = "carry"
 # where time is real; everywhere else it is the simulator's own, or no matter
 CLOCKS = {
     *("checkpoint", "directory", "cli", "data", "report"),  # what lies on disk is dated, people see how long it takes
-    *("stage", "board", "launchers", "watching", "run"),  # the run's own clock, and its patience
+    *("stage", "board", "launchers", "watching", "progress", "run"),  # the run's own clock, and its patience
     "collectives",  # time-outs of torch.distributed
     "net",  # a stranger's time is bounded
     "cluster.meeting",  # a store's time limit
