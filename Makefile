@@ -3,10 +3,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES := .venv-engines
-ALONE := tests/unit tests/papers tests/golden tests/contracts
+ALONE := tests/unit tests/papers tests/golden tests/contracts tests/chaos/test_simulated.py
+SEEDS ?= 1000
+SEED ?= 0
 PROCESSES := tests/contracts/test_every_scheme_in_processes.py
 
-.PHONY: setup demo test test-engines check size docs clean help
+.PHONY: setup demo test test-engines chaos-sim check size docs clean help
 
 help:          ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +30,9 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 test: $(READY) ## the test suite: what computes in one process on all cores at once, then what starts processes
 	$(BIN)/python -m pytest -n auto $(ALONE) --ignore=$(PROCESSES)
 	$(BIN)/python -m pytest $(PROCESSES) tests/system
+
+chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
+	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)
 
 test-engines: $(ENGINES)/.ready ## runs under real Ray and Spark, in an environment of their own (Spark needs Java 17)
 	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py --durations=0

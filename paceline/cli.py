@@ -79,8 +79,15 @@ def simulate(
         str, typer.Option(help="Seconds of a pass over the shared vector (hogwild), a law.")
     ] = "exponential:0.1",
     fault: Annotated[
-        list[str] | None, typer.Option(help="kill:1@step=20,back=5 | delay:1@time=3,for=2 | partition:…")
+        list[str] | None,
+        typer.Option(
+            help="kill:1@step=20,back=5 | stop:… | partition:… | delay:… | random:seed=7,count=5; may be repeated."
+        ),
     ] = None,
+    servers: Annotated[int, typer.Option("--servers", "--ps", help="That the vector is cut among.")] = 1,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Updates between virtual checkpoints, for faults that lead back to one. 0: the start.")
+    ] = 0,
     hook: Annotated[list[str] | None, typer.Option(help="NAME:key=value,…, a name of `paceline list hooks`.")] = None,
     quorum: Annotated[
         str | None, typer.Option(help="When a worker dies, a barrier will shrink or hold. Default: shrink.")
@@ -117,6 +124,8 @@ def simulate(
                 links=link or [],
                 access=access,
                 faults=fault or [],
+                servers=servers,
+                checkpoint_steps=checkpoint_every,
                 quorum=quorum,  # type: ignore[arg-type]
                 feed=feed,  # type: ignore[arg-type]
                 shuffle=shuffle,

@@ -72,6 +72,7 @@ class Result:
     stopped: str | None = None  # what a hook ended the run for, before its last step
     servers: int = 0
     micro: int | None = None  # of exact runs: parts of a batch, each a worker of the scheme
+    fates: dict[str, int] | None = None  # of simulations with faults: how many gradients were used, lost, …
     # of real runs only
     wall_seconds: float | None = None  # of training, from the first step to the stop
     samples_per_second: float | None = None
@@ -127,6 +128,8 @@ class Result:
         }
         if self.micro is not None:
             plain["micro"] = self.micro
+        if self.fates is not None:
+            plain |= {"servers": self.servers, "rolled_back_updates": self.rolled_back_updates, "fates": self.fates}
         if self.wall_seconds is not None:
             plain |= {name: getattr(self, name) for name in REAL}
         clean: dict[str, Any] = _finite(plain)

@@ -15,28 +15,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.desk import Answer, Desk
+from paceline.desk import Answer
 from paceline.drive import Driver
 from paceline.errors import LossError, RunError, SchemeError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
 from paceline.scheme import Scheme
 from paceline.seeds import mixed
+from paceline.sim.accounts import Accounts
 from paceline.sim.cost import SERVER, Cost
+from paceline.sim.crossing import size
 from paceline.sim.faults import Fault
 from paceline.sim.life import Life
-from paceline.sim.meeting import Meetings
+from paceline.sim.meeting import Meetings, Met
+from paceline.sim.pieces import Pieces
+from paceline.sim.recovery import Recovery
 from paceline.sim.seat import Seat
+from paceline.sim.servers import Servers
 from paceline.sim.stuck import stuck
 from paceline.state import State, Vector
 from paceline.task import Task
 from paceline.worker import Worker
 
-Target = Pending[Any] | None  # who gets a result: the step itself, or an operation that it started
-
 
 class Engine:
-    """Runs `workers` copies of a scheme's step against one desk. `run` may be called again to go on."""
+    """Runs `workers` copies of a scheme's step against one desk. `run` may be called again to go on.
+
+    `checkpoint_every`: the chief asks for a virtual checkpoint after so many updates; the start is one. `processes`: an
+    exact run, whose workers live in so many processes.
+    """
 
     def __init__(
         self,
@@ -48,6 +55,9 @@ class Engine:
         cost: Cost,
         faults: Sequence[Fault] = (),
         shrink: bool = True,
+        servers: int = 1,
+        checkpoint_every: int = 0,
+        processes: int | None = None,
     ) -> None:
         self.task, self.scheme, self.cost, self.seed, self.shrink = task, scheme, cost, seed, shrink
         self.workers = workers
@@ -59,13 +69,21 @@ class Engine:
         self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
         self._sequence = count()
         self._x0 = task.start(seed)
-        self.desk = Desk(scheme, scheme.server(self._x0, workers), workers) if scheme.methods else None
+        # where nothing can go wrong nobody keeps accounts or checkpoints, and the desk is asked directly
+        self.watched = bool(faults) or servers > 1 or checkpoint_every > 0
+        self.accounts = Accounts()
+        self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
+        self.desk = None if self.servers is None else self.servers.desk
         self.seats = [self._seat(rank) for rank in range(workers)]
         self.meetings = Meetings(self.seats, shrink)
-        self._free_network = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
-        self._messages = {self._on_call, self._on_answer, self._on_mean, self._on_part}
+        free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
+        self._free_network = free and not any(fault.action == "delay" for fault in faults)
         self._park_at: int | None = None
+        self._goal = math.inf
+        self._rewound = False
         self.choose_centre()
+        self.pieces = Pieces(self)
+        self.recovery = Recovery(self, checkpoint_every, processes)
         self.life = Life(self, faults)
         for seat in self.seats:
             self.begin(seat)
@@ -81,7 +99,7 @@ class Engine:
     @property
     def centre(self) -> State:
         """The server's state, or the chief's where there is no server (the lowest living worker stands in)."""
-        return self._chief().worker.state if self.desk is None else self.desk.state
+        return self._chief().worker.state if self.servers is None else self.servers.state
 
     def _chief(self) -> Seat:
         return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
@@ -89,6 +107,11 @@ class Engine:
     def choose_centre(self) -> None:
         """Look again whose state the centre is; called when somebody dies or comes back."""
         self._centre = self.centre
+
+    def rewound(self) -> None:
+        """The run has returned to a checkpoint: updates are counted from there."""
+        self._rewound = True
+        self.choose_centre()
 
     @property
     def updates(self) -> int:
@@ -115,16 +138,20 @@ class Engine:
         """Go on until the centre has had `updates` changes, `seconds` have passed, or every worker has made its first
         `park_at` steps. `watch` is called after each change of the centre."""
         self._park_at = park_at
+        goal = self._goal = math.inf if updates is None else updates
+        if self.servers is not None:
+            self.servers.moved()
         for seat in self.seats:
             if seat.parked and seat.worker.alive:
                 seat.parked = False
                 self.begin(seat)
-        goal = math.inf if updates is None else updates
-        heap, pop, messages = self._heap, heapq.heappop, self._messages
+        heap, pop, life = self._heap, heapq.heappop, self.life
         last, quiet = self.updates, 0
         patience = 100_000 + 1_000 * self.workers
         with torch.no_grad():
-            while last < goal and self.stopped is None:
+            while (last < goal or self._unfinished()) and self.stopped is None:
+                if self.events >= life.next_event:
+                    life.before_event(self.events)
                 if not heap:
                     if park_at is None:
                         raise stuck(self)
@@ -138,13 +165,14 @@ class Engine:
                 if rank < 0:
                     self.now = time
                     handler(payload)
+                    if self._rewound:
+                        self._rewound, last = False, self._centre.v
                 else:
                     seat = self.seats[rank]
                     if seat.generation != generation:
                         continue  # of a former life: it does not even make time pass
                     self.now = time
-                    held = max(seat.frozen_until, seat.cut_until if handler in messages else -math.inf)
-                    if time < held:
+                    if time < seat.disturbed_until and time < (held := life.held(seat, handler, payload)):
                         # at `held` to the bit: sums of differences would shuffle what waits for the same moment
                         heapq.heappush(heap, (held, rank, next(self._sequence), generation, handler, payload))
                         continue
@@ -155,11 +183,20 @@ class Engine:
                     if watch is not None:
                         watch(self)
                     if last < goal:
-                        self.life.updated(last)
+                        life.updated(last)
                 else:
                     quiet += 1
                     if quiet > patience:
                         raise RunError(f"{quiet} events without a change of the centre: nothing is ever pushed")
+
+    def _unfinished(self) -> bool:
+        """The goal is reached, but not by all servers, or by one that has died inside a call since."""
+        return self.recovery.returning or (self.servers is not None and self.servers.behind)
+
+    @property
+    def over(self) -> bool:
+        """The goal is reached: no server takes any more calls."""
+        return bool(self._centre.v >= self._goal)
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         """The metrics of what the centre holds now, or of x."""
@@ -178,20 +215,20 @@ class Engine:
 
     def begin(self, seat: Seat) -> None:
         """Let a worker begin its next step, as soon as the events of this moment allow."""
-        self._later(seat, 0.0, self._on_begin, None)
+        self.later(seat, 0.0, self._on_begin, None)
 
     def schedule(self, when: float, handler: Callable[..., None], payload: Any) -> None:
         """Something that happens to the run as a whole, before what workers do at the same moment."""
         heapq.heappush(self._heap, (when, -1, next(self._sequence), 0, handler, payload))
 
-    def _later(self, seat: Seat, seconds: float, handler: Callable[..., None], payload: Any) -> None:
+    def later(self, seat: Seat, seconds: float, handler: Callable[..., None], payload: Any) -> None:
         when, rank = self.now + seconds, seat.worker.rank
         heapq.heappush(self._heap, (when, rank, next(self._sequence), seat.generation, handler, payload))
 
     def _on_begin(self, seat: Seat, _: None) -> None:
-        self._resume(seat, None)
+        self.resume(seat, None)
 
-    def _resume(self, seat: Seat, answer: Any) -> None:
+    def resume(self, seat: Seat, answer: Any) -> None:
         """Let a worker go on until it has to wait."""
         driver, worker = seat.driver, seat.worker
         seat.waits_for = None
@@ -202,6 +239,10 @@ class Engine:
                 if self._park_at is not None and worker.t >= self._park_at:
                     seat.parked = True
                     return
+                if self.watched:
+                    if not self.recovery.between(seat):
+                        return
+                    seat.version = worker.state.v
                 for hook in seat.before_step:
                     hook()
                 driver.begin()
@@ -211,6 +252,8 @@ class Engine:
                 if driver.awaits == 0:
                     raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 worker.t += 1
+                if self.watched:
+                    self.accounts.finished(seat, counted=self.servers is None and worker.state.v > seat.version)
                 for hook in seat.after_step:
                     hook()
                 if seat.leaves is not None:
@@ -232,44 +275,55 @@ class Engine:
                 if isinstance(op, Pending):
                     op.waited = True
                 else:
-                    self._issue(seat, op, None)
+                    self._issue(seat, op, op)
                 self.life.struck(seat, "await", seat.awaits)
                 return
             if self.life.struck(seat, "await", seat.awaits):
                 return
 
-    def _issue(self, seat: Seat, op: Op[Any], target: Target) -> None:
+    def _issue(self, seat: Seat, op: Op[Any], target: Op[Any]) -> None:
+        """Begin an operation; `target` gets its result: the operation itself, or its `Pending` if it was started."""
         rank = seat.worker.rank
         match op:
             case Grad():
                 seat.issued += 1
                 seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
-                self._later(seat, seconds, self._on_grad, (op, target))
+                self.later(seat, seconds, self._on_grad, (op, target))
             case Call() if self.desk is not None and self.scheme.methods.get(op.method.name) is op.method:
                 if op.method.atomic:
-                    self._later(seat, self._message(rank, SERVER, op.args), self._on_call, (op, target))
+                    seconds = self.message(rank, SERVER, op.args)
+                    for shard in self.servers.followers if self.servers is not None else ():
+                        self.later(seat, seconds, self.on_copy, (shard, op))
+                    self.later(seat, seconds, self.on_call, (op, target))
                 else:
-                    self._in_pieces(seat, op, target)
+                    self.pieces.begin(seat, op, target)
             case Call():
                 raise SchemeError(f"worker:{rank} called {op.method.name}(), which is not a method of its own scheme")
             case Mean():
-                self._later(seat, self._message(rank, SERVER, op.v), self._on_mean, (op, target))
+                self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, (op, target))
             case Sleep(seconds):
                 if not (seconds >= 0 and math.isfinite(seconds)):
                     raise SchemeError(f"worker:{rank} would sleep {seconds} seconds; give a finite number, at least 0")
-                self._later(seat, seconds, self._on_answer, (target, None))
+                self.later(seat, seconds, self._on_wake, target)
             case _:
                 raise SchemeError(f"worker:{rank}: {type(op).__name__} cannot be started")
 
-    def _deliver(self, seat: Seat, target: Target, result: Any) -> None:
-        if target is None:
-            self._resume(seat, result)
+    def deliver(self, seat: Seat, target: Op[Any], result: Any) -> None:
+        if not isinstance(target, Pending):
+            if seat.waits_for is not target:  # an answer belongs to one await of one life
+                raise RunError(f"worker:{seat.worker.rank} was answered {target}, and waits for {seat.waits_for}")
+            self.resume(seat, result)
             return
+        if target.done:
+            raise RunError(f"worker:{seat.worker.rank} was answered {target.op} twice")
         target.done, target.result = True, result
         if target.waited:
-            self._resume(seat, result)
+            self.resume(seat, result)
 
-    def _on_grad(self, seat: Seat, payload: tuple[Grad, Target]) -> None:
+    def _on_wake(self, seat: Seat, target: Op[Any]) -> None:
+        self.deliver(seat, target, None)
+
+    def _on_grad(self, seat: Seat, payload: tuple[Grad, Op[Any]]) -> None:
         op, target = payload
         worker = seat.worker
         try:
@@ -292,55 +346,59 @@ class Engine:
         seat.gradients += 1
         self.gradients += 1
         self.samples += batch.size
+        seat.samples += batch.size
+        if self.watched:
+            self.accounts.draw(seat)
         worker.loss = self.loss = loss
         for hook in seat.after_gradient:
             hook(loss)
             if self.stopped is not None:  # this gradient may be the reason: it must not enter anything
                 return
-        self._deliver(seat, target, g)
+        self.deliver(seat, target, g)
 
-    def _on_call(self, seat: Seat, payload: tuple[Call[Any], Target]) -> None:
+    def on_call(self, seat: Seat, payload: tuple[Call[Any], Op[Any]]) -> None:
         op, target = payload
         assert self.desk is not None
-        self.deliver_answers(self.desk.submit(seat.worker.rank, op, (seat.generation, target)))
+        assert self.servers is not None
+        submit = self.servers.submit if self.watched else self.desk.submit
+        self.deliver_answers(submit(seat.worker.rank, op, (seat.generation, target)))
+
+    def on_copy(self, seat: Seat, payload: tuple[int, Call[Any]]) -> None:
+        """A call has arrived at another server than the lead."""
+        assert self.servers is not None
+        self.deliver_answers(self.servers.arrived(*payload))
 
     def deliver_answers(self, answers: Sequence[Answer]) -> None:
         for rank, (generation, target), result in answers:
             seat = self.seats[rank]
             if seat.generation == generation:
-                self._later(seat, self._message(SERVER, rank, result), self._on_answer, (target, result))
+                self.later(seat, self.message(SERVER, rank, result), self.on_answer, (target, result))
 
-    def _on_answer(self, seat: Seat, payload: tuple[Target, Any]) -> None:
-        self._deliver(seat, *payload)
+    def on_answer(self, seat: Seat, payload: tuple[Op[Any], Any]) -> None:
+        self.deliver(seat, *payload)
 
-    def _in_pieces(self, seat: Seat, op: Call[Any], target: Target) -> None:
-        length, pieces = len(self._x0), max(1, min(getattr(self.scheme, "chunks", 1), len(self._x0)))
-        edges = [length * k // pieces for k in range(pieces + 1)]
-        number = mixed(self.seed, "access", seat.worker.rank, seat.awaits)
-        results: list[Any] = []
-        for k, seconds in enumerate(self.cost.pass_over(seat.worker.rank, pieces, number)):
-            part = (edges[k], edges[k + 1], length)
-            self._later(seat, seconds, self._on_part, (op, target, part, results))
+    def on_met(self, seat: Seat, payload: tuple[Op[Any], Any]) -> None:
+        self.deliver(seat, *payload)
 
-    def _on_part(self, seat: Seat, payload: tuple[Call[Any], Target, tuple[int, int, int], list[Any]]) -> None:
-        op, target, part, results = payload
-        assert self.desk is not None
-        result, answers = self.desk.perform_part(seat.worker.rank, op, part)
-        results.append(result)
-        self.deliver_answers(answers)
-        if part[1] == part[2]:
-            self._deliver(seat, target, _joined(results))
-
-    def _on_mean(self, seat: Seat, payload: tuple[Mean, Target]) -> None:
+    def on_mean(self, seat: Seat, payload: tuple[Mean, Op[Any]]) -> None:
         op, target = payload
         self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
 
-    def deliver_means(self, met: Sequence[tuple[int, Target, Vector]]) -> None:
+    def deliver_means(self, met: Met) -> None:
+        if not met:
+            return
+        apart = self.life.apart([rank for rank, _, _ in met]) - self.now
         for rank, target, mean in met:
-            self._later(self.seats[rank], self._message(SERVER, rank, mean), self._on_answer, (target, mean))
+            seat = self.seats[rank]
+            if self.watched and self.servers is None:
+                self.accounts.carried(seat)
+            self.later(seat, max(self.message(SERVER, rank, mean), apart), self.on_met, (target, mean))
 
-    def _message(self, source: int, target: int, content: Any) -> float:
-        return 0.0 if self._free_network else self.cost.message(source, target, _bytes(content))
+    def message(self, source: int, target: int, content: Any) -> float:
+        if self._free_network:
+            return 0.0
+        seat = self.seats[source if target == SERVER else target]
+        return self.life.late(seat, source == SERVER, self.cost.message(source, target, size(content)))
 
     def kill(self, rank: int) -> None:
         """The worker is gone at once: its locals, its waiting calls and its messages under way."""
@@ -361,8 +419,8 @@ class Engine:
         """When the last mean will have arrived that is ready but still under way to a living worker."""
         times = [
             time
-            for time, rank, _, generation, handler, payload in self._heap
-            if handler == self._on_answer and payload[1] is not None and generation == self.seats[rank].generation
+            for time, rank, _, generation, handler, _ in self._heap
+            if handler == self.on_met and generation == self.seats[rank].generation
         ]
         return max(times, default=None)
 
@@ -370,19 +428,3 @@ class Engine:
 def _average(rows: Sequence[Tensor]) -> Tensor:
     stacked = torch.stack(list(rows))
     return stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)
-
-
-def _bytes(content: Any) -> int:
-    if isinstance(content, Tensor):
-        return content.numel() * content.element_size()
-    return sum(map(_bytes, content)) if isinstance(content, tuple) else 8
-
-
-def _joined(results: Sequence[Any]) -> Any:
-    """One result from those of the pieces: tensors end to end, numbers from the first piece."""
-    first = results[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(results), dim=-1) if first.dim() else first
-    if isinstance(first, tuple):
-        return tuple(_joined(items) for items in zip(*results, strict=True))
-    return first

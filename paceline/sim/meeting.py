@@ -45,6 +45,11 @@ class Meetings:
     def joined(self, rank: int) -> None:
         self._alive += 1
 
+    def forget(self) -> None:
+        """Who has arrived anywhere has to come again."""
+        self._open.clear()
+        self._alive = sum(seat.worker.alive for seat in self._seats)
+
     def _expected(self, among: Group | None) -> int:
         if not self._shrink:
             return len(self._seats) if among is None else len(among)

@@ -20,7 +20,8 @@ from paceline.result import Point, Result
 from paceline.scheme import Scheme
 from paceline.sim.cost import Cost, Link, Times, parse_link, parse_links, parse_times
 from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault, check_faults, parse_fault
+from paceline.sim.faults import Fault, check_faults
+from paceline.sim.schedule import Crew, planned
 from paceline.sim.session import Hooked
 from paceline.task import Feed, Task
 from paceline.values import converted
@@ -49,6 +50,8 @@ def simulate(
     access: str | float | Times = "exponential:0.1",
     faults: Iterable[str | Fault] = (),
     quorum: Literal["shrink", "hold"] | None = None,
+    servers: int = 1,
+    checkpoint_steps: int = 0,
     feed: Feed | None = None,
     shuffle: bool | None = None,
     task_options: Mapping[str, Any] | None = None,
@@ -65,10 +68,13 @@ def simulate(
     """Train in virtual time until the centre has had `steps` updates (or `seconds` of virtual time have passed).
 
     Gradients are real, time is not: `compute` says how long one takes, `network` and `links` how long messages take,
-    `faults` what goes wrong and when. Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`.
-    Equal arguments give equal bits. With `exact` every batch is cut in `micro` parts (default: 8), each a worker of its
-    own in virtual time: the bits are those of exact runs of `train`. `every` evaluates on the way; `watch` is called
-    after every update; `hooks` run around the workers' steps (`"target:value=0.9"`) and tell people things by `say`.
+    `faults` what goes wrong and when. A run that a fault sets back returns to the newest virtual checkpoint: that of
+    the start, or one that is made every `checkpoint_steps` updates. The vector may be cut among several `servers`.
+    Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`. Equal arguments give equal bits.
+
+    With `exact` every batch is cut in `micro` parts (default: 8), each a worker of its own in virtual time: the bits
+    are those of exact runs of `train`. `every` evaluates on the way; `watch` is called after every update; `hooks` run
+    around the workers' steps (`"target:value=0.9"`) and tell people things by `say`.
     """
     if quorum not in (None, "shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {quorum!r}")
@@ -94,10 +100,10 @@ def simulate(
     )
     cost.check(crew)
     crew_hooks = [config.hook_of(hook) for hook in _listed(hooks)]
-    planned = [parse_fault(fault) if isinstance(fault, str) else fault for fault in _listed(faults)]
-    check_faults(planned, crew)
-    if exact and any(fault.action == "kill" for fault in planned):
-        raise UsageError("a death sets an exact run back to a checkpoint, which the simulator has not: train it")
+    servers, saves = _servers(chosen, servers), _whole("checkpoint_steps", checkpoint_steps, 0)
+    there = Crew(settings["processes"] if exact else crew, servers if chosen.methods else 0, steps)
+    struck = planned(_listed(faults), there)
+    check_faults(struck, there.workers, there.servers)
     shown: dict[str, Any] = {"workers": settings["processes"], "micro": crew} if exact else {}
     job = config.task_of(task, task_options or {}).configured(batch=batch, feed=feed, shuffle=shuffle)
     if exact:
@@ -113,7 +119,18 @@ def simulate(
         else:
             warn(text)
     with _threads(threads):
-        engine = Engine(job, chosen, workers=crew, seed=seed, cost=cost, faults=planned, shrink=quorum != "hold")
+        engine = Engine(
+            job,
+            chosen,
+            workers=crew,
+            seed=seed,
+            cost=cost,
+            faults=struck,
+            shrink=quorum != "hold",
+            servers=servers,
+            checkpoint_every=saves,
+            processes=settings["processes"] if exact else None,
+        )
         history: list[Point] = []
         try:
             with Hooked(engine, crew_hooks, say or _to_stderr):
@@ -129,6 +146,15 @@ def _whole(name: str, value: Any, low: int) -> int:
     if number < low:
         raise UsageError(f"{name} must be at least {low}, not {number}")
     return number
+
+
+def _servers(scheme: Scheme, given: int) -> int:
+    servers = _whole("servers", given, 1)
+    if servers > 1 and not scheme.methods:
+        raise UsageError(f"{scheme.name} has no server: {servers} were asked for")
+    if servers > 1 and (reason := scheme.whole()):
+        raise UsageError(f"{scheme.name} takes one server: {reason}")
+    return servers
 
 
 def _law(given: str | float | Times) -> Times:
@@ -155,6 +181,8 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
 
 def _result(engine: Engine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
     task, desk = engine.task, engine.desk
+    if engine.recovery.returning:  # it ended on its way back: what a dead server has left is no result
+        engine.recovery.restore()
     return Result(
         scheme=engine.scheme.name,
         task=task.name,
@@ -174,6 +202,9 @@ def _result(engine: Engine, metrics: dict[str, float], history: list[Point], sai
         warnings=said,
         notice=task.notice,
         stopped=engine.stopped,
+        servers=engine.servers.number if engine.watched and engine.servers is not None else 0,
+        rolled_back_updates=engine.recovery.rolled_back if engine.watched else None,
+        fates=engine.accounts.closed(engine.seats) if engine.watched else None,
     )
 
 

@@ -84,8 +84,8 @@ class SimulatedSession:
         changed = scheme_of(driver.scheme, hyper)
         changed.check(engine.workers)
         driver.scheme = changed
-        if rank == 0 and engine.desk is not None:
-            engine.desk.scheme = scheme_of(engine.desk.scheme, hyper)
+        if rank == 0 and engine.servers is not None and engine.desk is not None:
+            engine.servers.set(scheme_of(engine.desk.scheme, hyper))
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         if not condition():

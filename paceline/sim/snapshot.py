@@ -24,7 +24,7 @@ def save(engine: Engine) -> Snapshot:
     """Everything that the future of the run depends on. All workers must stand between two steps (`run(park_at=…)`)."""
     tensors: dict[str, Tensor] = {}
     if engine.desk is not None:
-        tensors |= {f"server.{name}": cell for name, cell in engine.desk.state.saved().items()}
+        tensors |= {f"server.{name}": cell for name, cell in engine.centre.saved().items()}
         tensors |= {f"ledger.{name}": cell for name, cell in engine.desk.ledger.saved().items()}
     people = []
     for seat in engine.seats:
@@ -40,6 +40,7 @@ def save(engine: Engine) -> Snapshot:
                 "alive": seat.worker.alive,
                 "t": seat.worker.t,
                 "gradients": seat.gradients,
+                "samples": seat.samples,
                 "issued": seat.issued,
                 "awaits": seat.awaits,
                 "compute": seat.rng.bit_generator.state,
@@ -55,9 +56,8 @@ def load(engine: Engine, snapshot: Snapshot) -> None:
     for rank, saved in enumerate(numbers["workers"]):
         if not saved["alive"]:
             engine.kill(rank)  # before the server's state comes, which has seen them leave
-    if engine.desk is not None:
-        engine.desk.state.restore(_under("server.", tensors))
-        engine.desk.ledger.restore(_under("ledger.", tensors))
+    if engine.servers is not None:
+        engine.servers.put(_under("server.", tensors), _under("ledger.", tensors))
     engine.now, engine.gradients, engine.samples = numbers["now"], numbers["gradients"], numbers["samples"]
     engine.clear()
     for seat, saved in zip(engine.seats, numbers["workers"], strict=True):
@@ -69,9 +69,11 @@ def load(engine: Engine, snapshot: Snapshot) -> None:
             seat.worker.rng.set_state(tensors[f"rng.{rank}"])
         seat.worker.t = saved["t"]
         seat.gradients, seat.issued, seat.awaits = saved["gradients"], saved["issued"], saved["awaits"]
+        seat.samples = saved["samples"]
         seat.rng.bit_generator.state = saved["compute"]
         seat.batches = engine.task.batches(rank, engine.workers, engine.seed, first=saved["gradients"])
         seat.parked = saved["alive"]
+    engine.recovery.rebase()
 
 
 def _between_steps(engine: Engine, seat: Seat) -> bool:

@@ -20,6 +20,12 @@ def stuck(engine: Engine) -> RunError:
     alive = [seat for seat in engine.seats if seat.worker.alive]
     if not alive:
         return RunError(f"no worker is left alive {when}")
+    lost = [shard for shard, dead in enumerate(engine.servers.dead) if dead] if engine.servers is not None else []
+    if lost:
+        return RunError(f"server:{lost[0]} is dead {when}, and nothing restarts it")
+    if engine.recovery.returning:
+        absent = next(seat.worker.rank for seat in engine.seats if not seat.worker.alive)
+        return RunError(f"worker:{absent} is dead {when}, and nothing restarts it: an exact run waits for all")
     lines = [f"deadlock {when}: every living worker waits"]
     lines += [f"  worker:{seat.worker.rank} at {seat.driver.line()} for {_why(engine, seat)}" for seat in alive[:SHOWN]]
     if len(alive) > SHOWN:

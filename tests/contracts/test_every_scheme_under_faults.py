@@ -96,8 +96,8 @@ def test_everybody_dies_and_comes_back(name: str) -> None:
     assert run.now > 3.0
 
 
-@pytest.mark.parametrize("action", ["delay", "partition"])
-def test_held_up_for_a_while(name: str, action: Literal["delay", "partition"]) -> None:
+@pytest.mark.parametrize("action", ["stop", "partition"])
+def test_held_up_for_a_while(name: str, action: Literal["stop", "partition"]) -> None:
     """A slow or cut-off worker holds up those who wait for it, and nobody else."""
     for rank in everybody(name):
         for fault in (
@@ -115,7 +115,7 @@ def test_held_up_for_a_while(name: str, action: Literal["delay", "partition"]) -
 FAULTS = [
     [Fault("kill", 1, 3, "await")],
     [Fault("kill", 0, 2.0, duration=1.5), Fault("kill", 1, 2.1, duration=0.5)],
-    [Fault("delay", 0, 1.0, duration=4.0), Fault("partition", 1, 2.0, duration=3.0)],
+    [Fault("stop", 0, 1.0, duration=4.0), Fault("partition", 1, 2.0, duration=3.0)],
     [Fault("kill", 1, 1, "step"), Fault("restart", 1, 6.0), Fault("partition", 0, 4, "await", 2.0)],
 ]
 

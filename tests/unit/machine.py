@@ -32,11 +32,23 @@ def engine(
     faults: Sequence[Fault] = (),
     shrink: bool = True,
     task: Task | None = None,
+    servers: int = 1,
+    checkpoint_every: int = 0,
     **cost: Any,
 ) -> Engine:
     task = task or quadratic(dim=4)
     prices = Cost(parse_times(compute), parse_link(network), **cost)
-    return Engine(task, scheme, workers=workers, seed=0, cost=prices, faults=faults, shrink=shrink)
+    return Engine(
+        task,
+        scheme,
+        workers=workers,
+        seed=0,
+        cost=prices,
+        faults=faults,
+        shrink=shrink,
+        servers=servers,
+        checkpoint_every=checkpoint_every,
+    )
 
 
 def server_of(**cells: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import simulate
 from paceline.errors import UsageError
-from paceline.sim.faults import Fault, check_faults, parse_fault
+from paceline.sim.faults import Fault, Place, check_faults, parse_fault
 
 
 @pytest.mark.parametrize(
@@ -21,19 +21,33 @@ from paceline.sim.faults import Fault, check_faults, parse_fault
         ("restart:1@time=30", Fault("restart", 1, 30.0)),
         ("restart:1@step=30", Fault("restart", 1, 30.0, "update")),
         ("kill:1@update=30", Fault("kill", 1, 30.0, "update")),
-        ("delay:2@time=3,for=4.5", Fault("delay", 2, 3.0, "time", 4.5)),
+        ("stop:2@time=3,for=4.5", Fault("stop", 2, 3.0, "time", 4.5)),
+        ("stop:chief@event=30,for=2", Fault("stop", 0, 30, "event", 2.0)),
+        ("kill:worker:2@event=0", Fault("kill", 2, 0, "event")),
+        ("kill:server:1@time=2,back=1", Fault("kill", 1, 2.0, "time", 1.0, "server")),
+        ("kill:server:0@call=7,back=0", Fault("kill", 0, 7, "call", 0.0, "server")),
+        ("restart:server:0@update=4", Fault("restart", 0, 4, "update", role="server")),
+        ("delay:2@time=3,by=0.5,for=4.5", Fault("delay", 2, 3.0, "time", 4.5, by=0.5)),
+        ("delay:2@event=3,by=0.5", Fault("delay", 2, 3, "event", 0.0, by=0.5)),
+        ("partition:1-server:0@time=3,for=2", Fault("partition", 1, 3, "time", 2.0, other=Place("server", 0))),
+        ("partition:1-2@step=3,for=2", Fault("partition", 1, 3, "step", 2.0, other=Place("worker", 2))),
+        (
+            "partition:server:0-server:1@time=3,for=2",
+            Fault("partition", 0, 3, "time", 2.0, "server", Place("server", 1)),
+        ),
         ("partition:2@step=3,for=4", Fault("partition", 2, 3.0, "step", 4.0)),
         ("  kill:1@time=2 ", Fault("kill", 1, 2.0)),
     ],
 )
 def test_the_grammar(text: str, fault: Fault) -> None:
     assert parse_fault(text) == fault
+    assert parse_fault(str(fault)) == fault
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kill", "is not a fault; write ACTION:RANK@time=S"),
+        ("kill", "is not a fault; write ACTION:WHO@time=S"),
         ("kill:1", "is not a fault; write"),
         ("kill:1@step", "is not a fault"),
         ("kill:-1@step=2", "is not a fault"),
@@ -49,13 +63,23 @@ def test_the_grammar(text: str, fault: Fault) -> None:
         ("kill:1@step=2,back=-1", "a duration >= 0"),
         ("kill:1@step=2,back=nan", "a duration >= 0"),
         ("kill:1@step=2,for=3", "kill takes only back=SECONDS"),
-        ("delay:1@step=2,back=3", "delay takes only for=SECONDS"),
+        ("stop:1@step=2,back=3", "stop takes only for=SECONDS"),
+        ("delay:1@step=2,back=3", "delay takes only by=SECONDS and for=SECONDS"),
         ("restart:1@time=2,for=3", "restart takes no option"),
-        ("delay:1@step=2", "needs an end: add ',for=SECONDS'"),
+        ("stop:1@step=2", "needs an end: add ',for=SECONDS'"),
+        ("delay:1@step=2", "delay:1 needs how much later messages arrive: add ',by=SECONDS'"),
+        ("delay:1@time=2,for=3", "to freeze the process: stop:1@"),
+        ("delay:server:0@time=2,by=3", "give the worker whose messages are late"),
+        ("kill:1-2@time=2", "only a partition is between two processes"),
+        ("partition:1-1@time=2,for=1", "only a partition is between two processes, and they differ"),
+        ("kill:server:0@step=2", "a server makes no steps; write @time="),
+        ("kill:1@call=2", "only a server can be killed inside a call: kill:server:0@call=2"),
+        ("stop:server:0@call=2,for=1", "only a server can be killed inside a call"),
+        ("kill:evaluator@time=2", "is not a fault"),
         ("partition:1@step=2", "needs an end"),
         ("partition:1@step=2,for=inf", "needs an end"),
-        ("explode:1@step=2", "a fault is one of kill, restart, delay, partition, not 'explode'"),
-        ("kill:1@hour=2", "a fault happens at time=, step=, update= or await=, not 'hour'"),
+        ("explode:1@step=2", "a fault is one of kill, restart, stop, partition, delay, not 'explode'"),
+        ("kill:1@hour=2", "a fault happens at time=, step=, update=, await=, event= or call=, not 'hour'"),
         ("restart:1@await=2", "a dead worker awaits nothing: restart it at time= or step="),
     ],
 )
@@ -75,6 +99,10 @@ def test_nobody_else_can_fail() -> None:
     check_faults([Fault("kill", 2, 1)], 3)
     with pytest.raises(UsageError, match="a fault names worker 3; workers are 0 to 2"):
         check_faults([Fault("kill", 3, 1)], 3)
+    with pytest.raises(UsageError, match="a fault names server 1; servers are 0 to 0"):
+        check_faults([Fault("partition", 0, 1, duration=1, other=Place("server", 1))], 3)
+    with pytest.raises(UsageError, match="this run has no server"):
+        check_faults([Fault("kill", 0, 1, role="server")], 3, 0)
     with pytest.raises(UsageError, match="workers are 0 to 1"):
         simulate("toy", "async", workers=2, steps=3, faults=["kill:2@step=1"])
 

@@ -74,7 +74,7 @@ def test_a_partition_holds_messages_but_not_computing() -> None:
     assert times[:2] == [1.0, 5.5]
 
 
-def test_a_delay_holds_everything() -> None:
+def test_a_stop_holds_everything() -> None:
     times: list[float] = []
 
     async def step(self: Any, w: Worker) -> None:
@@ -83,7 +83,7 @@ def test_a_delay_holds_everything() -> None:
             times.append(run.now)
         await self.push(g, w.rank)
 
-    run = engine(scheme_with(step), faults=[Fault("delay", 1, 0.5, duration=4.0)])
+    run = engine(scheme_with(step), faults=[Fault("stop", 1, 0.5, duration=4.0)])
     run.run(9)
     assert times[:2] == [4.5, 5.5]
 

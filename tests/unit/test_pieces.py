@@ -100,7 +100,7 @@ def test_pieces_stay_in_order_when_they_are_held_up() -> None:
     for k in range(50):
         task = Spoilt()
         task.start = lambda seed: torch.arange(21.0)  # type: ignore[method-assign]
-        delay = Fault("delay", 0, 0.01 * k, duration=1.0 + 0.377 * k)
+        delay = Fault("stop", 0, 0.01 * k, duration=1.0 + 0.377 * k)
         run = engine(Reader(), task=task, workers=1, access=0.9, faults=[delay])
         run.run(3)
 

@@ -1,0 +1,1 @@
+"""The files of this folder find each other by name."""
