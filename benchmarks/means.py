@@ -1,4 +1,5 @@
-"""How long a mean over workers takes: in shared memory, by torch.distributed as we use it, and torch's own all-reduce.
+"""How long a mean over workers takes: in shared memory, over our own connections, by Gloo as we use it, and by torch's
+own all-reduce over Gloo.
 
 Every worker is a process; the vector is its own, and no gradient is computed. The smallest median of a few rounds, in
 milliseconds:
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="4,400,4000,40000", help="in thousands of bytes")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    table = Table("workers", "kB", "shared", "gloo", "torch's all_reduce", title="a mean, ms")
+    table = Table("workers", "kB", "shared", "tcp", "gloo", "torch's all_reduce", title="a mean, ms")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for workers in map(int, given.workers.split(",")):
@@ -152,6 +153,7 @@ def main() -> None:
                     figures.append(
                         (
                             ours("shared", workers, kilobytes, steps, place),
+                            ours("tcp", workers, kilobytes, steps, place),
                             ours("gloo", workers, kilobytes, steps, place),
                             torchs(workers, kilobytes, steps, place),
                         )

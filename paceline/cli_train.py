@@ -51,7 +51,9 @@ Restarts = Annotated[int | None, typer.Option(help="Of a role in a row without p
 Device = Annotated[str | None, typer.Option(help="cpu, cuda (one GPU per worker) or cuda:K.")]
 CollectiveOption = Annotated[
     str | None,
-    typer.Option("--collective", help="For means: shared (memory), gloo or nccl. Default: shared."),
+    typer.Option(
+        "--collective", help="For means: shared (memory), tcp, gloo or nccl. Default: shared, on several nodes tcp."
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(help="Of torch, per process. Default: 1.")]
 Place = Annotated[str | None, typer.Option("--dir", help="The run directory. Default: a new one under runs/.")]
@@ -217,6 +219,8 @@ def train_command(
             raise UsageError("--resume names the run directory itself; leave --dir away")
         place, plan, chosen = resumed(resume, task, scheme, hyper, hook or [], settings)
         objects = {"ready": ready_task(plan, {})}
+        if seat is not None:
+            partaking.check_means(plan, network)
     else:
         if task is None:
             raise UsageError("what is to be trained? give a task (`paceline list tasks`), or --resume RUN")
@@ -224,6 +228,8 @@ def train_command(
             settings["steps"] = 1000
         name = f"{task}-{scheme or 'sync'}"
         plan, chosen, _ = planned(task, scheme or "sync", hooks=hook or [], hyper=hyper, **settings)
+        if seat is not None or on is not None:
+            partaking.check_means(plan, network)
         objects = {"ready": ready_task(plan, {})}  # before anything is made: its name may be wrong, its data missing
         if dry_run:
             directory = str(Path(directory or f"runs/{folder_name(name)}").absolute())

@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.interrupts import EXIT_CODE
 from paceline.launchers import agent
 from paceline.launchers.gathering import POLICIES
-from paceline.launchers.hub import Hub
+from paceline.launchers.hub import Hub, refuse_open_means
 from paceline.launchers.local import Launcher
 from paceline.launchers.way import Way
 from paceline.net import ports, tls
@@ -148,6 +148,11 @@ def _seen_by_all(directory: str | None) -> Path:
     if directory is None:
         raise UsageError("--tls generated keeps its certificate in the run directory: give --dir, seen by all")
     return Path(directory)
+
+
+def check_means(plan: Plan, network: Network) -> None:
+    """Refuse, before anything is made, a run on several nodes whose means would not be protected as it asks for."""
+    refuse_open_means(plan.collective, network.tls is not None)
 
 
 def take_part(

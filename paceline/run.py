@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -20,7 +20,7 @@ from paceline.fingerprint import Fingerprint
 from paceline.hook import Hook
 from paceline.launchers.local import Launcher
 from paceline.launchers.recovery import Outcome
-from paceline.plan import Plan
+from paceline.plan import Collective, Plan
 from paceline.progress import Progress
 from paceline.report.live import Status
 from paceline.result import Point, Result, Staleness
@@ -103,14 +103,14 @@ def check(plan: Plan, scheme: Scheme) -> None:
                 raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
     if plan.quorum not in ("shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
-    if plan.collective not in ("shared", "gloo", "nccl"):
-        raise UsageError(f"collective must be shared, gloo or nccl, not {plan.collective!r}")
+    if plan.collective not in get_args(Collective):
+        raise UsageError(f"collective must be one of {', '.join(get_args(Collective))}, not {plan.collective!r}")
     if plan.collective == "nccl" and not plan.device.startswith("cuda"):
         raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")
     if plan.collective == "nccl" and plan.hosts < plan.workers:
         raise UsageError(
             f"nccl needs a GPU and a process for each of the {plan.workers} workers, here are {plan.hosts} processes; "
-            "use --collective gloo"
+            "use --collective tcp"
         )
     if plan.start not in ("fork", "exec"):
         raise UsageError(f"start must be fork or exec, not {plan.start!r}")

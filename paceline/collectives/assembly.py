@@ -1,4 +1,4 @@
-"""How workers form a group of torch.distributed, at first and whenever somebody has come or gone (decision 13).
+"""How workers form a group, at first and whenever somebody has come or gone (decision 13).
 
 One record in the store says who is in it. Everybody puts down there where it stands, and from that all see the same:
 who has had the last mean and gives it to the others, and who gives its cells to a newcomer. The board says who is
@@ -17,7 +17,10 @@ from torch import Tensor
 from paceline.board import GENERATION, STOP
 from paceline.collectives import circle as circles
 from paceline.collectives.circle import Circle, Lives, Outlook, Record, Stand
-from paceline.collectives.torch_group import Broken, Building, Exchange, Group
+from paceline.collectives.connections import connected, listener_of
+from paceline.collectives.group import Broken, Building, Exchange, Group
+from paceline.collectives.tcp_group import TcpGroup
+from paceline.collectives.torch_group import TorchGroup
 from paceline.errors import SchemeError
 from paceline.journal import Journal
 from paceline.net.store import FarStore
@@ -27,6 +30,7 @@ from paceline.state import Vector
 from paceline.wire import DTYPES
 
 MOST_GROUPS = 16  # that are kept; who meets with more than so many others forms groups again and again
+UNREACHED = 3.0  # patiences after which a worker that is alive and cannot be reached ends the run
 
 
 class Meeting:
@@ -196,8 +200,12 @@ class Assembly(ABC):
         self._board.t[self.rank] = int(cells[-1])
 
     def _another_shape(self, circle: Circle, meeting: Meeting) -> None:
-        """Vectors of another length go through a group of their own: torch ends a process that gets more than it
-        expects."""
+        """Vectors of another length go through a group of their own where torch carries them: it ends a process that
+        gets more than it expects."""
+        there = next(iter(circle.groups.values()), None)
+        if there is not None and there.any_length:
+            circle.groups[meeting.shape] = there
+            return
         place = f"{circle.key}/{circle.attempt}/{meeting.shape}"
         self._store.set(f"{place}/at/{self.rank}", b"here")
         self._ring()
@@ -228,15 +236,42 @@ class Assembly(ABC):
 
     def _build(self, place: str, members: list[int]) -> Building:
         store = self._builders.pop() if self._builders else self._new_store()
-        mine, size, address, device = members.index(self.rank), len(members), self.stage.node.address, self._device()
+        tcp = self._backend == "tcp"
+        if tcp:
+            listener_of(self.stage.node)  # here, where it is heard if there is no port for it
+        make = self._tcp_group if tcp else self._torch_group
 
-        def make() -> Group:
-            ring = self._ring_self
-            group = Group(self._backend, store, place, mine, size, address=address, device=device, ring=ring)
+        def made(wanted: Callable[[], bool]) -> Group:
+            try:
+                group = make(store, place, members, wanted)
+            except BaseException:
+                store.close()
+                raise
             self._builders.append(store)
             return group
 
-        return Building(make, self._ring_self)
+        return Building(made, self._ring_self)
+
+    def _tcp_group(self, store: FarStore, name: str, members: list[int], wanted: Callable[[], bool]) -> Group:
+        node, place = self.stage.node, members.index(self.rank)
+        assert node.store is not None
+        connections = connected(
+            store,
+            name,
+            place,
+            [f"worker:{rank}" for rank in members],
+            listener_of(node),
+            node.store[2],
+            node.client_side,
+            patience=UNREACHED * self.stage.plan.patience,
+            wanted=wanted,
+        )
+        return TcpGroup(place, len(members), connections, watch=self._bells, ring=self._ring_self)
+
+    def _torch_group(self, store: FarStore, name: str, members: list[int], wanted: Callable[[], bool]) -> Group:
+        mine, address, device = members.index(self.rank), self.stage.node.address, self._device()
+        ring = self._ring_self
+        return TorchGroup(self._backend, store, name, mine, len(members), address=address, device=device, ring=ring)
 
     def _built(self, building: Building, circle: Circle) -> Group:
         self._wait_for(lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
@@ -245,7 +280,7 @@ class Assembly(ABC):
     def _bound_groups(self, current: Circle) -> None:
         for circle in sorted(self._circles.values(), key=lambda circle: circle.used)[:-MOST_GROUPS]:
             circle.kept = None  # whoever was behind then has got it by now
-        while sum(len(circle.groups) for circle in self._circles.values()) > MOST_GROUPS:
+        while sum(len(set(circle.groups.values())) for circle in self._circles.values()) > MOST_GROUPS:
             others = [circle for circle in self._circles.values() if circle.groups and circle is not current]
             if not others:
                 return

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.board import Board
-from paceline.collectives.torch_group import Group
+from paceline.collectives.group import Group
 from paceline.errors import RunError, SchemeError
 
 Lives = dict[int, int]  # rank -> which life of it

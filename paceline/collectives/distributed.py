@@ -1,4 +1,4 @@
-"""Means over workers in any number of places, by torch.distributed: the interface and the bits of `SharedMeans`.
+"""Means over workers in any number of places, by connections: the interface and the bits of `SharedMeans`.
 
 As long as nobody comes or goes, a mean is one or two operations of a group and nothing else. When somebody does, those
 who are left form another one (assembly.py), and go on with the mean at which they stand.
@@ -13,7 +13,7 @@ import torch
 from paceline.collectives import circle as circles
 from paceline.collectives.assembly import Assembly, Meeting
 from paceline.collectives.circle import Circle
-from paceline.collectives.torch_group import Broken, Header
+from paceline.collectives.group import Broken, Header
 from paceline.errors import RunError, SchemeError
 from paceline.journal import DECIDED, MEAN
 from paceline.ops import Mean
@@ -31,10 +31,17 @@ class DistributedMeans(Assembly):
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
-        return self.leave(self.arrive(op, first=first))
+        return self.leave(self._arrived(op, first=first))
 
     def arrive(self, op: Mean, *, first: bool) -> Meeting:
-        """The exchange begins now, if the group stands; `leave` does what is left."""
+        """The exchange begins now, if the group stands, and proceeds while this worker does something else; `leave`
+        does what is left."""
+        meeting = self._arrived(op, first=first)
+        if meeting.group is not None:
+            meeting.group.carry_on()
+        return meeting
+
+    def _arrived(self, op: Mean, *, first: bool) -> Meeting:
         board, rank = self._board, self.rank
         workers = self._everybody if op.among is None else tuple(sorted(op.among))
         if rank not in workers:
@@ -153,7 +160,7 @@ class DistributedMeans(Assembly):
         if meeting.shape not in circle.groups:
             self._another_shape(circle, meeting)
         joiner = self._joiner(circle) or (-1, 0)
-        header = Header(index, meeting.number, meeting.op.weight, joiner[0] + 1, joiner[1])
+        header = Header(index, meeting.number, meeting.op.weight, joiner[0] + 1, joiner[1], meeting.shape)
         meeting.group = circle.groups[meeting.shape]
         meeting.exchange = meeting.group.start(meeting.v, header)
 

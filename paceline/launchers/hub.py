@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.board import FAILED, RUNNING, STOP
-from paceline.errors import RunError
+from paceline.errors import RunError, UsageError
 from paceline.interrupts import EXIT_CODE
 from paceline.launchers import talk
 from paceline.launchers.beside import Doorstep
@@ -36,6 +36,15 @@ LAST = 2.0  # seconds that an agent may take to go after the goodbye
 TOGETHER = 5.0  # seconds that an agent which was asked to leave stays: engines may be signalling the chief as well
 
 
+def refuse_open_means(collective: str, encrypted: bool) -> None:
+    """Who asks for encrypted connections must not get others for means."""
+    if encrypted and collective in ("gloo", "nccl"):
+        raise UsageError(
+            f"--collective {collective} takes means over connections of its own, which TLS does not cover; "
+            "use --collective tcp (the default on several nodes), or omit --tls on a network that you trust"
+        )
+
+
 class Hub(Peers):
     """Runs a plan whose roles are on several nodes. `here`: the roles of this one."""
 
@@ -54,9 +63,16 @@ class Hub(Peers):
         watch: Callable[[Launcher], None],
         listening: Callable[[str, int], None],
     ) -> None:
+        refuse_open_means(plan.collective, node.certificates is not None)
         if plan.collective == "shared":
-            plan = replace(plan, collective="gloo")  # what others have lies in other memories
+            plan = replace(plan, collective="tcp")  # other nodes have memories of their own
         super().__init__(plan, scheme, objects, tell=tell, watch=watch)
+        if plan.collective != "tcp":
+            tell(
+                "warn",
+                f"means go over connections of {plan.collective}, which are neither authenticated nor encrypted: "
+                "whoever can reach the workers' ports can read and change them; --collective tcp protects them",
+            )
         self._node, self._here = node, here
         self._props = replace(self._props, node=node)
         self._nonce = os.urandom(16).hex()

@@ -108,7 +108,7 @@ class Launcher(Recovery):
         return self.outcome
 
     def _open_store(self) -> None:
-        """Where workers whose means go through torch.distributed find each other."""
+        """Where workers whose means go over connections find each other."""
         node = self._props.node
         if self.plan.collective == "shared":
             return

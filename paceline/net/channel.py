@@ -13,7 +13,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -33,6 +33,8 @@ _PIECE = 1 << 18  # bytes of one write to TLS
 _ENTRIES = 64  # of one sendmsg
 _WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
+Room = Callable[[int, int], memoryview | None]
+
 
 class Closed(PacelineError):
     """The other side is gone, or this side has closed the channel."""
@@ -43,13 +45,22 @@ class ProtocolError(PacelineError):
 
 
 class Channel:
-    """`limits`: the kinds of messages that may come in, and the most bytes of each. For one thread."""
+    """`limits`: the kinds of messages that may come in, and the most bytes of each. For one thread at a time.
+
+    `room`: asked for each message, by its kind and length, for the memory to receive it in, of just that size; None:
+    into new memory. A message that was received there is given with an empty payload.
+    """
 
     def __init__(
-        self, connection: socket.socket, *, limits: Mapping[int, int], most_pending: int = MOST_PENDING
+        self,
+        connection: socket.socket,
+        *,
+        limits: Mapping[int, int],
+        most_pending: int = MOST_PENDING,
+        room: Room | None = None,
     ) -> None:
         connection.setblocking(False)
-        self._connection, self._limits, self._most_pending = connection, limits, most_pending
+        self._connection, self._limits, self._most_pending, self._room = connection, limits, most_pending, room
         self._tls = connection if isinstance(connection, ssl.SSLSocket) else None
         self._queue: deque[memoryview] = deque()
         self._pending = 0
@@ -57,7 +68,8 @@ class Channel:
         self._buffer = memoryview(bytearray(_BUFFER))
         self._header = bytearray()  # the part of one that is there
         self._kind = 0
-        self._payload: bytearray | None = None  # of the message that is coming in
+        self._payload = bytearray()  # of the message that is coming in,
+        self._into: memoryview | None = None  # where its bytes go; None: none is coming in
         self._filled = 0
 
     def fileno(self) -> int:
@@ -71,7 +83,7 @@ class Channel:
     def close(self) -> None:
         """At once: what is pending is dropped. `flush` first where it matters."""
         self._lose("this side has closed the channel")
-        self._payload = None
+        self._into = None
         self._connection.close()
 
     def part(self, timeout: float) -> None:
@@ -179,11 +191,10 @@ class Channel:
         found: list[tuple[int, bytearray]] = []
         share = _SHARE
         while share > 0:
-            missing = 0 if self._payload is None else len(self._payload) - self._filled
+            into = self._into
             try:
-                if missing >= _BUFFER and self._payload is not None:
-                    with memoryview(self._payload) as view:
-                        count = self._connection.recv_into(view[self._filled : self._filled + _SHARE])
+                if into is not None and into.nbytes - self._filled >= _BUFFER:
+                    count = self._connection.recv_into(into[self._filled : self._filled + _SHARE])
                     self._filled += count
                 else:
                     count = self._connection.recv_into(self._buffer)
@@ -196,10 +207,10 @@ class Channel:
             except (OSError, ValueError) as error:
                 return self._ended(found, f"the connection is broken: {_cause(error)}", error)
             if not count:
-                inside = self._header or self._payload is not None
+                inside = self._header or self._into is not None
                 return self._ended(found, f"the other side has closed{' inside a message' if inside else ''}", None)
             share -= count
-            if self._payload is not None and self._filled == len(self._payload):
+            if self._into is not None and self._filled == self._into.nbytes:
                 self._complete(found)
         return found
 
@@ -214,19 +225,19 @@ class Channel:
         """Cut what is in the buffer into messages."""
         at = 0
         while at < count:
-            if self._payload is None:
+            if self._into is None:
                 piece = self._buffer[at : min(count, at + HEADER.size - len(self._header))]
                 self._header += piece
                 at += piece.nbytes
                 if len(self._header) < HEADER.size:
                     return
                 self._begin()
-            if self._payload is not None:
-                piece = self._buffer[at : min(count, at + len(self._payload) - self._filled)]
-                self._payload[self._filled : self._filled + piece.nbytes] = piece
+            if self._into is not None:
+                piece = self._buffer[at : min(count, at + self._into.nbytes - self._filled)]
+                self._into[self._filled : self._filled + piece.nbytes] = piece
                 self._filled += piece.nbytes
                 at += piece.nbytes
-                if self._filled == len(self._payload):
+                if self._filled == self._into.nbytes:
                     self._complete(found)
 
     def _begin(self) -> None:
@@ -240,12 +251,13 @@ class Channel:
                 raise ProtocolError(f"a message of kind {kind} has flags ({flags:#x}) that nobody knows")
             raise ProtocolError(f"a message of kind {kind} claims {length:,} bytes; {most:,} are allowed")
         self._header.clear()
-        self._kind, self._payload, self._filled = kind, bytearray(length), 0
+        into = None if self._room is None else self._room(kind, length)
+        self._kind, self._payload, self._filled = kind, bytearray(length if into is None else 0), 0
+        self._into = memoryview(self._payload) if into is None else into
 
     def _complete(self, found: list[tuple[int, bytearray]]) -> None:
-        assert self._payload is not None
+        self._into = None
         found.append((self._kind, self._payload))
-        self._payload = None
 
 
 def plain(payload: bytes | bytearray | memoryview) -> Any:

@@ -1,7 +1,7 @@
-"""Means by torch.distributed between real processes: the bits of shared memory and of the simulator, whoever dies.
+"""Means over connections between real processes: the bits of shared memory and of the simulator, whoever dies.
 
-Data: scikit-learn's digits. Vectors are small, so most tests run twice: as small ones are averaged, and, with the limit
-set to nothing, as large ones are.
+Every test runs over our own connections (`tcp`) and over Gloo's. Data: scikit-learn's digits. Vectors are small, so
+most tests run twice: as small ones are averaged, and, with the limit set to nothing, as large ones are.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from processes import Linger, Story, finished, leaving_nothing, run
 from test_kills_waiting import StaysAway
 
 from paceline import replay, simulate
-from paceline.collectives import assembly, torch_group
-from paceline.collectives.assembly import Meeting
+from paceline.collectives import assembly, tcp_group, torch_group
+from paceline.collectives.assembly import Assembly, Meeting
 from paceline.collectives.distributed import DistributedMeans
-from paceline.collectives.torch_group import Broken, Group
+from paceline.collectives.group import Broken, Building
 from paceline.errors import SchemeError, UsageError
 from paceline.hook import Hook
 from paceline.report.live import Status
@@ -31,10 +31,17 @@ from paceline.run import planned
 from paceline.scheme import Scheme, State, Vector
 from paceline.worker import Worker
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no Gloo")
+WAYS = ["tcp", pytest.param("gloo", marks=pytest.mark.skipif(not dist.is_gloo_available(), reason="no Gloo in torch"))]
 
 STEPS = 60
 LARGE = [pytest.param(False, id="small"), pytest.param(True, id="large")]
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How means are taken, unless a test says otherwise."""
+    monkeypatch.setitem(DEFAULTS, "collective", request.param)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -42,11 +49,16 @@ def limit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Whether vectors count as large; processes are forks and see it too."""
     if request.getfixturevalue("large"):
         monkeypatch.setattr(torch_group, "SMALL", 0)
+        monkeypatch.setattr(tcp_group, "SMALL", 0)
+        monkeypatch.setattr(tcp_group, "SLICE", 1000)  # several pieces
+
+
+DEFAULTS: dict[str, Any] = {"steps": STEPS, "summaries": False}
 
 
 def trained(directory: Path, scheme: Any = "allreduce", task: str = "digits-mlp", **settings: Any) -> Story:
     with leaving_nothing():
-        return run(directory, task, scheme, **({"steps": STEPS, "collective": "gloo", "summaries": False} | settings))
+        return run(directory, task, scheme, **(DEFAULTS | settings))
 
 
 # the same bits
@@ -68,7 +80,7 @@ def trained(directory: Path, scheme: Any = "allreduce", task: str = "digits-mlp"
 def test_a_run_has_the_bits_of_the_simulator_and_of_shared_memory(
     scheme: str, hyper: dict[str, Any], workers: int, large: bool, tmp_path: Path
 ) -> None:
-    result = finished(trained(tmp_path / "gloo", scheme, workers=workers, hyper=hyper), STEPS)
+    result = finished(trained(tmp_path / "run", scheme, workers=workers, hyper=hyper), STEPS)
     shared = finished(trained(tmp_path / "shared", scheme, workers=workers, hyper=hyper, collective="shared"), STEPS)
     expected = simulate("digits-mlp", scheme, workers=workers, steps=STEPS, **hyper)
     assert result.digest == shared.digest == expected.digest
@@ -77,14 +89,14 @@ def test_a_run_has_the_bits_of_the_simulator_and_of_shared_memory(
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_exact_runs_have_their_bits_in_any_number_of_processes(workers: int, tmp_path: Path) -> None:
     plain = finished(trained(tmp_path / "shared", exact=True, micro=4, workers=1, collective="shared"), STEPS)
-    result = finished(trained(tmp_path / "gloo", exact=True, micro=4, workers=workers), STEPS)
+    result = finished(trained(tmp_path / "run", exact=True, micro=4, workers=workers), STEPS)
     assert result.digest == plain.digest
 
 
 def test_an_exact_run_goes_back_when_somebody_dies_and_has_its_bits_all_the_same(tmp_path: Path) -> None:
     plain = finished(trained(tmp_path / "shared", exact=True, micro=4, workers=1, collective="shared"), STEPS)
     story = trained(
-        tmp_path / "gloo", exact=True, micro=4, workers=2, checkpoint_steps=10, kills=["worker:1", "chief"], first=5
+        tmp_path / "run", exact=True, micro=4, workers=2, checkpoint_steps=10, kills=["worker:1", "chief"], first=5
     )
     assert finished(story, STEPS).digest == plain.digest
 
@@ -292,15 +304,15 @@ def test_a_death_at_any_point_of_a_mean_counts_for_all_or_for_nobody(
 def test_a_death_in_the_middle_of_forming_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One dies at a mean; another as the rest form their group, after all have said that they are there."""
     _strike(monkeypatch, "_had", 2, 20, tmp_path / "struck", _die)
-    plain, mark = Group.__init__, tmp_path / "struck again"
+    plain, mark = Assembly._build, tmp_path / "struck again"
 
-    def built(self: Group, backend: str, store: Any, prefix: str, place: int, size: int, **rest: Any) -> None:
-        if size == 2 and place == 1 and not mark.exists():
+    def built(self: Assembly, place: str, members: list[int]) -> Building:
+        if len(members) == 2 and members.index(self.rank) == 1 and not mark.exists():
             mark.touch()
             _die()
-        plain(self, backend, store, prefix, place, size, **rest)
+        return plain(self, place, members)
 
-    monkeypatch.setattr(Group, "__init__", built)
+    monkeypatch.setattr(Assembly, "_build", built)
     away = StaysAway(mark, rank=2)  # or it might be back before the others have formed a group without it
     story = trained(tmp_path / "run", workers=3, steps=100, **not_before(tmp_path, 2, away))
     assert finished(story, 100).restarts == 2

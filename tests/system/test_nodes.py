@@ -11,6 +11,7 @@ from nodes import nodes
 from processes import Linger, finished, leaving_nothing, run
 
 from paceline import checkpoint
+from paceline.errors import UsageError
 from paceline.net import tls
 from paceline.replaying.repeat import replay
 from paceline.report.live import Status
@@ -259,6 +260,39 @@ def test_schemes_without_a_server_have_the_bits_of_the_simulator(tmp_path: Path,
     with leaving_nothing(), nodes() as made:
         story = run(tmp_path / "run", TASK, scheme, steps=60, workers=3, launcher=made.launcher)
     assert finished(story, 60).digest == digest(scheme, 3, 60)
+
+
+@pytest.mark.parametrize("kills", [[], ["worker:1", "chief"]])
+def test_means_can_be_encrypted(tmp_path: Path, kills: list[str]) -> None:
+    steps = 400 if kills else 60
+    with leaving_nothing(), nodes(certificates=tls.generated(tmp_path)) as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "allreduce",
+            steps=steps,
+            workers=3,
+            kills=kills,
+            checkpoint_steps=50,
+            launcher=made.launcher,
+        )
+    result = finished(story, steps)
+    assert kills or result.digest == digest("allreduce", 3, 60)
+    assert not story.told("neither authenticated nor encrypted")
+
+
+def test_connections_that_tls_does_not_cover_are_refused_for_means_with_it(tmp_path: Path) -> None:
+    with nodes(certificates=tls.generated(tmp_path)) as made:
+        story = run(tmp_path / "run", TASK, "allreduce", collective="gloo", launcher=made.launcher)
+    assert isinstance(story.error, UsageError)
+    assert "use --collective tcp" in str(story.error)
+
+
+def test_a_run_says_once_that_connections_of_gloo_are_open(tmp_path: Path) -> None:
+    with leaving_nothing(), nodes() as made:
+        story = run(tmp_path / "run", TASK, "allreduce", steps=60, workers=2, collective="gloo", launcher=made.launcher)
+    assert finished(story, 60).digest == digest("allreduce", 2, 60)
+    assert sum("neither authenticated nor encrypted" in line for line in story.said) == 1
 
 
 @pytest.mark.parametrize("victim", ["worker:1", "chief"])

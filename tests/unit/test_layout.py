@@ -84,11 +84,15 @@ MAY_IMPORT = {
     "transports.inproc": "board config desk errors ops snapshots stage transports.lane transports.shared",
     "collectives": "",
     "collectives.shared": "board errors journal ops seeds stage state wire",
-    "collectives.torch_group": "net.* state",
-    "collectives.circle": "board collectives.torch_group errors",
-    "collectives.assembly": "board collectives.circle collectives.torch_group errors journal net.* ops stage state "
+    "collectives.group": "errors state",
+    "collectives.torch_group": "collectives.group net.* state",
+    "collectives.tcp_group": "collectives.group errors net.* state",
+    "collectives.connections": "errors net.* stage",
+    "collectives.circle": "board collectives.group errors",
+    "collectives.assembly": "board collectives.circle collectives.connections collectives.group collectives.tcp_group "
+    "collectives.torch_group errors journal net.* ops stage state "
     "wire",
-    "collectives.distributed": "collectives.assembly collectives.circle collectives.torch_group errors journal ops "
+    "collectives.distributed": "collectives.assembly collectives.circle collectives.group errors journal ops "
     "seeds state transports.shared",
     "view": "board config control drive errors journal result snapshots stage state task transports.lane "
     "transports.shared worker",
@@ -207,7 +211,7 @@ CARRIES = "carry"
 CLOCKS = {
     *("checkpoint", "directory", "cli", "data", "report"),  # what lies on disk is dated, people see how long it takes
     *("stage", "board", "launchers", "watching", "progress", "run"),  # the run's own clock, and its patience
-    "collectives",  # time-outs of torch.distributed
+    "collectives",  # time-outs of torch.distributed and of connections
     "net",  # a stranger's time is bounded
     "cluster.meeting",  # a store's time limit
     *("transports", "snapshots", "session", "view"),  # a glance aside lets whoever shares the core go on
@@ -338,8 +342,8 @@ def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
         clocks.add("threading")  # a signal that may be meant for all is acted on a little later
     if module in ("hosting", "transports.tcp", "transports.wire"):
         clocks.add("threading")  # several workers in one process; a courier that sends while its worker computes
-    if module == "collectives.torch_group":
-        clocks.add("threading")  # who makes a group waits inside torch: that is done aside
+    if module.startswith("collectives."):
+        clocks.add("threading")  # who makes a group waits for others: that is done aside, and a mean goes on meanwhile
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.collectives.torch_group import Broken, Group, Header
+from paceline.collectives.group import Broken, Header
+from paceline.collectives.torch_group import TorchGroup
 from paceline.net import secret
 from paceline.net.channel import ProtocolError
 from paceline.net.gate import Gate, listener
@@ -227,14 +228,14 @@ def test_a_lost_connection_is_made_again() -> None:
         assert not desk._clients  # whoever has gone leaves nothing behind
 
 
-def joined(size: int, place: tuple[str, int, bytes], prefix: str) -> list[Group]:
+def joined(size: int, place: tuple[str, int, bytes], prefix: str) -> list[TorchGroup]:
     """A group of threads of this process."""
-    groups: list[Group | None] = [None] * size
+    groups: list[TorchGroup | None] = [None] * size
 
     def join(k: int) -> None:
         store = FarStore(*place, patience=5.0)
         cpu = torch.device("cpu")
-        groups[k] = Group("gloo", store, prefix, k, size, address="127.0.0.1", device=cpu, ring=lambda: None)
+        groups[k] = TorchGroup("gloo", store, prefix, k, size, address="127.0.0.1", device=cpu, ring=lambda: None)
         store.close()  # it is needed only as long as they look for each other
 
     threads = [threading.Thread(target=join, args=(k,)) for k in range(size)]
@@ -291,7 +292,7 @@ def test_nccl_takes_the_same_operations_on_a_gpu() -> None:
     device = torch.device("cuda", 0)
     with served() as (place, _):
         store = FarStore(*place, patience=30.0)  # alone: NCCL refuses two members on one GPU
-        group = Group("nccl", store, "g/3", 0, 1, address="127.0.0.1", device=device, ring=lambda: None)
+        group = TorchGroup("nccl", store, "g/3", 0, 1, address="127.0.0.1", device=device, ring=lambda: None)
         for count in (5, 700_001):
             vector = torch.randn(count, device=device)
             finished(group.start(vector, Header(1, 3, 1.0)), 30.0)

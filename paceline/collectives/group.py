@@ -1,0 +1,170 @@
+"""What the members of a group send each other for a mean, whatever carries the bytes.
+
+No all-reduce of a library is used: it adds in an order of its own, and our means have the bits of a sum in the order of
+the ranks. Of small vectors every member gets all and adds them up itself. Of large ones every member gets its slice of
+all vectors, adds those up, and sends the result to all: as much traffic as a ring has.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.errors import RunError
+from paceline.state import Vector
+
+HEAD = 64  # bytes in front of what is sent: a Header
+
+_HEADER = struct.Struct("<qqdqqq")
+
+
+class Broken(Exception):
+    """This group will not bring the mean about: somebody died, went away, or calls for another group."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a worker says beside its vector."""
+
+    index: int  # which mean of this circle it is at,
+    number: int  # and which of its own
+    weight: float
+    joiner: int = 0  # 1 + the worker that it knows to wait for being taken in,
+    joiner_life: int = 0  # and which life of it
+    shape: int = 0  # of its vector: length and type in one number
+
+    def packed(self) -> bytes:
+        fields = self.index, self.number, self.weight, self.joiner, self.joiner_life, self.shape
+        return _HEADER.pack(*fields).ljust(HEAD, b"\0")
+
+    @classmethod
+    def unpacked(cls, data: bytes | bytearray) -> Header:
+        return cls(*_HEADER.unpack_from(data))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a large vector, cut among the members."""
+
+    low: int
+    high: int
+    share: int  # the length of a slice; the last ones of the last piece may be shorter
+    cut: list[int]  # how long each member's slice is
+    slices: Tensor  # room for this member's slice of everybody's vector
+
+    def slice_of(self, vector: Tensor, place: int) -> Tensor:
+        """A member's slice of a vector."""
+        low = self.low + place * self.share
+        return vector[low : low + self.cut[place]]
+
+
+def pieces(v: Vector, size: int, place: int, most: int) -> list[Piece]:
+    """A vector in pieces of at most so many bytes."""
+    step = max(most // v.element_size() // size, 1) * size
+    found = []
+    for low in range(0, v.numel(), step):
+        high = min(low + step, v.numel())
+        share = -(-(high - low) // size)
+        cut = [max(min(share, high - low - k * share), 0) for k in range(size)]
+        room = torch.empty((size, cut[place]), dtype=v.dtype, device=v.device)
+        found.append(Piece(low, high, share, cut, room))
+    return found
+
+
+class Exchange(ABC):
+    """Something that is under way among the members."""
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether it has come to an end, good or bad."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Of one that is over: Broken if it failed."""
+
+
+class Group(ABC):
+    """Some workers, connected. `place`: which of its `size` members this one is."""
+
+    any_length: ClassVar[bool] = False  # vectors of several lengths may go through the same group
+    small: bool  # whether the mean under way is of small vectors
+
+    def __init__(self, place: int, size: int) -> None:
+        self.place, self.size = place, size
+
+    @abstractmethod
+    def start(self, v: Vector, header: Header) -> Exchange:
+        """The first half: everybody's vectors, or the slices that this member is to add up. v must stay as it is."""
+
+    @abstractmethod
+    def headers(self) -> list[Header]:
+        """What the members said, in the order of their places; once the first half is over."""
+
+    @abstractmethod
+    def small_mean(self, like: Vector, weights: list[float]) -> Vector:
+        """The mean of small vectors, once the first half is over."""
+
+    @abstractmethod
+    def start_second(self, weights: list[float]) -> Exchange:
+        """The second half of large ones: this member's slices of the mean to all others."""
+
+    @abstractmethod
+    def large_mean(self, like: Vector) -> Vector:
+        """Their mean. Not copied: it is there until the next mean's second half, which nobody begins before all have
+        had this one."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, root: int) -> Exchange:
+        """The tensor of one member to all others, into theirs."""
+
+    @abstractmethod
+    def carry_on(self) -> None:
+        """The worker goes on to something else: the exchange under way must proceed without it."""
+
+    @abstractmethod
+    def bury(self) -> None:
+        """Let go of the group, now, whatever is under way."""
+
+
+class Building:
+    """A group that is being made, aside: who makes one waits for the others, and somebody may die meanwhile. `make`
+    gets a function that says whether the group is still wanted."""
+
+    def __init__(self, make: Callable[[Callable[[], bool]], Group], ring: Callable[[], None]) -> None:
+        self._group: Group | None = None
+        self._error: Exception | None = None
+        self._wanted = True
+
+        def build() -> None:
+            try:
+                self._group = make(lambda: self._wanted)
+            except Exception as error:
+                self._error = error
+            if not self._wanted and self._group is not None:
+                self._group.bury()
+            ring()
+
+        self._thread = threading.Thread(target=build, daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return self._group is not None or self._error is not None
+
+    def group(self) -> Group:
+        if self._group is None:
+            raise self._error if isinstance(self._error, RunError) else Broken(str(self._error))
+        return self._group
+
+    def give_up(self) -> None:
+        self._wanted = False
+        if self._group is not None:
+            self._group.bury()
