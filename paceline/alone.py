@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint, fingerprint
+from paceline.accounts import Totals
 from paceline.board import RUNNING, STOP, STOPPING, Bells, Board
+from paceline.checkpoint import Checkpoint
 from paceline.control import Control
 from paceline.directory import RunDirectory
 from paceline.errors import UsageError
@@ -21,7 +23,7 @@ from paceline.launchers.recovery import Outcome
 from paceline.memory import anonymous
 from paceline.plan import Plan
 from paceline.role import prepare
-from paceline.run import result_of
+from paceline.run import last_result, result_of
 from paceline.scheme import Scheme
 from paceline.session import RealSession
 from paceline.stage import Stage
@@ -79,9 +81,10 @@ def session_of(
     around.enter_context(directory.lock())
     before = directory.history()
     directory.write_plan(dataclasses.asdict(plan))
-    steps = checkpoint.steps(directory.checkpoints)
+    first = checkpoint.newest(directory.checkpoints, lambda _: None)
     launched = fingerprint.of(plan, scheme, None, None, hooks)
-    fingerprint.write(directory.path, launched, steps[-1] if steps else 0)
+    fingerprint.write(directory.path, launched, first.step if first else 0)
+    totals = Totals.of(last_result(directory), first)
     board = Board.create(1, 1)
     ends, state = Bells.create(board.roles), anonymous("paceline-state")
     for descriptor in (*ends, state, board.descriptor):
@@ -89,9 +92,11 @@ def session_of(
     stage = Stage(plan, scheme, board, Bells(board, ends, 0), state)
     board.put("began", stage.now())
     board.put("checkpoint", -1)
+    board.put("restarts", totals.restarts)
+    board.put("rolled_back", totals.rolled_back)
     board.alive[0] = board.known[0] = 1
     control = Records(directory)
-    around.enter_context(_written_down(stage, control, before))
+    around.enter_context(_written_down(stage, control, before, first))
     control.send({"task": task.name})
     prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
     stage.open()
@@ -100,8 +105,10 @@ def session_of(
 
 
 @contextmanager
-def _written_down(stage: Stage, control: Records, before: list[dict[str, Any]]) -> Iterator[None]:
-    """How the run ended, in its directory."""
+def _written_down(
+    stage: Stage, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
+) -> Iterator[None]:
+    """How the run ended, in its directory. `first`: the checkpoint that it goes on from."""
     error: BaseException | None = None
     try:
         yield
@@ -110,10 +117,12 @@ def _written_down(stage: Stage, control: Records, before: list[dict[str, Any]]) 
         raise
     finally:
         board, outcome = stage.board, control.outcome
-        outcome.words = {name: board.get(name) for name in ("began", "first_step", "stopped", "rolled_back", "base")}
+        names = ("began", "first_step", "stopped", "rolled_back", "restarts")
+        outcome.words = {name: board.get(name) for name in names}
         outcome.words["stopped"] = outcome.words["stopped"] or stage.now()
-        outcome.words |= {"samples": sum(board.samples), "gradients": sum(board.gradients)}
-        result = result_of(stage.plan, stage.first_scheme, outcome, before)
+        reached = stage.furthest if board.get("ready") else 0
+        outcome.words |= {"samples": sum(board.samples), "reached": reached}
+        result = result_of(stage.plan, stage.first_scheme, outcome, before, first)
         told = {} if result is None else result.as_dict()
         failed = {} if error is None or outcome.result else {"error": f"{type(error).__name__}: {error}"}
         control.directory.write_result(told | failed)

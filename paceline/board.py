@@ -48,9 +48,9 @@ class Board:
         "size",  # of that memory
         "generation",  # rises each time that the run goes back to a checkpoint
         "restore",  # the checkpoint it goes back to
-        "rolled_back",  # updates lost that way
+        "rolled_back",  # updates lost that way, in earlier launches too
+        "restarts",  # of all roles, in earlier launches too
         "goal",  # the last update, -1 without one
-        "base",  # updates when this launch began
         "snapshot",  # number of the checkpoint that is wanted
         "snapshot_version",  # where there is no server: taken when the common version is this
         "asked",  # rises when the launcher wants a checkpoint
@@ -90,13 +90,13 @@ class Board:
         "reduced",
         "finished",
         "row_valid",
-        "heard",  # the last sign of life in a step, ns
         "unreached",  # since when it has not reached a server that listens, ns; 0: it reaches all,
         "unreached_server",  # and which one that is
         "node",  # where its process is
         "noticed",  # the last notice that its node has heard of
         "life",  # how often it has come, as a member of groups of torch.distributed,
         "lost",  # and up to which of these lives it is dead
+        "followed",  # the generation that its cells are of: it, or the launcher for it, has gone back so often
         "called",  # how often it has put something down in the store for the others
     )
     SERVER: ClassVar = (
@@ -112,13 +112,7 @@ class Board:
         "server_noticed",
     )
     REALS: ClassVar = ("loss",)  # per worker, floating
-    TIMES: ClassVar = (
-        "began",
-        "first_step",
-        "stopped",
-        "written",
-        "heard",
-    )  # by the clock of the node that they are read on
+    TIMES: ClassVar = ("began", "first_step", "stopped", "written")  # by the clock of the node that they are read on
 
     def __init__(self, descriptor: int, workers: int, servers: int) -> None:
         self.descriptor, self.workers, self.servers = descriptor, workers, servers
@@ -127,14 +121,11 @@ class Board:
         self._segment = Segment(descriptor, self.size(workers, servers))
         self._at = 0
         self.run = self._words(len(self.RUN))
-        clocks = [_RUN[name] for name in self.TIMES if name in _RUN]
         self._starts: dict[str, int] = {}
         for name in self.WORKER:
             self._starts[name] = self._at
             setattr(self, name, self._words(workers))
-            if name in self.TIMES:
-                clocks += range(self._at - workers, self._at)
-        self.clocks = tuple(clocks)  # which words are times
+        self.clocks = tuple(_RUN[name] for name in self.TIMES)  # which words are times
         for name in self.SERVER:
             setattr(self, name, self._words(max(servers, 1)))
         for name in self.REALS:
@@ -173,7 +164,6 @@ class Board:
     reduced: memoryview
     finished: memoryview
     row_valid: memoryview
-    heard: memoryview
     unreached: memoryview
     unreached_server: memoryview
     server_pid: memoryview
@@ -184,6 +174,7 @@ class Board:
     node: memoryview
     life: memoryview
     lost: memoryview
+    followed: memoryview
     called: memoryview
     server_node: memoryview
     server_high: memoryview

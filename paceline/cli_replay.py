@@ -74,6 +74,8 @@ def _show(run: str, told: Replayed, then: Mapping[str, float], *, asked: bool) -
     if told.cut:
         screen.print("the log has no end: it was repeated as far as it goes", style="yellow")
     screen.print(f"digest {told.digest}")
+    if told.recorded_updates is not None and told.recorded_updates != told.updates:
+        screen.print(f"the run has saved update {told.recorded_updates:,}, digest {told.recorded_digest}")
     for name, value in told.metrics.items():
         before = f" (in the run itself {then[name]:.6g})" if name in then else ""
         screen.print(f"{name} {value:.6g}{before}")

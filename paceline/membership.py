@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline import recording, snapshots
-from paceline.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING
+from paceline.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING, fence
 from paceline.collectives.distributed import DistributedMeans
 from paceline.collectives.shared import SharedMeans
 from paceline.drive import Driver
@@ -39,6 +39,20 @@ class Membership(View):
     life = 1  # how often this worker has been started
     _recorded_cells = False
 
+    def _enter(self) -> None:
+        """A life begins: with the cells of the course that the run is on now, among those who are counted."""
+        board, rank = self.board, self.rank
+        while True:
+            if self._rolled_back() or board.followed[rank] != self._generation:
+                self._abandon()
+                self._return(noted=False)  # its log begins after it
+            if self._link is not None:  # until then what it sends, and where the servers stand, is of the old course
+                self.stage.bells.wait(self._servers_are_back)
+            if not board.alive[rank]:
+                self._join()
+            if self._record_start():
+                return
+
     def _join(self) -> None:
         """Be counted again. Where there is no server, take over the cells of a worker that stands still."""
         board, rank, stage = self.board, self.rank, self.stage
@@ -65,11 +79,12 @@ class Membership(View):
                     stage.bells.wait(lambda: all(board.gone[other] for other in others))
             self._take_over(donor)
             self._record_cells()
-            board.joining[rank] = board.grant[rank] = 0
         else:
             self._wait_until_missed()
         board.busy[rank] += board.busy[rank] % 2
         board.alive[rank] = 1
+        fence()
+        board.joining[rank] = board.grant[rank] = 0  # last: the donor stands still until this worker is counted
         stage.bells.ring_all()
 
     def _step_aside(self) -> None:
@@ -137,7 +152,8 @@ class Membership(View):
         board.busy[self.rank] += board.busy[self.rank] % 2
 
     def _return(self, *, noted: bool = True) -> None:
-        """The run has gone back to a checkpoint: so does this worker. `noted`: it is told in its log."""
+        """The run has gone back to a checkpoint: so does this worker, also when the run ends, or its part of the last
+        checkpoint would be of the old course. `noted`: it is told in its log."""
         board, stage = self.board, self.stage
         self._writing = 0
         self._generation = -1
@@ -147,13 +163,14 @@ class Membership(View):
             if self._link is not None:
                 self._link.generation = generation
                 stage.bells.wait(self._servers_are_back)
-            if board.run[STOP]:
+            if board.run[STOP] == FAILED:
                 raise Stopped
             if self._link is not None and not self._rolled_back():
                 self._link.go_back(generation)
         snapshots.restore_worker(stage, self.rank, saved)
         self.worker.rng.set_state(stage.tensor(f"rng.{self.rank}"))
         self._refresh()
+        board.followed[self.rank] = generation
         if self._link is not None and not stage.near(0):
             stage.save_overrides(saved.numbers["overrides"])  # as the first server does on its own node
         stage.load_overrides()
@@ -162,11 +179,13 @@ class Membership(View):
         if noted and self.journal is not None:
             self.journal.note({"return": generation})
             self.journal.flush()
+        if board.run[STOP]:
+            raise Stopped
 
     def _servers_are_back(self) -> bool:
         board = self.board
         back = all(one == self._generation for one in board.server_generation)
-        return back or self._rolled_back() or bool(board.run[STOP])
+        return back or self._rolled_back() or bool(board.run[STOP] == FAILED)
 
     def finish(self) -> None:
         """Say goodbye. The chief goes last: it waits for the others, saves for the last time, and tells the result."""
@@ -210,8 +229,8 @@ class Membership(View):
                 self.control.send(
                     {"warn": "the run was broken off between two steps: its last checkpoint is not exact"}
                 )
-            self.control.send({"result": self._result({})})  # should the evaluation not be waited for
-            self.control.send({"result": self._result(self.evaluate())})
+            self.control.send({"result": {"metrics": {}}})  # should the evaluation not be waited for
+            self.control.send({"result": {"metrics": self.evaluate()}})
         else:
             self._end_hooks()
         board.put("over", 1)
@@ -230,10 +249,13 @@ class Membership(View):
                 self._generation = link.generation = board.get("generation")
                 stage.bells.wait(lambda: all(one == self._generation for one in board.server_generation))
                 link.go_back(self._generation)
-                saved = snapshots.find(stage, board.get("restore"))
-                for rank in range(board.workers):  # the others have gone: their parts go back with the servers'
-                    snapshots.restore_worker(stage, rank, saved)
-                    snapshots.keep_worker(stage, rank, None)
+            behind = [rank for rank in range(board.workers) if board.followed[rank] != self._generation]
+            saved = snapshots.find(stage, board.get("restore")) if behind else None
+            for rank in behind:  # they have gone, or will not come back: their parts go back with the servers'
+                assert saved is not None
+                snapshots.restore_worker(stage, rank, saved)
+                snapshots.keep_worker(stage, rank, None)
+                board.followed[rank] = self._generation
             lane = link.ask(SAVE)
 
             def heard(at: Lane = lane) -> bool:
@@ -243,22 +265,6 @@ class Membership(View):
             if not self._rolled_back():
                 return
             link.forget()
-
-    def _result(self, metrics: dict[str, float]) -> dict[str, Any]:
-        staleness = self.staleness
-        return {
-            "updates": self.stage.updates,
-            "gradients": sum(self.board.gradients),
-            "samples": sum(self.board.samples),
-            "metrics": metrics,
-            "dropped": self.stage.dropped(),
-            "staleness": {
-                "mean": staleness.mean,
-                "max": staleness.max,
-                "histogram": {str(k): n for k, n in staleness.histogram.items()},
-                "outstanding": staleness.outstanding,
-            },
-        }
 
     def failed(self, error: BaseException) -> None:
         """The run broke off here: hooks hear of it, and everybody else ends."""
@@ -273,17 +279,23 @@ class Membership(View):
             for hook in hooks:
                 ends.callback(hook.end, self)
 
-    def _record_start(self) -> None:
-        """A life begins: its log says where, and with which cells if they are not those of the start."""
+    def _record_start(self) -> bool:
+        """A life begins: its log says where, and with which cells if they are not those of the start. False if the run
+        has gone back meanwhile: the servers' position is no longer one of this worker's generation."""
+        position = int(self.board.performed[0])
+        fence()
+        if self._rolled_back():
+            return False
         if self.journal is None:
-            return
+            return True
         if not self._recorded_cells:
-            self._record_cells(first=self.life == 1)
+            self._record_cells(position, first=self.life == 1 and not self._generation)
         self._means.journal = self.journal
         if self._link is not None:
             self._link.journal = self.journal
+        return True
 
-    def _record_cells(self, *, first: bool = False) -> None:
+    def _record_cells(self, position: int = 0, *, first: bool = False) -> None:
         """Where this worker stands, and what it holds: whoever repeats the run cannot know what the dead had done."""
         if self.journal is None:
             return
@@ -296,14 +308,15 @@ class Membership(View):
             "gradients": board.gradients[rank],
             "overrides": self.stage.load_overrides(),
         }
-        place = {"generation": self._generation, "position": int(board.performed[0]), "cells": name}
+        place = {"generation": self._generation, "position": position, "cells": name}
         self.journal.note(told | place)
         self.journal.flush()
 
     def _record_checkpoint(self) -> None:
         if self.journal is not None:
             model = snapshots.model_of(self.stage, prefix=snapshots.KEEP)
-            self.journal.note({"checkpoint": self.board.get("checkpoint"), "digest": digest(model)})
+            told = {"checkpoint": self.board.get("checkpoint"), "digest": digest(model)}
+            self.journal.note(told | {"generation": self._generation})
             self.journal.flush()
 
     def _keep(self, number: int) -> None:

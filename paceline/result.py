@@ -19,6 +19,7 @@ REAL = (
     "time_to_first_step",
     "restarts",
     "rolled_back_updates",
+    "lost_updates",
     "peak_rss_mb",
     "directory",
     "fingerprint",
@@ -77,8 +78,9 @@ class Result:
     wall_seconds: float | None = None  # of training, from the first step to the stop
     samples_per_second: float | None = None
     time_to_first_step: float | None = None  # from the launch
-    restarts: int | None = None
-    rolled_back_updates: int | None = None
+    restarts: int | None = None  # of all launches
+    rolled_back_updates: int | None = None  # made, and made void by a return to a checkpoint; of all launches
+    lost_updates: int | None = None  # made after what was saved last: a run that failed had reached so many more
     peak_rss_mb: float | None = None  # of the largest process
     directory: str | None = None
     fingerprint: str | None = None  # the hash of what determined the result: see `fingerprint`

@@ -250,7 +250,6 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
         snapshots.keep_all(stage)
         snapshots.write(stage, task.buffer_policy, {})
     base = stage.updates
-    board.put("base", base)
     board.put("goal", -1 if plan.steps is None else plan.steps)
     board.put("ready", 1)
     if plan.steps is not None and base >= plan.steps:

@@ -13,9 +13,10 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from paceline import checkpoint, config, exact, fingerprint, interrupts, recording, role, snapshots
+from paceline.accounts import Standing, Totals
 from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory, RunState
-from paceline.errors import RunError, UsageError
+from paceline.errors import DataError, RunError, UsageError
 from paceline.fingerprint import Fingerprint
 from paceline.hook import Hook
 from paceline.launchers.local import Launcher
@@ -23,7 +24,7 @@ from paceline.launchers.recovery import Outcome
 from paceline.plan import Collective, Plan
 from paceline.progress import Progress
 from paceline.report.live import Status
-from paceline.result import Point, Result, Staleness
+from paceline.result import Point, Result
 from paceline.scheme import Scheme
 from paceline.state import Vector
 from paceline.task import Task
@@ -173,6 +174,7 @@ def execute(
         launched = _fingerprint(plan, scheme, objects, x0)
         launched = fingerprint.write(directory.path, launched, first.step if first else 0)
         recording.prepare(plan, launched.versions, first, objects)
+        totals = Totals.of(last_result(directory), first)
         (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
         watcher = Watcher()
         hooks = role.hooks_of(plan, objects, "chief")
@@ -189,6 +191,8 @@ def execute(
         mine = launcher(plan, scheme, objects, tell=tell, watch=look)
         progress = Progress(directory, plan, hooks, warn)
         mine.board.put("began", began)
+        mine.board.put("restarts", totals.restarts)
+        mine.board.put("rolled_back", totals.rolled_back)
         try:
             with interrupts.counted(mine.asked):
                 outcome = mine.run()
@@ -218,6 +222,14 @@ def execute(
     return result
 
 
+def last_result(directory: RunDirectory) -> dict[str, Any] | None:
+    """How the last launch ended, as far as it can be read."""
+    try:
+        return directory.result()
+    except DataError:  # `verify` says what is wrong with it; the checkpoint has its own count
+        return None
+
+
 def _fingerprint(plan: Plan, scheme: Scheme, objects: dict[str, Any], x0: Vector | None) -> Fingerprint:
     decided = scheme if plan.scheme or not plan.script else None  # a script has yet to say which it wants
     return fingerprint.of(plan, decided, objects.get("ready"), x0, objects.get("hooks", ()))
@@ -244,16 +256,16 @@ def result_of(
     before: list[dict[str, Any]],
     first: Checkpoint | None = None,
 ) -> Result | None:
-    """All that is known at the end. `before`: the history so far; `first`: the checkpoint that the launch began at."""
+    """All that is known at the end, and all of it of what was saved last. `before`: the history so far; `first`: the
+    checkpoint that the launch began at."""
     found = checkpoint.newest(Path(plan.directory) / "checkpoints", lambda _: None)
     if found is None:
         return None
     told = outcome.result or {}
     board = outcome.words
     seconds = max(board["stopped"] - board["first_step"], 0) / 1e9 if board["first_step"] else 0.0
-    samples = told.get("samples", board["samples"])
-    already = _samples(first, plan.workers) if first else 0
-    stale = told.get("staleness", {})
+    standing = Standing.of(found, scheme, plan.workers)
+    already = Standing.of(first, scheme, plan.workers).samples if first else 0
     history = [
         Point(one["update"], one["seconds"], {k: v for k, v in one.items() if k not in ("update", "seconds")})
         for one in [*before, *outcome.history]
@@ -264,19 +276,14 @@ def result_of(
         workers=plan.hosts,
         micro=plan.micro if plan.exact else None,
         servers=plan.servers,
-        updates=told.get("updates", found.step),
-        gradients=told.get("gradients", board["gradients"]),
-        samples=samples,
+        updates=standing.updates,
+        gradients=standing.gradients,
+        samples=standing.samples,
         virtual_seconds=None,
-        staleness=Staleness(
-            mean=stale.get("mean", 0.0),
-            max=stale.get("max", 0),
-            histogram={int(k): n for k, n in stale.get("histogram", {}).items()},
-            outstanding=stale.get("outstanding", 0),
-        ),
+        staleness=standing.staleness,
         metrics=told.get("metrics", {}),
         vector=found.tensors["model"],
-        dropped=told.get("dropped", 0),
+        dropped=standing.dropped,
         seed=plan.seed,
         batch=outcome.batch or plan.batch or 0,
         hyper=config.hyper_of(scheme),
@@ -285,16 +292,12 @@ def result_of(
         notice=outcome.notice,
         stopped=outcome.stopped or None,
         wall_seconds=seconds,
-        samples_per_second=max(samples - already, 0) / seconds if seconds else 0.0,
+        samples_per_second=max(board["samples"] - already, 0) / seconds if seconds else 0.0,
         time_to_first_step=(board["first_step"] - board["began"]) / 1e9 if board["first_step"] else None,
-        restarts=outcome.restarts,
+        restarts=board["restarts"],
         rolled_back_updates=board["rolled_back"],
+        lost_updates=max(board["reached"] - standing.updates, 0),
         peak_rss_mb=outcome.peak_rss / 1024,
         directory=plan.directory,
         fingerprint=fingerprint.last_of(Path(plan.directory)),
     )
-
-
-def _samples(saved: Checkpoint, workers: int) -> int:
-    """Those that had been computed when a checkpoint was written."""
-    return sum(int(saved.tensors[f"person.{rank}"][2]) for rank in range(workers))

@@ -267,7 +267,9 @@ class Server:
                 return  # somebody else has died meanwhile: once more
         self.desk.settle_answers()
         snapshots.restore_shard(self.stage, self.shard, saved)
-        self._answered[:] = self._posted
+        for index, posted in enumerate(self._posted):
+            if posted // GENERATIONS < generation:  # void; a call of the new course is still to be performed
+                self._answered[index] = posted
         board.performed[self.shard] = 0
         self._follow_lead()  # it may be on another node now
         if self._following is not None:

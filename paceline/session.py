@@ -91,12 +91,7 @@ class RealSession(Saving):
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
         try:
-            if not self.board.alive[self.rank]:
-                self._join()
-            elif self._exact and self._generation:  # the run has gone back because a predecessor died
-                self._abandon()
-                self._return(noted=False)  # its log begins here
-            self._record_start()
+            self._enter()
             self.board.begun[self.rank] = 1
             self.stage.bells.ring_all()
             for hook in self._hooks:
@@ -138,10 +133,11 @@ class RealSession(Saving):
                 f"worker:{rank}, step {worker.t}, update {self.updates}: the loss is {loss}; "
                 "a smaller lr (or fewer workers at this lr) is the usual cure"
             )
-        board.gradients[rank] += 1
-        board.samples[rank] += size
         if self.journal is not None:
             self.journal.add(GRAD, loss)
+            self.journal.flush()  # a window may end with this process, and its gradients count all the same
+        board.gradients[rank] += 1
+        board.samples[rank] += size
         if not board.get("first_step"):
             board.put("first_step", self.stage.now())
         for hook in self._watching:
@@ -273,7 +269,6 @@ class RealSession(Saving):
     def _between(self) -> bool:
         """Between two steps: what the run as a whole wants of this worker. False when it is to end."""
         board, rank, link = self.board, self.rank, self._link
-        board.heard[rank] = self.stage.now()  # first: the launcher takes it for a sign that this generation was seen
         if board.run[GENERATION] != self._generation:
             raise RolledBack
         self._save_if_asked()

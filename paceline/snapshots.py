@@ -146,6 +146,8 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor], late: Sequence[int]
         "overrides": stage.load_overrides(),
         "parameters": stage.layout.notes.get("parameters"),
         "seconds": stage.seconds(),
+        "restarts": stage.board.get("restarts"),
+        "rolled_back": stage.board.get("rolled_back"),
     }
     path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=_kept(plan))
     stage.board.put("checkpoint", step)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline import config
+from paceline.accounts import staleness_of
 from paceline.board import LANES, Bells, Board
 from paceline.ledger import Ledger
 from paceline.memory import WORD, Layout, Segment
@@ -272,22 +273,7 @@ class Stage:
         prefixes = ["ledger.0."]
         if self.direct():
             prefixes += [f"tally.{rank}." for rank in range(self.plan.workers)]
-        ledgers = [self.ledger(prefix) for prefix in prefixes]
-        histogram: dict[int, int] = {}
-        for ledger in ledgers:
-            for staleness, number in ledger.histogram().items():
-                histogram[staleness] = histogram.get(staleness, 0) + number
-        admitted = sum(ledger.cells.admitted for ledger in ledgers)
-        total = sum(ledger.cells.total for ledger in ledgers)
-        return Staleness(
-            mean=total / admitted if admitted else 0.0,
-            max=max(ledger.cells.largest for ledger in ledgers),
-            histogram=dict(sorted(histogram.items())),
-            outstanding=ledgers[0].outstanding(self.updates) if len(ledgers) == 1 else 0,
-        )
-
-    def dropped(self) -> int:
-        return int(self.tensor("ledger.0.refused")) if self.scheme.methods else 0
+        return staleness_of([self.ledger(prefix) for prefix in prefixes], self.updates)
 
     def save_overrides(self, hyper: Mapping[str, Any]) -> None:
         """Hyper-parameters that were changed on the way; whoever starts later takes them over."""

@@ -104,7 +104,6 @@ class Launcher(Recovery):
             wake.close()
             for descriptor in (*self._bells, self._state, self.board.descriptor):
                 os.close(descriptor)
-        self.outcome.restarts = sum(child.restarts for child in self.children)
         return self.outcome
 
     def _open_store(self) -> None:
@@ -134,9 +133,9 @@ class Launcher(Recovery):
         """What the board says at the end, before its memory goes."""
         board, words = self.board, self.outcome.words
         self.opened()
-        for name in ("began", "first_step", "stopped", "rolled_back", "base"):
+        for name in ("began", "first_step", "stopped", "rolled_back", "restarts"):
             words[name] = board.get(name)
-        words["samples"], words["gradients"] = sum(board.samples), sum(board.gradients)
+        words["samples"], words["reached"] = sum(board.samples), self.updates()
         if not words["stopped"]:
             words["stopped"] = time.monotonic_ns()
 
@@ -303,7 +302,7 @@ class Launcher(Recovery):
             self._finished(child)
             self.stop("", FAILED)
             return
-        child.restarts += 1
+        self._count_restart(child)
         if torn and not self._went_back(part, lost):
             self._finished(child)
             return
@@ -312,6 +311,10 @@ class Launcher(Recovery):
         self.tell("warn", f"{part}: {cause}" if lost else f"{part} died ({cause}); restarting it")
         self.bells.ring_all()
         self._start(child)
+
+    def _count_restart(self, child: Child) -> None:
+        child.restarts += 1
+        self.board.put("restarts", self.board.get("restarts") + 1)
 
     def _postpone(self, child: Child, cause: str) -> None:
         """An evaluator has died. Training does without it: it is started again after a pause, which grows as long as it
@@ -327,7 +330,7 @@ class Launcher(Recovery):
             self.outcome.warnings.append(f"the last checkpoint is not evaluated: the evaluator died ({cause})")
             self._finished(child)
             return
-        child.restarts += 1
+        self._count_restart(child)
         pause = min(FIRST_PAUSE * 2 ** min(child.in_a_row - 1, 20), LONGEST_PAUSE)
         child.starts_at = time.monotonic() + pause
         self.tell("warn", f"evaluator died ({cause}); restarting it in {pause:g} s; training continues")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +49,6 @@ class Outcome:
     batch: int = 0
     task: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
-    restarts: int = 0
     peak_rss: int = 0  # KiB
     words: dict[str, int] = field(default_factory=dict)
 
@@ -69,8 +67,7 @@ class Recovery:
     _state: int  # the descriptor of the memory for the state
     _node: Node = ALONE
     _stage: Stage | None = None
-    _restored: Checkpoint | None = None  # what the run went back to last,
-    _returned = 0  # and when, ns
+    _restored: Checkpoint | None = None  # what the run went back to last
 
     def stop(self, reason: str, how: int) -> None:
         """Let everybody end in order."""
@@ -145,7 +142,7 @@ class Recovery:
         board.put("checkpoint", saved.step)
         recording.keep_return(self.plan, board.get("generation") + 1, saved.path)
         board.put("generation", board.get("generation") + 1)
-        self._returned, self._restored = time.monotonic_ns(), saved
+        self._restored = saved
         for child in self.children:  # who comes back later is of the new generation and will not go back itself
             child.progress.pop(False, None)
             if not child.done and any(not board.alive[rank] for rank in ranks(child.part, self.plan)):
@@ -158,10 +155,14 @@ class Recovery:
         return True
 
     def _restore_absent(self, part: Part) -> None:
-        """A worker that died before it had followed the others back: its cells are still those from before."""
+        """A worker that died before it had followed the others back: its cells are still those from before. On another
+        node it goes back itself, when it begins."""
+        board, generation = self.board, self.board.get("generation")
         for rank in ranks(part, self.plan):
-            if self._restored is not None and not self.board.alive[rank] and self.board.heard[rank] < self._returned:
+            if self._restored is not None and not board.alive[rank] and board.followed[rank] != generation:
                 snapshots.restore_worker(self.stage, rank, self._restored)
+                if self.stage.beside(rank):
+                    board.followed[rank] = generation
 
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""

@@ -40,6 +40,7 @@ class Told:
     difference: Difference | None = None
     gradients: int = 0
     matched: list[int] = field(default_factory=list)  # the checkpoints whose model has the same bits
+    saved: str | None = None  # digest of the model at the update that was asked for, where the run could save it
     cut: bool = False
 
 
@@ -52,7 +53,8 @@ class _Ended(Exception):
 
 
 class Engine:
-    """Repeats one launch. `what_if`: hyper-parameters that the server has from an update on, instead of its own."""
+    """Repeats one launch. `what_if`: hyper-parameters that the server has from an update on, instead of its own.
+    `claimed`: the update whose model the run says it saved; `Told.saved` is what it is here."""
 
     def __init__(
         self,
@@ -63,9 +65,11 @@ class Engine:
         until: int | None = None,
         what_if: tuple[int, Mapping[str, Any]] | None = None,
         watch: Callable[[int], None] = lambda _: None,
+        claimed: int | None = None,
     ) -> None:
         self.history, self.scheme, self.task = history, scheme, task
         self.until, self.what_if, self.watch = until, what_if, watch
+        self.claimed = claimed  # the update of which the run says that it saved its model
         plan = history.plan
         self.workers, self.servers = plan.workers, max(plan.servers, 1)
         self.told = Told(cut=history.cut)
@@ -76,6 +80,10 @@ class Engine:
         self.desk = self._desk(scheme.server(x0, self.workers)) if scheme.methods else None
         if start is not None:
             self._restore(start)
+        self._start = x0 if start is None else start.tensors["model"]
+        self._begun_at = history.start_step()
+        if claimed == self._begun_at:
+            self.told.saved = digest(self._start)
         device = torch.device(plan.device)
         if plan.device != "cpu" and not torch.cuda.is_available():
             raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
@@ -112,13 +120,14 @@ class Engine:
     def updates(self) -> int:
         if self.desk is not None:
             return int(self.desk.state.v)
-        return max((int(player.worker.state.v) for player in self._players), default=0)
+        return max((int(player.worker.state.v) for player in self._players), default=self._begun_at)
 
     def model(self) -> Vector:
         """What the centre holds now."""
         if self.desk is not None:
             return self.desk.scheme.model(self.desk.state).clone()
-        assert self._centre is not None, "no worker has made a step"
+        if self._centre is None:  # no worker has made a step
+            return self._start.clone()
         return self.scheme.model(self._centre).cpu().clone()
 
     def run(self) -> Told:
@@ -187,7 +196,7 @@ class Engine:
         version = int(player.worker.state.v)
         if self._centre is None or version >= int(self._centre.v):
             self._centre = player.worker.state
-        if version in self.history.checkpoints and version not in self.told.matched:
+        if self._noted(version):
             self._compare(version, self.scheme.model(player.worker.state).cpu())
         self.watch(version)
 
@@ -233,9 +242,8 @@ class Engine:
             quorum = self._shrink or what == PARTED
             self.desk._member("joined" if what == JOINED else "left", rank, quorum)
         elif record.kind == SAVE:
-            version = self.updates
-            if version in self.history.checkpoints and version not in self.told.matched:
-                self._compare(version, self.model())
+            if self._noted(self.updates):
+                self._compare(self.updates, self.model())
         elif record.kind == SET:
             self.desk.scheme = config.scheme_of(self.desk.scheme, record.values[0])
 
@@ -279,13 +287,22 @@ class Engine:
         if self._strict and recorded != loss and not (recorded != recorded and loss != loss):
             self._differ(player, f"the loss was {recorded!r} and is {loss!r}")
 
+    def _noted(self, version: int) -> bool:
+        """Whether the run has noted, or claims, what its model was at this update of this course."""
+        return version == self.claimed or (self.generation, version) in self.history.checkpoints
+
     def _compare(self, version: int, model: Vector) -> None:
         if not self._strict:
             return
-        if digest(model) != self.history.checkpoints[version]:
+        here = digest(model)
+        if version == self.claimed:
+            self.told.saved = here
+        noted = self.history.checkpoints.get((self.generation, version))
+        if noted is not None and here != noted:
             self.told.difference = Difference(version, f"checkpoint {version}", "the model has other bits")
             raise _Differs
-        self.told.matched.append(version)
+        if noted is not None and version not in self.told.matched:
+            self.told.matched.append(version)
 
     def _differ(self, player: Player | None, text: str) -> None:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"

@@ -10,7 +10,7 @@ from typing import Any
 from paceline import durable, journal
 from paceline.checkpoint import Checkpoint, load
 from paceline.errors import DataError
-from paceline.journal import ABOUT, DECIDED, NOTE, START, Log, Record
+from paceline.journal import ABOUT, DECIDED, END, NOTE, START, Log, Record
 from paceline.plan import Plan
 from paceline.transports.lane import JOINED
 
@@ -24,6 +24,11 @@ class Life:
     begun: dict[str, Any]  # its first note: step, gradients, position of the server, …
     records: list[Record]
     cut: bool
+
+    @property
+    def ended(self) -> bool:
+        """Whether it said goodbye."""
+        return any(record.kind == END for record in self.records)
 
     @property
     def since(self) -> tuple[int, int]:
@@ -41,7 +46,7 @@ class History:
     server: dict[int, list[Record]]  # generation -> what the server did
     lives: list[Life]
     decided: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)  # (rank, number) -> who took part
-    checkpoints: dict[int, str] = field(default_factory=dict)  # step -> digest of the model
+    checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
     cut: bool = False
 
     @property
@@ -131,13 +136,16 @@ def _add_life(history: History, log: Log) -> None:
     if not notes:
         return  # it died before it had begun
     records = log.records[notes[0] :]  # before that it may have gone back with the others
+    generation = records[0].values[0]["generation"]
     for record in records:
+        told = record.values[0] if record.kind == NOTE else {}
+        generation = told.get("return", generation)
         if record.kind == DECIDED:
             present = {int(rank): number for rank, number in record.values[0].items()}
             for rank, number in present.items():
                 history.decided[rank, number] = present
-        elif record.kind == NOTE and "checkpoint" in record.values[0]:
-            history.checkpoints[record.values[0]["checkpoint"]] = record.values[0]["digest"]
+        elif "checkpoint" in told:
+            history.checkpoints[told.get("generation", generation), told["checkpoint"]] = told["digest"]
     history.cut |= log.cut
     header = log.header
     history.lives.append(Life(header["rank"], header["life"], records[0].values[0], records[1:], log.cut))

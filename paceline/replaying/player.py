@@ -94,11 +94,15 @@ class Player:
         self._driver = Driver(self.scheme, self.worker)
 
     def go_back(self, generation: int, saved: Checkpoint) -> bool:
-        """Everybody goes back to a checkpoint: skip what was under way. False if this life does not reach that far."""
-        while self._next is not None and not self._returns(generation):
+        """Everybody goes back to a checkpoint: skip what was under way. False if this life does not reach that far, or
+        went back only later, with those who went back once more."""
+        while self._next is not None and not self._returns():
             self._next = next(self._records, None)
         if self._next is None:
             self.over = True
+            return False
+        if self._next.values[0]["return"] > generation:
+            self.returning = self._next.values[0]["return"]
             return False
         self.outbox.clear()
         self.position = self.mean = self.returning = self.method = self._answer = None
@@ -110,9 +114,9 @@ class Player:
         self._consume()
         return True
 
-    def _returns(self, generation: int) -> bool:
+    def _returns(self) -> bool:
         record = self._next
-        return record is not None and record.kind == NOTE and record.values[0].get("return") == generation
+        return record is not None and record.kind == NOTE and "return" in record.values[0]
 
     @property
     def blocked(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline import config, fingerprint, role
+from paceline import checkpoint, config, fingerprint, role
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, UsageError
 from paceline.plan import Plan
@@ -31,7 +31,8 @@ class Replayed:
     updates: int
     gradients: int
     digest: str
-    recorded_digest: str | None  # None: the run left no result, or something else was asked for than its end
+    recorded_digest: str | None  # None: the run has saved nothing, or something else was asked for than its end
+    recorded_updates: int | None  # of which that digest is: a run that failed has saved less than it had reached
     checkpoints: list[int]  # those that matched
     difference: Difference | None = None
     hints: list[str] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Replayed:
             "gradients": self.gradients,
             "digest": self.digest,
             "recorded_digest": self.recorded_digest,
+            "recorded_updates": self.recorded_updates,
             "checkpoints": self.checkpoints,
             "difference": None if parted is None else vars(parted),
             "hints": self.hints,
@@ -83,6 +85,16 @@ def replay(
         torch.set_num_threads(threads)
 
 
+def _claimed(directory: RunDirectory) -> tuple[int | None, str | None]:
+    """Of which update, and with which digest, the run says that it saved its model; a run that was killed says nothing,
+    but has left its checkpoints."""
+    result = directory.result() or {}
+    if "digest" in result:
+        return result["updates"], result["digest"]
+    found = checkpoint.newest(directory.checkpoints, lambda _: None)
+    return (None, None) if found is None else (found.step, digest(found.tensors["model"]))
+
+
 def _unrecorded(directory: RunDirectory) -> str:
     plan = Plan.from_dict(directory.plan())
     if plan.script:
@@ -99,32 +111,37 @@ def _repeated(
     objects: dict[str, Any],
     watch: Callable[[int], None],
 ) -> Replayed:
-    gradients, matched, cut = 0, [], False
+    matched: list[int] = []
+    gradients, cut, saved = 0, False, None
+    claimed, recorded = _claimed(directory) if until is None and what_if is None else (None, None)
     for number, launch in enumerate(launches):
         last = number == len(launches) - 1
         plan = launch.plan
         scheme, task = _of(launch, objects)
         torch.set_num_threads(plan.threads)
         changed = None if what_if is None else (since, _checked(scheme, what_if, plan.workers))
-        engine = Engine(launch, scheme, task, until=until, what_if=changed, watch=watch)
+        engine = Engine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
         if until is not None and not last and launches[number + 1].start_step() < until:
             engine.until = None
         outcome = engine.run()
         gradients, cut = gradients + outcome.gradients, cut or outcome.cut
-        matched += outcome.matched
+        matched, saved = matched + outcome.matched, outcome.saved or saved
         if outcome.difference is not None or last or (until is not None and engine.updates >= until):
             break
     if until is not None and outcome.difference is None and engine.updates < until:
         raise UsageError(f"the record ends at update {engine.updates:,}; there is no update {until:,} in it")
     model = engine.model()
-    result = directory.result() or {}
-    if until is None and outcome.difference is None and engine.updates < result.get("updates", 0):
-        cut = True  # a full disk may have ended it
-    ended = until is None and what_if is None and not cut
-    recorded = result.get("digest") if ended else None
     own = digest(model)
-    if outcome.difference is None and recorded is not None and recorded != own:
-        outcome.difference = Difference(engine.updates, "the end", "the final vector has other bits")
+    if claimed is not None and outcome.difference is None and engine.updates < claimed:
+        cut = True  # a full disk may have ended it
+    if saved is None and engine.updates == claimed:
+        saved = own
+    if cut and saved is None:
+        recorded = None
+    if outcome.difference is None and recorded is not None and recorded != saved:
+        assert claimed is not None
+        what = "other bits" if saved is not None else "no moment at which it could have been saved"
+        outcome.difference = Difference(claimed, "the end", f"the vector that the run has saved has {what} here")
     asked = until is not None or what_if is not None
     return Replayed(
         match=outcome.difference is None,
@@ -132,6 +149,7 @@ def _repeated(
         gradients=gradients,
         digest=own,
         recorded_digest=recorded,
+        recorded_updates=claimed if recorded is not None else None,
         checkpoints=matched,
         difference=outcome.difference,
         hints=hints(launch, directory, task) if outcome.difference is not None else [],

@@ -172,7 +172,7 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if result.get("stopped"):
         yield "stopped", str(result["stopped"])
     yield from _metric_rows(result.get("metrics") or {})
-    for key in ("updates", "gradients", "dropped", "samples", "restarts", "rolled_back_updates"):
+    for key in ("updates", "gradients", "dropped", "samples", "restarts", "rolled_back_updates", "lost_updates"):
         if result.get(key) is not None:
             yield key.replace("_", " "), _number(result[key])
     for key, unit in (

@@ -59,6 +59,7 @@ def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
         ("time to first step", "{:,.2f} s", result.time_to_first_step),
         ("restarts", "{:,}", result.restarts),
         ("updates rolled back", "{:,}", result.rolled_back_updates),
+        ("updates lost at the end", "{:,}", result.lost_updates or None),
         ("memory of the largest process", "{:,.0f} MB", result.peak_rss_mb),
     )
     for name, form, value in rows:

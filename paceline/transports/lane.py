@@ -38,6 +38,7 @@ class Lane:
         self.request = stage.segment.words[head : head + HEAD_WORDS]
         self.reply = stage.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
         args, reply = (stage.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
+        self.taken = 0  # the number of the call that the server has taken from here
         self.tell = False  # the server only says when the call may be done
         self.prepared: tuple[int, Any] | None = None  # a call's number, and what it asks for, if that is known already
         self.told: array[int] | None = None  # an answer's words, if they are known,
@@ -80,7 +81,8 @@ def got(words: memoryview) -> list[int]:
 def received(stage: Stage, lane: Lane, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]) -> Any:
     """What lies in a lane: a call with its arguments in place (its range of the vectors), or a special request."""
     prepared, lane.prepared = lane.prepared, None
-    if prepared is not None and prepared[0] == stage.board.posted[lane.index]:
+    lane.taken = stage.board.posted[lane.index]
+    if prepared is not None and prepared[0] == lane.taken:
         return prepared[1]
     return understood(stage, lane, got(lane.request), lane.request[HEAD_WORDS - 1], methods, bounds)
 

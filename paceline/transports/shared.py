@@ -303,6 +303,8 @@ class Link:
             version = state.v
             own = _cloned(result, self.device)
             fence()
+            if self._board.run[GENERATION] != self.generation:
+                return False, None  # this may be the state that the servers have gone back to
             if mark.tolist() == before:
                 if self.journal is not None:
                     self.journal.add(READ, self._methods[method.name], position[0])

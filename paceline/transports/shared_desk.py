@@ -103,7 +103,7 @@ class SharedDesk(Desk):
         """A call is performed: first the count, then the answer, then the end of the mark."""
         board = self._stage.board
         self._performed[self._shard] += 1
-        self._answered[lane.index] = board.posted[lane.index]
+        self._answered[lane.index] = lane.taken  # this call, whatever lies in the lane by now
         self._mark[self._shard] += 1
         fence()
         if self._door is not None and self._door.far(lane.rank):

@@ -63,7 +63,8 @@ MAY_IMPORT = {
     "board": "memory",
     "cores": "",
     "journal": "errors",
-    "stage": "board config ledger memory net.* plan result scheme seeds state",
+    "accounts": "checkpoint ledger result scheme state",
+    "stage": "accounts board config ledger memory net.* plan result scheme seeds state",
     "mirror": "board stage",
     "snapshots": "board checkpoint config errors plan scheme stage state",
     "transports": "",
@@ -153,15 +154,15 @@ MAY_IMPORT = {
     "launchers.yaml_text": "",
     "watching": "board report.live role",
     "progress": "directory durable errors hook hooks.* plan report.live",
-    "run": "checkpoint config directory errors exact fingerprint hook interrupts launchers.local launchers.recovery "
-    "plan progress recording report.* result role scheme snapshots state task values watching",
+    "run": "accounts checkpoint config directory errors exact fingerprint hook interrupts launchers.local "
+    "launchers.recovery plan progress recording report.* result role scheme snapshots state task values watching",
     "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
     "scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
     "pace": "board errors hook ops result role session sharing snapshots state task torch_task",
-    "alone": "board checkpoint control directory errors fingerprint hook launchers.recovery memory plan role run "
-    "scheme session stage task transports.inproc",
+    "alone": "accounts board checkpoint control directory errors fingerprint hook launchers.recovery memory plan role "
+    "run scheme session stage task transports.inproc",
     "attaching": "alone board config control errors find hook pace plan role run scheme seeds session stage",
     "report.*": "checkpoint config difference directory errors find progress report.* result scheme values "
     "verification",

@@ -89,21 +89,21 @@ def test_a_nodes_own_words_stay_there(both: Both) -> None:
 
 def test_times_are_by_the_clock_of_whoever_reads_them() -> None:
     both = Both(Board.create(2, 1), Board.create(2, 1), ahead=1000)
-    both.one.heard[1], both.one.t[1] = 50, 50
+    both.one.t[1] = 50
     both.one.put("began", 7)
     both.tell()
-    assert (both.other.heard[1], both.other.t[1], both.other.get("began")) == (1050, 50, 1007)
-    assert both.other.heard[0] == 0  # nothing yet is no time
+    assert (both.other.t[1], both.other.get("began")) == (50, 1007)
+    assert both.other.get("stopped") == 0  # nothing yet is no time
 
 
 def test_a_time_comes_back_as_it_was() -> None:
     both = Both(Board.create(2, 1), Board.create(2, 1), ahead=1000)
-    both.one.heard[0] = 50
+    both.one.put("stopped", 50)
     both.tell()
-    assert both.other.heard[0] == 1050
-    both.other.heard[0] = 2000
+    assert both.other.get("stopped") == 1050
+    both.other.put("stopped", 2000)
     both.answer()
-    assert both.one.heard[0] == 1000
+    assert both.one.get("stopped") == 1000
 
 
 def test_nobody_takes_a_stop_back(both: Both) -> None:

@@ -1,0 +1,80 @@
+"""An answer belongs to one call of one life: around a return to a checkpoint, and in a lane that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_shared_transport import LENGTH, Ledgered
+from theatre import Theatre
+
+from paceline import snapshots
+from paceline.server import Server
+from paceline.transports.lane import GENERATIONS
+
+
+@pytest.fixture
+def theatre(tmp_path: Path) -> Iterator[Theatre]:
+    made = Theatre(Ledgered(), torch.arange(float(LENGTH)), servers=1, directory=tmp_path)
+    stage = made.stage(0)
+    snapshots.keep_all(stage)
+    snapshots.write(stage, "chief", {})
+    yield made
+    made.close()
+
+
+def server_of(theatre: Theatre) -> Server:
+    return Server(theatre.stage(theatre.board.server_place(0)), 0)
+
+
+def go_back(theatre: Theatre) -> None:
+    """What a launcher does when a server has died inside a call."""
+    theatre.board.put("restore", 0)
+    theatre.board.put("generation", 1)
+
+
+def test_a_return_answers_only_what_was_sent_before_it(theatre: Theatre) -> None:
+    server, scheme = server_of(theatre), Ledgered()
+    before, after = theatre.link(0), theatre.link(1)
+    old = before.post(scheme.fill(1.0))
+    go_back(theatre)
+    after.generation = 1
+    new = after.post(scheme.fill(2.0))  # sent by one who is back before the server is
+    server._return()
+    assert before.ready(old)  # void
+    assert not after.ready(new)
+    assert server._lead_on()
+    assert after.ready(new)
+    assert after.collect(new) == 1
+    assert theatre.stage(0).tensor("server.x").tolist() == [2.0] * LENGTH
+
+
+def test_an_answer_is_to_the_call_that_was_taken(theatre: Theatre) -> None:
+    """A successor may use the lane while its predecessor's call is still being performed."""
+    server, scheme, board = server_of(theatre), Ledgered(), theatre.board
+    lane = theatre.link(0).post(scheme.fill(1.0))
+    number = board.posted[lane.index]
+    done = server.desk.done
+
+    def used_again_meanwhile(at: object) -> None:
+        board.posted[lane.index] = number + 1
+        done(at)  # type: ignore[arg-type]
+
+    server.desk.done = used_again_meanwhile  # type: ignore[method-assign]
+    server._lead_on()
+    assert board.answered[0][lane.index] == number
+
+
+def test_nobody_reads_what_the_servers_have_gone_back_to_as_if_it_were_the_old_course(theatre: Theatre) -> None:
+    server, scheme = server_of(theatre), Ledgered()
+    link = theatre.link(0)
+    assert link._look(scheme.methods["look"], ())[0]
+    go_back(theatre)
+    server._return()
+    assert not link._look(scheme.methods["look"], ())[0]
+    link.generation = 1
+    assert link._look(scheme.methods["look"], ())[0]
+    assert theatre.board.server_generation[0] == 1
+    assert theatre.board.posted[0] // GENERATIONS == 0
