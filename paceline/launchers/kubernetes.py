@@ -13,9 +13,12 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import yaml
+
 from paceline.errors import RunError, UsageError
-from paceline.launchers.kubernetes_manifests import CONTAINER, Manifest, Settings, manifests, secret
-from paceline.launchers.yaml_text import written
+from paceline.launchers.kubernetes_manifests import manifests, resources, secret
+from paceline.launchers.kubernetes_settings import Settings
+from paceline.launchers.kubernetes_template import CONTAINER, Manifest
 
 if TYPE_CHECKING:
     from paceline.launchers.job import Job
@@ -35,7 +38,25 @@ def shown(job: Job) -> str:
     ]
     if not settings.options.get("volume"):
         lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
-    return "\n".join(lines) + "\n---\n" + "---\n".join(written(one) for one in manifests(job))
+    return "\n".join(lines) + "\n" + "".join(f"---\n{_written(one)}" for one in manifests(job))
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Text of several lines as it is, and nothing written by reference."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _written(manifest: Manifest) -> str:
+    return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def launch(job: Job) -> int:
@@ -61,9 +82,8 @@ def launch(job: Job) -> int:
         job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
         return 130
     finally:
-        kept = ["configmap", "secret", *(["service"] if kind == "job" else []), *([] if done else [kind])]
-        for what in reversed(kept):  # a job that has ended stays to be looked at, as long as `ttl` says
-            named = settings.name + {"configmap": "-config", "secret": "-secret"}.get(what, "")
+        # a job that has ended stays to be looked at, as long as `ttl` says
+        for what, named in [*([] if done else [(kind, settings.name)]), *resources(settings)]:
             _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
 
 

@@ -149,9 +149,13 @@ MAY_IMPORT = {
     "launchers.ray_crew": "errors launchers.command launchers.job",
     "launchers.spark": "errors launchers.command launchers.job launchers.spark_seat",
     "launchers.spark_seat": "launchers.command",
-    "launchers.kubernetes": "errors launchers.job launchers.kubernetes_manifests launchers.yaml_text",
-    "launchers.kubernetes_manifests": "errors launchers.job",
-    "launchers.yaml_text": "",
+    "launchers.kubernetes": "errors launchers.job launchers.kubernetes_manifests launchers.kubernetes_settings "
+    "launchers.kubernetes_template",
+    "launchers.kubernetes_manifests": "launchers.job launchers.kubernetes_pod launchers.kubernetes_settings "
+    "launchers.kubernetes_template",
+    "launchers.kubernetes_pod": "launchers.job launchers.kubernetes_settings launchers.kubernetes_template",
+    "launchers.kubernetes_settings": "errors launchers.foreground launchers.job launchers.kubernetes_template net.*",
+    "launchers.kubernetes_template": "errors",
     "watching": "board report.live role",
     "progress": "directory durable errors hook hooks.* plan report.live",
     "run": "accounts checkpoint config directory errors exact fingerprint hook interrupts launchers.local "
