@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.launchers.job import Job
 
 POLL = 2.0  # seconds between two looks at the job
+GIVEN_UP = "the chief's pod is not replaced any more"
 LATE = 15  # looks that a job may stay unseen after it was applied
 
 
@@ -75,8 +76,7 @@ def launch(job: Job) -> int:
         _kubectl(settings, "create", "-f", "-", text=json.dumps(secret(job, settings)))
         _kubectl(settings, "apply", "-f", "-", text=shown(job))
         job.say(f"kubernetes: {kind}/{settings.name} with {len(job.tasks)} pods")
-        code = _followed(job, settings, kind)
-        done = True
+        code, done = _followed(job, settings, kind)
         return code
     except KeyboardInterrupt:
         job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
@@ -87,13 +87,14 @@ def launch(job: Job) -> int:
             _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
 
 
-def _followed(job: Job, settings: Settings, kind: str) -> int:
-    """Until the job is complete or failed. A chief's pod that is replaced is followed by the next one's log."""
+def _followed(job: Job, settings: Settings, kind: str) -> tuple[int, bool]:
+    """Until the job is complete or failed, or can only fail: the exit code, and whether the job has ended by itself. A
+    chief's pod that is replaced is followed by the next one's log."""
     chief = _chief_selector(job, settings)
     seen: set[str] = set()
     unseen = 0
     while True:
-        state = _state(settings, kind)
+        state = _state(job, settings, kind)
         unseen = unseen + 1 if state is None else 0
         if unseen > LATE:
             raise RunError(f"{kind}/{settings.name} is not there any more: somebody has deleted it")
@@ -105,20 +106,30 @@ def _followed(job: Job, settings: Settings, kind: str) -> int:
                     job.say(f"the chief's pod was replaced: {name}")
                 subprocess.run(settings.arguments("logs", "--follow", name, "--container", CONTAINER), check=False)
         if state in ("Complete", "Completed"):
-            return 0
-        if state == "Failed":
-            return _exit_code(_pods(settings, chief))
+            return 0, True
+        if state in ("Failed", GIVEN_UP):
+            return _exit_code(_pods(settings, chief)), state == "Failed"
         time.sleep(POLL)
 
 
-def _state(settings: Settings, kind: str) -> str | None:
-    """The condition with which a job ends; "" while it goes on; None if it is not there."""
+def _state(job: Job, settings: Settings, kind: str) -> str | None:
+    """The condition with which a job ends; "" while it goes on; None if it is not there. A job whose chief will not be
+    replaced any more has only pods left that wait for one."""
     found = _kubectl(settings, "get", kind, settings.name, "--ignore-not-found", "--output", "json")
     if not found.strip():
         return None
     ends = {"Complete", "Completed", "Failed"}
-    conditions = json.loads(found).get("status", {}).get("conditions", [])
-    return next((one["type"] for one in conditions if one["type"] in ends and one["status"] == "True"), "")
+    status = json.loads(found).get("status", {})
+    over = [one["type"] for one in status.get("conditions", []) if one["type"] in ends and one["status"] == "True"]
+    if not over and _names(status.get("failedIndexes", ""), job.tasks.index("chief")):
+        return GIVEN_UP
+    return over[0] if over else ""
+
+
+def _names(indexes: str, number: int) -> bool:
+    """Whether a list such as 0,3-5 has this number."""
+    ranges = [part.partition("-") for part in indexes.split(",") if part]
+    return any(int(first) <= number <= int(last or first) for first, _, last in ranges)
 
 
 def _pods(settings: Settings, selector: str) -> list[Manifest]:

@@ -239,6 +239,15 @@ def test_a_failed_job_gives_the_chiefs_exit_code(cluster: Cluster) -> None:
     assert kubernetes.launch(job()) == 3
 
 
+def test_a_chief_that_is_not_replaced_any_more_ends_the_job(cluster: Cluster) -> None:
+    """Its index has failed; the job itself would go on until its other pods have failed as often."""
+    cluster.answers([""], [[("m-0-a", 1)]])
+    assert [kubernetes._names("0,3-5", number) for number in (0, 1, 3, 5, 6)] == [True, False, True, True, False]
+    (cluster.folder / "states").write_text(json.dumps([{"status": {}}, {"status": {"failedIndexes": "0,3"}}]))
+    assert kubernetes.launch(job()) == 1
+    assert "job" in {words[1] for words, _ in cluster.calls() if words[0] == "delete"}
+
+
 def test_what_kubectl_refuses_is_told_and_taken_back(cluster: Cluster) -> None:
     (cluster.folder / "refuse").touch()
     with pytest.raises(RunError, match="forbidden"):
