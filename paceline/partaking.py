@@ -197,6 +197,8 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
         given.announce((host, chosen), os.environ, say)
 
     def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
+        if allowed is not None and plan.collective in ("gloo", "nccl"):
+            say(f"warning: --collective {plan.collective} listens on ports of its own choice, not only on {allowed}")
         hub = Hub(
             plan,
             scheme,

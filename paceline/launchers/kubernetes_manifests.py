@@ -68,10 +68,11 @@ def _code(settings: Settings) -> Manifest:
 
 
 def _policy(job: Job, settings: Settings) -> Manifest:
-    """Only pods of this run may connect to its pods, and only where paceline listens. NCCL chooses its own ports."""
+    """Only pods of this run may connect to its pods, and only where paceline listens."""
     own = {"podSelector": {"matchLabels": {"paceline/run": settings.name}}}
     listens = [{"protocol": "TCP", "port": settings.ports.first, "endPort": settings.ports.last}]
-    allowed = {"from": [own], **({} if job.option("--collective") == "nccl" else {"ports": listens})}
+    chosen = job.option("--collective") in ("gloo", "nccl")  # which choose their own ports
+    allowed = {"from": [own], **({} if chosen else {"ports": listens})}
     return {
         **{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": settings.metadata(settings.name)},
         "spec": {**own, "policyTypes": ["Ingress"], "ingress": [allowed]},

@@ -237,8 +237,9 @@ def test_only_pods_of_the_run_may_connect_and_only_to_its_ports() -> None:
     assert found(asked, "NetworkPolicy")["spec"]["ingress"][0]["ports"][0]["endPort"] == 20040
     told = found(asked, "ConfigMap")["data"]
     assert (told["PACELINE_PORTS"], told["PACELINE_HUB"].rpartition(":")[2]) == ("20000-20040", "20000")
-    nccl = replace(job(), command=(*job().command, "--collective", "nccl"))
-    assert "ports" not in found(nccl, "NetworkPolicy")["spec"]["ingress"][0]
+    for collective, open_ in (("nccl", True), ("gloo", True), ("tcp", False)):
+        own_ports = replace(job(), command=(*job().command, "--collective", collective))
+        assert ("ports" not in found(own_ports, "NetworkPolicy")["spec"]["ingress"][0]) == open_
     assert "NetworkPolicy" not in [one["kind"] for one in kubernetes.manifests(job(network_policy="no"))]
 
 
