@@ -6,9 +6,11 @@ ENGINES := .venv-engines
 ALONE := tests/unit tests/papers tests/golden tests/contracts tests/chaos/test_simulated.py
 SEEDS ?= 1000
 SEED ?= 0
+SECONDS ?= 60
+RUNS ?= 1000000
 PROCESSES := tests/contracts/test_every_scheme_in_processes.py
 
-.PHONY: setup demo test test-engines chaos-sim check size docs clean help
+.PHONY: setup demo test test-engines chaos chaos-sim check size docs clean help
 
 help:          ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +43,9 @@ $(ENGINES)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install --quiet --editable '.[engines]'
 	@touch $@
+
+chaos: $(READY) ## random kills, stops and signals over every scheme, and what must hold after each run: SECONDS= SEED= RUNS=
+	$(BIN)/python tests/chaos/chaos.py --seconds $(SECONDS) --seed $(SEED) --runs $(RUNS)
 
 check: $(READY) ## format, lint, types, and that the generated docs are true
 	$(BIN)/ruff format --check .

@@ -160,22 +160,30 @@ class Launcher(Recovery):
             return
         if self.asked.hung_up:
             interrupts.leave_terminal()
-        if self.asked.count > 1:
-            self.outcome.interrupted = True
+        if not self._asked_at:
+            self._first_signal()
+        if self.asked.count > 1 and not self._over:
+            if self.outcome.result is None:
+                self._interrupted()
             self._end_all()
-        elif not self._asked_at:
-            self._asked_at = time.monotonic()
-            self.board.put("interrupted", 1)
-            if self.board.run[STOP] != RUNNING:
-                self.tell("say", "interrupted: the run is ending already (again to end it at once)")
-                return
-            self.outcome.interrupted = True
-            if self.board.get("ready"):
-                self.stop("interrupted")
-                self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
-            else:  # nothing has been trained: there is nothing to put in order
-                self.outcome.stopped = "interrupted"
-                self._end_all()
+
+    def _first_signal(self) -> None:
+        self._asked_at = time.monotonic()
+        self.board.put("interrupted", 1)
+        if self.board.run[STOP] != RUNNING:
+            self.tell("say", "interrupted: the run is ending already (again to end it at once)")
+        elif self.board.get("ready"):
+            self._interrupted()
+            self.stop("interrupted")
+            self.tell("say", "interrupted: ending in order, with a last checkpoint (again to end at once)")
+        else:  # nothing has been trained: there is nothing to put in order
+            self._interrupted()
+            self._end_all()
+
+    def _interrupted(self) -> None:
+        """The run ends short of its goal."""
+        self.outcome.interrupted = True
+        self.outcome.stopped = self.outcome.stopped or "interrupted"
 
     def _start(self, child: Child) -> None:
         part = child.part

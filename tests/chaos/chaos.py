@@ -1,0 +1,74 @@
+"""Random faults in real processes: `make chaos SECONDS=600 SEED=7`, or `python tests/chaos/chaos.py --help`.
+
+Each trial is a run of some scheme whose processes are killed, stopped and terminated; afterwards what must hold is
+checked. A trial that fails is kept, and named so that it can be repeated: --seed S --only N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pprint
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "system")]
+
+import torch  # noqa: E402
+from invariants import broken  # noqa: E402
+from launched import run  # noqa: E402
+from processes import shared_files  # noqa: E402
+from trials import trial  # noqa: E402
+
+
+def attempt(seed: int, number: int, folder: Path) -> tuple[list[str], Counter[str]]:
+    """One trial: what does not hold, and what was done."""
+    chosen, shared = trial(seed, number), shared_files()
+    place = folder / f"{number:04d}-{chosen.scheme}"
+    ended = run(chosen, place)
+    found = broken(chosen, ended, shared)
+    counts = Counter(words.split()[1] for words in ended.dealt if "not there" not in words)
+    if found:
+        print(f"\nFAILED: python tests/chaos/chaos.py --seed {seed} --only {number}   (kept in {place})")
+        pprint.pprint(chosen, width=140)
+        print(f"exit code {ended.code} after {ended.seconds:.1f} s; dealt:", *ended.dealt, sep="\n  ")
+        print(*(f"BROKEN: {text}" for text in found), sep="\n", flush=True)
+    else:
+        for path in folder.glob(f"{place.name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return found, counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="of all trials")
+    parser.add_argument("--seconds", type=float, default=60.0, help="no trial begins later than this")
+    parser.add_argument("--runs", type=int, default=1_000_000, help="at most this number of trials")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
+    parser.add_argument("--only", type=int, help="one trial, by its number")
+    parser.add_argument("--keep", type=Path, help="where failed runs are kept (default: a new folder)")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # this process forks launchers
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = [given.only] if given.only is not None else range(given.first, given.first + given.runs)
+    began, failed, runs, totals = time.monotonic(), 0, 0, Counter[str]()
+    for number in numbers:
+        if time.monotonic() - began > given.seconds:
+            break
+        found, counts = attempt(given.seed, number, folder)
+        runs, failed, totals = runs + 1, failed + bool(found), totals + counts
+        if runs % 10 == 0:
+            print(f"{runs} runs, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+    done = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
+    print(f"{runs - failed} passed, {failed} failed in {time.monotonic() - began:.0f} s; dealt: {done}")
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""A trial's run: its launcher in a session of its own, and somebody outside who deals out the blows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from processes import children
+from trials import SPAN, Blow, Trial
+
+from paceline import interrupts
+from paceline.directory import RunDirectory
+from paceline.hook import Hook, Session
+from paceline.launchers.local import Launcher
+from paceline.run import execute, planned
+
+LIMIT = 100.0  # seconds after which a run hangs
+STEP = 0.02  # seconds of a step while blows are still to come, near the goal
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "continue": signal.SIGCONT,
+    "terminate": signal.SIGTERM,
+    "interrupt": signal.SIGINT,
+}
+
+
+@dataclass
+class Linger(Hook):
+    """Slow steps near the goal until all blows have been dealt: the run cannot be over before them."""
+
+    gate: Path
+    update: int
+
+    def before_step(self, session: Session) -> None:
+        if session.updates >= self.update and not self.gate.exists():
+            threading.Event().wait(STEP)
+
+
+@dataclass
+class Ended:
+    """What came of a run."""
+
+    place: Path
+    code: int | None  # None: it hung and was killed
+    seconds: float
+    text: str  # what the launcher's process has said
+    dealt: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # processes
+
+
+def run(trial: Trial, place: Path) -> Ended:
+    """Fork a launcher, deal out the blows, wait for the end."""
+    gate, output, began = place.with_suffix(".gate"), place.with_suffix(".out"), time.monotonic()
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        os._exit(_launch(trial, place, gate, output))
+    dealt: list[str] = []
+    code = _deal(trial.blows, pid, began, dealt)
+    gate.touch()
+    while code is None and time.monotonic() < began + LIMIT:
+        code = _ended(pid, 0.05)
+    if code is None:
+        dealt.append(f"it hangs: {_standing(pid)}")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    left = _left(pid)
+    for one in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(one.split()[0]), signal.SIGKILL)
+    return Ended(place, code, time.monotonic() - began, output.read_text(errors="replace"), dealt, left)
+
+
+def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
+    """In the forked process: be the launcher. Gives the exit code, as the command would."""
+    os.setsid()
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    interrupts.raise_while_working()  # as the command does
+    try:
+        settings = dict(trial.settings)
+        goal = settings["steps"]
+        hooks = [Linger(gate, max(goal - 100, goal // 2))] if trial.ends == "goal" else []
+        plan, chosen, objects = planned(settings.pop("task"), trial.scheme, hooks=hooks, hyper=trial.hyper, **settings)
+        made = RunDirectory.create(place, "run")
+        plan = dataclasses.replace(plan, directory=str(made.path), title=trial.seed)
+        made.write_plan(dataclasses.asdict(plan))
+        say = lambda _, text: print(text, flush=True)  # noqa: E731
+        execute(plan, chosen, objects, tell=say, watch=lambda _: None, launcher=_counting)
+    except (KeyboardInterrupt, interrupts.Interrupted):
+        return interrupts.EXIT_CODE
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def _counting(*given: Any, **rest: Any) -> Launcher:
+    made = Launcher(*given, **rest)
+    interrupts.count_from_now_on(made.asked)
+    return made
+
+
+def _deal(blows: list[Blow], pid: int, began: float, dealt: list[str]) -> int | None:
+    """Deal them out at their times; gives the launcher's exit code if it ends meanwhile."""
+    for blow in blows:
+        while (left := began + blow.at - time.monotonic()) > 0:
+            if (code := _ended(pid, min(left, 0.05))) is not None:
+                return code
+        target = _found(blow.whom, pid)
+        dealt.append(f"{time.monotonic() - began:.3f} {blow.what} {blow.whom}{'' if target else ' (not there)'}")
+        if target:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if blow.whom == "group" else os.kill)(target, SIGNALS[blow.what])
+    while time.monotonic() < began + SPAN:
+        if (code := _ended(pid, 0.05)) is not None:
+            return code
+    return None
+
+
+def _ended(pid: int, seconds: float) -> int | None:
+    """The exit code of a process if it ends within this time."""
+    until = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= until:
+            return None
+        threading.Event().wait(0.002)
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _found(whom: str, pid: int) -> int:
+    if whom in ("launcher", "group"):
+        return pid
+    return next((one for one in children(pid) if _title(one) == f"paceline role {whom}"), 0)
+
+
+def _left(session: int) -> list[str]:
+    """Processes of a session that live on; the kernel may need a moment to end those of a killed launcher."""
+    until = time.monotonic() + 5
+    while found := _of_session(session):
+        if time.monotonic() > until:
+            break
+        threading.Event().wait(0.02)
+    return found
+
+
+def _of_session(session: int) -> list[str]:
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, _, _, home = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+                if int(home) == session and state not in "ZX":
+                    found.append(f"{place.name} {_title(int(place.name))}")
+    return found
+
+
+def _standing(pid: int) -> str:
+    """Where the processes of a run stand."""
+    rows = []
+    for one in [pid, *children(pid)]:
+        with contextlib.suppress(OSError):
+            rows.append(f"{_title(one)}: {Path(f'/proc/{one}/wchan').read_text()}")
+    return "; ".join(rows)
