@@ -28,6 +28,7 @@ def attempt(seed: int, number: int, folder: Path) -> tuple[list[str], Counter[st
     """One trial: what does not hold, and what was done."""
     chosen, shared = trial(seed, number), shared_files()
     place = folder / f"{number:04d}-{chosen.scheme}"
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier try
     ended = run(chosen, place)
     found = broken(chosen, ended, shared)
     counts = Counter(words.split()[1] for words in ended.dealt if "not there" not in words)
