@@ -23,11 +23,11 @@ def broken(trial: Trial, ended: Ended, shared_before: set[str]) -> list[str]:
         lambda: _nothing_left(ended, shared_before),
     ]
     if ended.code is not None and (ended.place / "plan.json").exists():
-        checks += [lambda: _commands(ended), lambda: _verified(trial, ended)]
-        if _trained(ended) and trial.scheme != "hogwild":
-            checks.append(lambda: _replayed(ended))
-        if _trained(ended) and trial.exact:
-            checks.append(lambda: _same_bits(trial, ended))
+        checks.append(lambda: _commands(ended))
+        if _trained(ended):
+            checks.append(lambda: _verified(ended))
+            checks += [] if trial.scheme == "hogwild" else [lambda: _replayed(ended)]
+            checks += [lambda: _same_bits(trial, ended)] if trial.exact else []
     for check in checks:
         try:
             found += check()
@@ -75,7 +75,7 @@ def _commands(ended: Ended) -> Iterator[str]:
                     yield f"{words[0]} ends with {leaves.code}: {out.getvalue()}"
 
 
-def _verified(trial: Trial, ended: Ended) -> Iterator[str]:
+def _verified(ended: Ended) -> Iterator[str]:
     for check in verify(ended.place).checks:
         if check.fits is False:
             yield f"verify: {check.what}: {check.text}"
