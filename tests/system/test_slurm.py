@@ -194,6 +194,22 @@ def test_a_chief_that_cannot_begin_ends_the_job_at_once(slurm: Slurm, tmp_path: 
     left_nothing(slurm)
 
 
+def test_gpus_are_for_those_that_train(tmp_path: Path) -> None:
+    """Two nodes with two GPUs each: chief and a worker on the first, a worker and a server on the second."""
+    tell = f'echo "$CUDA_VISIBLE_DEVICES" >{tmp_path}/task-$SLURM_PROCID.new; touch "$PACELINE_MEET"'
+    command = ("sh", "-c", f"{tell}; mv {tmp_path}/task-$SLURM_PROCID.new {tmp_path}/task-$SLURM_PROCID")
+    tasks = ("chief", "worker:0", "worker:1", "server:0")
+    with cluster(nodes=2, gpus=2) as slurm:
+        job = Job(command, tasks, tmp_path, "gpus", {"nodes": "2", "memory": "100M"}, gpus=1)
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "job.sbatch").write_text(launcher.script(job))
+        slurm.ask("sbatch", "--parsable", str(tmp_path / "job.sbatch"))
+        told = [tmp_path / f"task-{number}" for number in range(4)]
+        until(lambda: all(one.exists() for one in told), LIMIT, f"all tasks have begun: {slurm.logs()}")
+        assert [one.read_text().strip() for one in told] == ["0", "1", "0", ""]
+        left_nothing(slurm)
+
+
 def test_slurm_accepts_what_is_written_for_it(slurm: Slurm, tmp_path: Path) -> None:
     tasks = ("chief", "worker:0", "worker:1", "server:0")
     many: list[dict[str, str]] = [
