@@ -35,10 +35,11 @@ from paceline.hook import Hook
 class Linger(Hook):
     gate: str = ""
     update: int = 200
+    seconds: float = 0.05
 
     def before_step(self, session):
         if session.updates >= self.update and not Path(self.gate).exists():
-            threading.Event().wait(0.05)
+            threading.Event().wait(self.seconds)
 """
 
 
@@ -152,11 +153,11 @@ def shells(folder: Path) -> Iterator[Shells]:
             shell.process.wait()
 
 
-def linger(folder: Path, update: int = 200) -> tuple[Path, tuple[str, ...]]:
+def linger(folder: Path, update: int = 200, seconds: float = 0.05) -> tuple[Path, tuple[str, ...]]:
     """The gate, and the words of a command that wait for it."""
     (folder / "linger.py").write_text(LINGER)
     gate = folder / "gate"
-    return gate, ("--hook", f"{folder}/linger.py:Linger:gate={gate},update={update}")
+    return gate, ("--hook", f"{folder}/linger.py:Linger:gate={gate},update={update},seconds={seconds}")
 
 
 def updates_of(folder: Path) -> int:

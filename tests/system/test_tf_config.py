@@ -99,6 +99,37 @@ def test_servers_that_come_late(tmp_path: Path) -> None:
     assert trained(tmp_path / "run")["servers"] == 2
 
 
+def test_a_chief_that_is_restarted_later_than_patience_finds_everybody_again(tmp_path: Path) -> None:
+    """Noticing a loss and waiting for a successor have different times: loading Python and torch outlasts this
+    patience. Before that `show` tells how far the run is."""
+    ps, first, second = (f"localhost:{port}" for port in free_ports(3))
+    gate, waits = linger(tmp_path, update=60, seconds=1.0)
+    run = tmp_path / "run"
+    lists = ("--ps-hosts", ps, "--worker-hosts", f"{first},{second}", "--dir", str(run))
+    words = (*TRAIN, "--checkpoint-every", "20", "--patience", "3", "--seconds", "1000", *lists, *waits)
+    with shells(tmp_path) as made:
+        agents = [
+            made("ps", *words, "--job-name", "ps", "--task-index", "0"),
+            made("worker", *words, "--job-name", "worker", "--task-index", "1"),
+        ]
+        chief = made("chief", *words, "--job-name", "worker", "--task-index", "0")
+        until(lambda: updates_of(run) >= 40, SECONDS, f"it trains: {made.said()}")
+        shown = made("show", "show", str(run))
+        assert shown.ended() == 0
+        for word in ("updates/s", "of 400", "left", "newest checkpoint", "worker:1", "server:0"):
+            assert word in shown.out, shown.out
+        os.kill(chief.process.pid, signal.SIGKILL)
+        chief.process.wait()
+        for agent in agents:
+            until(lambda agent=agent: "for the hub to come back" in agent.err, SECONDS, f"it waits: {agent.err}")
+        again = made("chief again", *words, "--job-name", "worker", "--task-index", "0")
+        until(lambda: "roles have joined" in again.err, SECONDS, f"all are back: {made.said()}")
+        gate.touch()
+        made.all_ended(chief)
+        assert "resuming" in again.err or "going on from the checkpoint" in again.err
+    trained(run)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_of_the_chief_ends_all_in_order(number: signal.Signals, tmp_path: Path) -> None:
     _, waits = linger(tmp_path)
