@@ -311,8 +311,8 @@ def _rates(status: Status) -> list[str]:
 
 
 def _checkpoint(status: Status) -> list[str]:
-    """How old the newest one is, once that is worth a word."""
-    if math.isnan(status.checkpoint_age) or status.checkpoint_age < WORTH_TELLING:
+    """How old the newest one is, once that is worth a word: updates have been made since that could be lost."""
+    if not status.checkpoint_age >= WORTH_TELLING or status.updates <= status.checkpoint:
         return []
     return [f"checkpoint {duration(status.checkpoint_age, '.0f')} old"]
 

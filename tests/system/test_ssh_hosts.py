@@ -118,15 +118,18 @@ def test_a_host_that_lets_nobody_in(server: Sshd, tmp_path: Path) -> None:
 # training
 
 
-def test_three_tasks_train_and_a_killed_one_comes_back(server: Sshd, tmp_path: Path) -> None:
-    gate, waits = linger(tmp_path)
+@pytest.mark.parametrize("lost", ["task", "connection"])
+def test_three_tasks_train_and_a_lost_one_comes_back(server: Sshd, tmp_path: Path, lost: str) -> None:
+    """Also one whose connection is lost: at the far end it is asked to end, and leaves alone."""
+    gate, waits = linger(tmp_path, seconds=0.5)
     words = (*TRAIN, "--workers", "2", "--checkpoint-every", "20", "--dir", str(tmp_path / "run"), "--json", *waits)
     engine = ("--on", "hosts", "--engine", "hosts=127.0.0.1", "--engine", f"ssh={server.ssh}")
     with shells(tmp_path) as made:
         run = made("hosts", *words, *engine)
         until(lambda: updates_of(tmp_path / "run") >= 40, SECONDS, f"it trains: {made.said()}")
         agent = far_task(tmp_path, "worker:0")
-        os.kill(agent, signal.SIGKILL)
+        os.kill(agent if lost == "task" else parent(parent(agent)), signal.SIGKILL)  # task <- far.py <- sshd
+        gone([agent])
         until(lambda: far_task(tmp_path, "worker:0") not in (0, agent), SECONDS, f"it is back: {made.said()}")
         until(lambda: "worker:1 is here" in run.err, SECONDS, f"it takes part: {made.said()}")
         assert run.err.count("worker:0 was lost") == 1

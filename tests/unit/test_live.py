@@ -390,3 +390,12 @@ def test_the_closing_table_of_real_and_of_simulated_runs() -> None:
     assert "virtual" not in text
     assert "/tmp/runs/[1]/" in text
     assert text.count("long") >= 18  # folded, not cut
+
+
+def test_the_age_of_the_newest_checkpoint_is_told_when_something_could_be_lost() -> None:
+    screen = Screen(width=160, plain=True)
+    with screen.display:
+        for updates, age in ((900, 2.0), (800, 100.0), (900, 100.0), (900, math.nan)):
+            screen.clock.now += 6
+            screen.display.update(status(updates=updates, checkpoint=800, checkpoint_age=age))
+    assert ["checkpoint 1 min 40 s old" in line for line in screen.lines()] == [False, False, True, False]
