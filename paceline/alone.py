@@ -54,7 +54,7 @@ class Records(Control):
                 case "say":
                     pass  # the session has printed it
                 case "warn":
-                    print(f"warning: {content}", file=sys.stderr, flush=True)
+                    _warn(content)
                 case "record":
                     outcome.history.append(content)
                     self.directory.append_history(content)
@@ -62,6 +62,10 @@ class Records(Control):
                     outcome.stopped = outcome.stopped or content
                 case "result" | "batch" | "task" | "notice":
                     setattr(outcome, kind, content)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def directory_for(name: str, path: str | Path | None, resume: bool) -> RunDirectory:
@@ -79,12 +83,14 @@ def session_of(
     """All that a launcher and its roles would set up. `around` undoes it, and writes down how the run ended."""
     directory = RunDirectory.open(plan.directory)
     around.enter_context(directory.lock())
-    before = directory.history()
+    before = directory.history(_warn)
+    last = last_result(directory)
+    directory.begin()
     directory.write_plan(dataclasses.asdict(plan))
     first = checkpoint.newest(directory.checkpoints, lambda _: None)
+    totals = Totals.of(last, first)
     launched = fingerprint.of(plan, scheme, None, None, hooks)
-    fingerprint.write(directory.path, launched, first.step if first else 0)
-    totals = Totals.of(last_result(directory), first)
+    fingerprint.write(directory.path, launched, first.step if first else 0, _warn)
     board = Board.create(1, 1)
     ends, state = Bells.create(board.roles), anonymous("paceline-state")
     for descriptor in (*ends, state, board.descriptor):

@@ -98,9 +98,26 @@ def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def steps(directory: Path) -> list[int]:
-    """The steps that have a checkpoint, in order; what is plainly damaged is left out, contents are not read."""
-    return sorted({_step(path) for path in folders(directory) if _looks_whole(path)})
+def resumed_from(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint, None where none was ever written. Where all are damaged DataError: to train from the
+    beginning instead is not for us to decide."""
+    found = newest(directory, say)
+    if found is None and folders(directory):
+        raise DataError(f"no checkpoint in {directory} is whole: there is nothing to resume from; train a new run")
+    return found
+
+
+def steps(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[int]:
+    """The steps that have a checkpoint, in order; `say` is told of what is plainly damaged. Contents are not read."""
+    found = set()
+    for path in folders(directory):
+        try:
+            _manifest(path)
+        except DataError as error:
+            say(f"passed over: {error}")
+        else:
+            found.add(_step(path))
+    return sorted(found)
 
 
 def find(directory: Path, step: int) -> Path | None:
@@ -108,12 +125,16 @@ def find(directory: Path, step: int) -> Path | None:
     return next((path for path in reversed(folders(directory)) if _step(path) == step), None)
 
 
-def best(run: Path) -> Best | None:
-    """The best checkpoint of a run directory, if one was kept."""
+def best(run: Path, say: Callable[[str], None] = lambda _: None) -> Best | None:
+    """The best checkpoint of a run directory, if one was kept; `say` is told of damaged ones."""
     chosen = None
     for path in folders(run / "best"):  # two only after a crash between the new one's coming and the old one's going
-        one = _read_best(path)
-        if one is not None and (chosen is None or _beats(one.value, chosen)):
+        try:
+            one = _read_best(path)
+        except DataError as error:
+            say(f"passed over: {error}")
+            continue
+        if chosen is None or _beats(one.value, chosen):
             chosen = one
     return chosen
 
@@ -150,13 +171,16 @@ def _beats(value: float, held: Best) -> bool:
     return value < held.value if held.smaller_is_better else value > held.value
 
 
-def _read_best(path: Path) -> Best | None:
+def _read_best(path: Path) -> Best:
+    step = _manifest(path)["step"]
     try:
-        step, told = _manifest(path)["step"], durable.read_json(path / BEST)
+        told = durable.read_json(path / BEST)
         value, metrics = float(told["value"]), {str(name): float(one) for name, one in told["metrics"].items()}
         return Best(path, step, str(told["metric"]), value, bool(told["smaller_is_better"]), metrics)
-    except (DataError, KeyError, TypeError, ValueError, AttributeError):
-        return None  # damaged: the next one takes its place
+    except DataError as error:
+        raise _damaged(path, str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"{BEST} is not what was written: {error!r}") from error
 
 
 # writing

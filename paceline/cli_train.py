@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from paceline import cli_far, config, interrupts, partaking
 from paceline.directory import RunDirectory
-from paceline.errors import RunError, UsageError
+from paceline.errors import DataError, RunError, UsageError
 from paceline.launchers import program
 from paceline.launchers.local import Launcher
 from paceline.plan import Plan
@@ -335,7 +335,13 @@ def resumed(
 ) -> tuple[RunDirectory, Plan, Scheme]:
     """An existing run's plan, with what is given now in place of what was given then."""
     place = RunDirectory.open(path)
-    before = Plan.from_dict(place.plan())
+    try:
+        before = Plan.from_dict(place.plan())
+    except DataError as error:
+        error.add_note(
+            "give what is to change as options of --resume; to resume with the plan as it is, delete sums.json"
+        )
+        raise
     if before.task is None:
         raise UsageError(f"{place.path} trained a task of a notebook or script: resume it from there")
     for name, wanted in (("task", task), ("scheme", scheme)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -85,17 +85,18 @@ def diff(a: str | Path, b: str | Path) -> Difference:
         common=tuple(common),
         model=parting,
         # an update may be made while the chief evaluates the one before: of equal runs that says nothing
-        history=None if same else _first_other_evaluation(*(run.history() for run in runs)),
-        order=order_parts(runs[0].path, runs[1].path),
+        history=None if same else _first_other_evaluation(*(_history(run, notes) for run in runs)),
+        order=order_parts(runs[0].path, runs[1].path, notes.append),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def order_parts(a: Path, b: Path) -> dict[str, Any] | None:
+def order_parts(a: Path, b: Path, say: Callable[[str], None] = lambda _: None) -> dict[str, Any] | None:
     """Where the orders of the servers' calls part; None where they are the same, or not known."""
     try:
         rows = [[row for launch in read_all(run) for row in launch.rows()] for run in (a, b)]
-    except DataError:
+    except DataError as error:
+        say(str(error))
         return None
     if not all(rows):
         return None
@@ -124,6 +125,10 @@ def _noted(run: RunDirectory, notes: list[str]) -> Fingerprint | None:
         notes.append(f"{run.name} has no {fingerprint.FILE}: an earlier version wrote it")
         return None
     return launches[-1].fingerprint
+
+
+def _history(run: RunDirectory, notes: list[str]) -> list[dict[str, Any]]:
+    return run.history(lambda text: notes.append(f"{run.name}: {text}"))
 
 
 def _counts(run: RunDirectory, notes: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ runs/mnist-mlp-sync-001/
   checkpoints/ best/  see `checkpoint`                  result.json        how it ended
   logs/ summaries/    of the processes, of TensorBoard  lock               held while the run lives
   fingerprint.json    what determined the result, of each launch
+  sums.json           SHA-256 of these files: see `file_sums`
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,10 +25,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline import durable
+from paceline import durable, file_sums
 from paceline.errors import DataError, UsageError
 
 RUNS = Path("runs")
+_NUMBER = int | float
+_KINDS: dict[str, Any] = {  # of what others read in a result
+    **{"updates": int, "gradients": int, "samples": int, "wall_seconds": _NUMBER, "digest": str, "fingerprint": str},
+    **{"metrics": dict, "staleness": dict, "history": list, "error": str, "stopped": str, "task": str, "scheme": str},
+}
 
 
 class RunState(StrEnum):
@@ -153,20 +159,35 @@ class RunDirectory:
             return RunState.FAILED
         return RunState.INTERRUPTED if result.get("stopped") == RunState.INTERRUPTED else RunState.DONE
 
+    def begin(self) -> None:
+        """A launch begins: how an earlier one ended is not how this one ends."""
+        with durable.failing_as(f"{self.path} could not be written"):
+            (self.path / "result.json").unlink(missing_ok=True)
+            file_sums.begin(self.path)
+
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """What was asked for."""
-        durable.write_json(self.path / "plan.json", dict(plan))
+        file_sums.write_json(self.path, "plan.json", dict(plan))
 
-    def plan(self) -> dict[str, Any]:
-        return self._read("plan.json")
+    def plan(self, *, checked: bool = True) -> dict[str, Any]:
+        """What was asked for; `checked`: DataError if the file is not what was written."""
+        return self._read("plan.json", checked=checked)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """How it ended: a result as plain data, with `error` if it failed."""
-        durable.write_json(self.path / "result.json", dict(result))
+        """How it ended: a result as plain data, with `error` if it failed. It is the last that a launch writes."""
+        file_sums.write_json(self.path, "result.json", dict(result))
+        with durable.failing_as(f"{self.path} could not be written"):
+            file_sums.end(self.path)
 
-    def result(self) -> dict[str, Any] | None:
-        """How it ended; None if it has not."""
-        return self._read("result.json") if (self.path / "result.json").exists() else None
+    def result(self, *, checked: bool = True) -> dict[str, Any] | None:
+        """How it ended; None if it has not. `checked`: DataError if the file is not what was written."""
+        if not (self.path / "result.json").exists():
+            return None
+        found = self._read("result.json", checked=checked)
+        for key, kind in _KINDS.items():
+            if not isinstance(found.get(key), kind | None):
+                raise DataError(f"run {self.path}: result.json is not what was written: its {key} is {found[key]!r}")
+        return found
 
     def append_history(self, values: Mapping[str, Any]) -> None:
         """Add a line to the history. Numbers that JSON cannot write (NaN, infinity) become null."""
@@ -179,24 +200,30 @@ class RunDirectory:
                     line = "\n" + line
             stream.write(line.encode())
 
-    def history(self) -> list[dict[str, Any]]:
-        """The lines of the history; one that a crash cut off is left out."""
+    def history(self, say: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+        """The lines of the history; `say` is told of each that is not what was written and is omitted."""
         path, lines = self.path / "history.jsonl", []
         try:
             text = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise DataError(f"{path} cannot be read: {durable.cause(error)}") from error
-        for line in text.splitlines():
+        for number, line in enumerate(text.split(b"\n"), 1):
+            if not line:
+                continue
             try:
                 values = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(values, dict):
+            except (ValueError, RecursionError):
+                values = None
+            if isinstance(values, dict) and all(isinstance(values.get(key), _NUMBER) for key in ("update", "seconds")):
                 lines.append(values)
+            else:
+                say(f"{path.name}: line {number} is not what was written, or a crash cut it off; it is omitted")
         return lines
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, *, checked: bool) -> dict[str, Any]:
         try:
+            if checked:
+                file_sums.check(self.path, name)
             return durable.read_json(self.path / name)
         except DataError as error:
             raise DataError(f"run {self.path}: {error}") from error

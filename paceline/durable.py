@@ -94,12 +94,22 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def json_bytes(content: Any) -> bytes:
+    """A file of JSON. NaN and infinity become null."""
+    return (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a file of JSON, or leave the one that is there as it is. NaN and infinity become null."""
+    write_bytes(path, json_bytes(content))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, or leave the one that is there as it is."""
     aside = path.with_name(f"{_ASIDE}{path.name}")  # one writer per file: what a crash left is overwritten
     with failing_as(f"{path} could not be written"):
         try:
-            aside.write_text(json.dumps(finite(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            aside.write_bytes(content)
             sync(aside)
             aside.replace(path)
             sync(path.parent)
@@ -111,9 +121,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of bounded size; DataError says what is wrong with it."""
     try:
         with path.open("rb") as stream:
-            text = stream.read(LARGEST_JSON + 1)
-        if len(text) > LARGEST_JSON:
-            raise ValueError(f"it has more than {LARGEST_JSON:,} bytes")
+            if os.fstat(stream.fileno()).st_size > LARGEST_JSON:
+                raise ValueError(f"it has more than {LARGEST_JSON:,} bytes")
+            text = stream.read()
         content = json.loads(text)
     except OSError as error:
         raise DataError(f"{path.name} cannot be read: {cause(error)}") from error

@@ -10,7 +10,7 @@ import inspect
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from paceline import durable, find
+from paceline import durable, file_sums, find
 from paceline.errors import DataError
 from paceline.hook import Hook
 from paceline.plan import Plan
@@ -138,12 +138,15 @@ def versions(threads: int, device: str) -> dict[str, Any]:
     return found
 
 
-def write(directory: Path, launch: Fingerprint, update: int) -> Fingerprint:
+def write(
+    directory: Path, launch: Fingerprint, update: int, say: Callable[[str], None] = lambda _: None
+) -> Fingerprint:
     """Note a launch that goes on from this update: among the earlier ones, or alone where there are none."""
     try:
         earlier = [one.fingerprint for one in read(directory)] if update else []
-    except DataError:  # the run can be trained all the same
+    except DataError as error:  # the run can be trained all the same
         earlier = []
+        say(f"{error}; what determined the earlier launches is not known any more")
     if earlier:
         last = earlier[-1]
         begun = {"fingerprint": last.hash, "update": update}
@@ -155,14 +158,16 @@ def write(directory: Path, launch: Fingerprint, update: int) -> Fingerprint:
             launch = replace(launch, launched_at=(update,))
     elif update:  # what came before is not known, or not any more
         launch = replace(launch, before={"fingerprint": None, "update": update}, launched_at=(update,))
-    durable.write_json(directory / FILE, {"launches": [one.as_dict() for one in (*earlier, launch)]})
+    file_sums.write_json(directory, FILE, {"launches": [one.as_dict() for one in (*earlier, launch)]})
     return launch
 
 
-def read(directory: Path) -> list[Recorded]:
+def read(directory: Path, *, checked: bool = True) -> list[Recorded]:
     """The launches of a run, oldest first; none for a run of a version that did not note them."""
     if not (directory / FILE).exists():
         return []
+    if checked:
+        file_sums.check(directory, FILE)
     launches = durable.read_json(directory / FILE).get("launches")
     try:
         if not launches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import UsageError
 from paceline.task import Feed
@@ -73,4 +73,25 @@ class Plan:
         foreign = data.keys() - known
         if foreign:
             raise UsageError(f"the plan holds unknown keys: {', '.join(sorted(foreign))}; another version wrote it")
+        for name, hint in get_type_hints(cls).items():
+            if name in data and not _is(data[name], hint):
+                raise UsageError(f"the plan's {name} cannot be {data[name]!r}")
         return cls(**data)
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether plain data is of a type that a plan declares."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in inner
+    if origin is list:
+        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(key, inner[0]) for key in value)
+    if inner:
+        return any(_is(value, one) for one in inner)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)

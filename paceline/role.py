@@ -229,7 +229,7 @@ def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: C
         control.send({"warn": text})
     stage.lay_out(x0, task.buffers(), notes)
     directory = RunDirectory.open(plan.directory).checkpoints
-    saved = checkpoint.newest(directory, lambda text: control.send({"warn": text}))
+    saved = checkpoint.resumed_from(directory, lambda text: control.send({"warn": text}))
     if saved is not None:
         snapshots.check(plan, stage.scheme, saved)
         if plan.exact and not saved.numbers.get("cut"):

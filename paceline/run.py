@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
-from paceline import checkpoint, config, exact, fingerprint, interrupts, recording, role, snapshots
+from paceline import checkpoint, config, exact, file_sums, fingerprint, interrupts, recording, role, snapshots
 from paceline.accounts import Standing, Totals
 from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory, RunState
@@ -167,15 +167,18 @@ def execute(
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
             plan = forkable(plan, tell)
         first = _checked_checkpoint(plan, scheme, directory, x0)
-        before = directory.history()
+        for text in file_sums.changed(directory.path):
+            tell("warn", text)
+        before = directory.history(lambda text: tell("warn", text))
         recording.trim_all(directory.path)  # of a launch that was killed
         plan = dataclasses.replace(plan, launch=recording.next_launch(directory.path))
+        totals = Totals.of(last_result(directory), first)
+        directory.begin()
         directory.write_plan(dataclasses.asdict(plan))
         launched = _fingerprint(plan, scheme, objects, x0)
-        launched = fingerprint.write(directory.path, launched, first.step if first else 0)
+        step = first.step if first else 0
+        launched = fingerprint.write(directory.path, launched, step, lambda text: tell("warn", text))
         recording.prepare(plan, launched.versions, first, objects)
-        totals = Totals.of(last_result(directory), first)
-        (directory.path / "result.json").unlink(missing_ok=True)  # how it ended once is not how this ends
         watcher = Watcher()
         hooks = role.hooks_of(plan, objects, "chief")
 
@@ -243,7 +246,7 @@ def _due_at_the_end(plan: Plan, result: Result) -> bool:
 
 def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory, x0: Vector | None) -> Checkpoint | None:
     """What the run goes on from. One of another run is refused before this plan takes the place of its own."""
-    found = checkpoint.newest(directory.checkpoints, lambda _: None)  # of damaged ones the chief will tell
+    found = checkpoint.resumed_from(directory.checkpoints, lambda _: None)  # of damaged ones the chief will tell
     if found is not None and not plan.script:
         snapshots.check(plan, scheme, found, x0)
     return found

@@ -111,11 +111,11 @@ def trained(run: RunDirectory, which: str | int = "newest", *, ema: bool = False
     return Trained(found, vector, buffers)
 
 
-def task_of(run: RunDirectory, task: Task | None = None) -> Task:
-    """The given task, or else the run's own, made again from its plan."""
+def task_of(run: RunDirectory, task: Task | None = None, *, checked: bool = True) -> Task:
+    """The given task, or else the run's own, made again from its plan (`checked`: if that is what was written)."""
     if task is not None:
         return task
-    plan = run.plan()
+    plan = run.plan(checked=checked)
     if plan.get("task") is None:
         raise UsageError(
             f"run {run.name} was started with a task made in Python, which its plan cannot name; "
@@ -215,11 +215,15 @@ def _one_part(task: TorchTask) -> bool:
 def _checkpoint(run: RunDirectory, which: str | int, say: Say) -> Checkpoint:
     if which == "newest":
         found = checkpoint.newest(run.checkpoints, say)
+        if found is None and checkpoint.folders(run.checkpoints):
+            raise DataError(f"run {run.name} has no whole checkpoint (looked in {run.checkpoints})")
         if found is None:
             raise UsageError(f"run {run.name} has no checkpoint yet (looked in {run.checkpoints})")
         return found
     if which == "best":
-        best = checkpoint.best(run.path)
+        best = checkpoint.best(run.path, say)
+        if best is None and checkpoint.folders(run.path / "best"):
+            raise DataError(f"run {run.name} has no whole best checkpoint; take the newest, or a step")
         if best is None:
             raise UsageError(f"run {run.name} has kept no best checkpoint; take the newest, or a step")
         return checkpoint.load(best.path)

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint, config, fingerprint
+from paceline import checkpoint, config, file_sums, fingerprint, journal
 from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory
 from paceline.errors import DataError, PacelineError
 from paceline.fingerprint import Fingerprint, Recorded, differing
 from paceline.plan import Plan
+from paceline.replaying.history import read
 from paceline.result import digest
 from paceline.scheme import Scheme
 from paceline.sums import data_of
@@ -56,12 +57,15 @@ def verify(run: str | Path, *, task: Task | None = None) -> Verification:
     """
     directory = RunDirectory.open(run)
     result, checks = _result(directory)
+    checks += _files(directory, result)
+    checks += _history(directory)
+    checks += _order(directory)
     found, about_checkpoints = _checkpoints(directory)
     checks += about_checkpoints
     if result is not None:
         checks += _digest(result, found)
     try:
-        launches = fingerprint.read(directory.path)
+        launches = fingerprint.read(directory.path, checked=False)
     except DataError as error:
         return Verification(directory.name, (*checks, Check("fingerprint", False, str(error))), {})
     if not launches:
@@ -78,9 +82,9 @@ def _result(directory: RunDirectory) -> tuple[dict[str, Any] | None, list[Check]
     if directory.is_locked():
         return None, [Check("result", False, "the run is still going on: wait for its end")]
     try:
-        result = directory.result()
+        result = directory.result(checked=False)
     except DataError as error:
-        return None, [Check("result", False, str(error))]
+        return None, [Check("result", False, _within(error, directory))]
     if result is None:
         return None, [Check("result", False, "there is no result.json: the run was broken off; go on with --resume")]
     if result.get("error"):
@@ -89,6 +93,58 @@ def _result(directory: RunDirectory) -> tuple[dict[str, Any] | None, list[Check]
     shown = f"{updates:,} updates" if isinstance(updates, int) else "result.json has no updates"
     stopped = f", {result['stopped']}" if result.get("stopped") else ""
     return result, [Check("result", isinstance(updates, int), shown + stopped)]
+
+
+def _files(directory: RunDirectory, result: dict[str, Any] | None) -> Iterator[Check]:
+    """Every file beside the sum that was noted when the run ended."""
+    try:
+        sums = file_sums.read(directory.path)
+        changed = file_sums.changed(directory.path)
+    except DataError as error:
+        yield Check("files", False, _within(error, directory))
+        return
+    if sums is None:
+        noted = (directory.path / fingerprint.FILE).exists()  # a version that notes this notes sums too
+        text = f"there is no {file_sums.FILE}" + ("" if noted else ": the run is of an earlier version")
+        yield Check("files", False if noted and result is not None else None, text)
+    elif changed:
+        yield Check("files", False, "; ".join(changed))
+    elif sums.ended:
+        yield Check("files", True, f"{len(sums.files)} have the sums that were noted")
+    else:
+        yield Check("files", None, "the run has not ended in order: only those of its start have sums")
+
+
+def _history(directory: RunDirectory) -> Iterator[Check]:
+    bad: list[str] = []
+    try:
+        lines = directory.history(bad.append)
+    except DataError as error:
+        bad = [_within(error, directory)]
+    if bad:
+        yield Check("history", False, "; ".join(bad))
+    elif lines:
+        yield Check("history", True, f"{len(lines)} lines read")
+
+
+def _order(directory: RunDirectory) -> Iterator[Check]:
+    """Every order log, and every checkpoint that lies beside them."""
+    launches, saved = journal.launches(directory.path), 0
+    for at in launches:
+        try:
+            launch = read(at)
+            kept = sorted(path for path in at.iterdir() if path.is_dir())
+            if launch.about["resumed"] and at / journal.START not in kept:
+                raise DataError(f"{at / journal.START}, which the launch went on from, is missing")
+            for path in kept:
+                checkpoint.load(path)
+            saved += len(kept)
+        except DataError as error:
+            yield Check("order", False, _within(error, directory))
+            return
+    if launches:
+        with_saved = f", and {saved} checkpoints beside them" if saved else ""
+        yield Check("order", True, f"the logs of {len(launches)} launches read{with_saved}")
 
 
 def _checkpoints(directory: RunDirectory) -> tuple[Checkpoint | None, list[Check]]:
@@ -102,6 +158,7 @@ def _checkpoints(directory: RunDirectory) -> tuple[Checkpoint | None, list[Check
             continue
         whole += 1
         newest = one if path.parent == directory.checkpoints else newest
+    checkpoint.best(directory.path, lambda text: damaged.append(Check("best", False, text)))
     if not whole and not damaged:
         return None, [Check("checkpoints", False, "there are none")]
     sums = Check("checkpoints", True, f"{whole} read, the sums are those that were written")
@@ -128,7 +185,7 @@ def _settings_and_data(
 ) -> Iterator[Check]:
     """The settings that plan.json gives today and the data that its task has, beside those that were noted."""
     try:
-        plan = Plan.from_dict(directory.plan())
+        plan = Plan.from_dict(directory.plan(checked=False))
         scheme = None if plan.scheme is None else config.scheme_of(plan.scheme, plan.hyper)
     except (PacelineError, TypeError) as error:
         yield Check("config", False, _within(error, directory))
@@ -154,7 +211,7 @@ def _task(directory: RunDirectory, plan: Plan, given: Task | None) -> tuple[Task
     if plan.task is None and given is None:
         return None, Check("data", None, "taken as noted: the task was made in Python; give verify(run, task=…)")
     try:
-        return task_of(directory, given), Check("data", True, "")
+        return task_of(directory, given, checked=False), Check("data", True, "")
     except Exception as error:  # of a task's own code, too
         return None, Check("data", False, f"the task cannot be made again: {error}")
 
@@ -218,4 +275,4 @@ def _shown(value: Any) -> str:
 
 def _within(error: Exception, directory: RunDirectory) -> str:
     """What went wrong, without the way to a directory that the reader has just named."""
-    return str(error).replace(f"{directory.path}/", "").replace(f"run {directory.path}: ", "")
+    return str(error).replace(f"run {directory.path}: ", "").replace(f"{directory.path}/", "")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline import durable, journal
+from paceline import durable, file_sums, journal
 from paceline.checkpoint import Checkpoint, load
-from paceline.errors import DataError
+from paceline.errors import DataError, UsageError
 from paceline.journal import ABOUT, DECIDED, END, NOTE, START, Log, Record
 from paceline.plan import Plan
 from paceline.transports.lane import JOINED
@@ -70,7 +70,9 @@ class History:
 
 
 def read_all(directory: Path) -> list[History]:
-    """Every launch of a run that was recorded, in their order."""
+    """Every launch of a run that was recorded, in their order. DataError for logs that are not what was written."""
+    if found := file_sums.changed(directory, "order/"):
+        raise DataError(f"run {directory}: {found[0]}")
     return [read(at) for at in journal.launches(directory)]
 
 
@@ -79,12 +81,18 @@ def read(at: Path) -> History:
     try:
         about = durable.read_json(at / ABOUT)
     except DataError as error:
-        raise DataError(f"this launch was not recorded, or what it was is lost: {error}") from error
+        raise DataError(f"{at}: this launch was not recorded, or what it was is lost: {error}") from error
     if about.get("format") != journal.FORMAT:
         raise DataError(
             f"{at / ABOUT} is of format {about.get('format')!r}; this version of paceline reads {journal.FORMAT}"
         )
-    plan = Plan.from_dict(about["plan"])
+    for key, kind in (("plan", dict), ("resumed", bool), ("versions", dict), ("unnamed", list), ("feeding", list)):
+        if not isinstance(about.get(key), kind):
+            raise DataError(f"{at / ABOUT} is not what was written: it has no {key}")
+    try:
+        plan = Plan.from_dict(about["plan"])
+    except UsageError as error:
+        raise DataError(f"{at / ABOUT} is not what was written: {error}") from error
     logs = {path.name: journal.read(path) for path in sorted(at.glob("*.log")) if not journal.unused(path)}
     server, cut = _server([logs[name] for name in sorted(logs, key=_number) if name.startswith("server-")])
     history = History(at, plan, about, server, [], cut=cut)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline import config
 from paceline.checkpoint import Checkpoint
 from paceline.drive import Driver
+from paceline.errors import DataError
 from paceline.journal import ASK, CHANGE, DECIDED, END, GRAD, MEAN, NOTE, POST, READ, STEP
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.replaying.history import Life
@@ -21,6 +23,14 @@ from paceline.scheme import Scheme
 from paceline.state import State
 from paceline.task import Batch, Task
 from paceline.worker import Worker
+
+
+def _cells(path: Path) -> dict[str, Tensor]:
+    """The cells that a life began with."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
 
 
 class Parted(Exception):
@@ -70,15 +80,18 @@ class Player:
         cells = self._first_scheme.worker(x0, self.workers)
         saved: dict[str, Tensor] = {}
         if begun["cells"]:
-            saved = load_file(at / begun["cells"])
+            saved = _cells(at / begun["cells"])
         elif start is not None:
             saved = part_of(start, self.rank)
         self._take(cells, buffers, saved, begun)
 
     def _take(self, cells: State, buffers: dict[str, Tensor], saved: dict[str, Tensor], begun: dict[str, Any]) -> None:
         if saved:
-            cells.restore({name: saved[f"cell.{name}"] for name in cells})
-            buffers = {name: saved[f"buffer.{name}"] for name in buffers}
+            try:
+                cells.restore({name: saved[f"cell.{name}"] for name in cells})
+                buffers = {name: saved[f"buffer.{name}"] for name in buffers}
+            except KeyError as error:
+                raise DataError(f"what worker {self.rank} began with in {self._at} has no {error.args[0]}") from error
         self.scheme = config.scheme_of(self._first_scheme, begun["overrides"])
         self._kinds, self._plain_buffers = cells, buffers
         over = {name: cells.cell(name) for name in cells}
@@ -136,7 +149,7 @@ class Player:
                     return
                 self._consume()
                 if told.get("cells"):  # it has taken over another's on the way
-                    self._take(self._kinds, self._plain_buffers, load_file(self._at / told["cells"]), told)
+                    self._take(self._kinds, self._plain_buffers, _cells(self._at / told["cells"]), told)
                 continue
             if self._next.kind == DECIDED:
                 self._consume()

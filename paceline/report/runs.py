@@ -31,8 +31,9 @@ LOG_LINES, LOG_BYTES = 10, 8192  # of the end of each log, when a run failed
 
 
 def summary(run: RunDirectory) -> dict[str, Any]:
-    """One run as plain data; what is not known is None."""
-    plan, result, history = _plan(run), _result(run) or {}, _history(run)
+    """One run as plain data; what is not known is None. `damaged`: what is wrong with its files, a sentence each."""
+    damage: list[str] = []
+    plan, result, history = _plan(run, damage), _result(run, damage) or {}, _history(run, damage)
     told = progress.read(run) or {} if not result else {}
     metrics = result.get("metrics") or _last_metrics(history)
     return {
@@ -48,6 +49,7 @@ def summary(run: RunDirectory) -> dict[str, Any]:
         "state": run.state,
         "started": run.started.isoformat(timespec="seconds"),
         "wall_seconds": result.get("wall_seconds", told.get("seconds", _last(history, "seconds"))),
+        "damaged": damage,
     }
 
 
@@ -77,7 +79,9 @@ class Listing:
     """Runs, a line each. Columns that have no room are left out: one cut to two letters would say nothing."""
 
     def __init__(self, runs: Sequence[RunDirectory]) -> None:
-        self._rows = [[_text(column.cell(one)) for column in COLUMNS] for one in map(summary, runs)]
+        known = [summary(run) for run in runs]
+        self._rows = [[_text(column.cell(one)) for column in COLUMNS] for one in known]
+        self._damage = [f"{one['run']}: {text}" for one in known for text in one["damaged"]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(title="runs", title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -87,6 +91,8 @@ class Listing:
         for row in self._rows:
             table.add_row(*(row[index] for index in fitting))
         yield table
+        for text in self._damage:
+            yield Text(text, "yellow")
 
     def _fitting(self, width: int) -> list[int]:
         wanted = [
@@ -117,15 +123,17 @@ def detail(run: RunDirectory) -> list[RenderableType]:
         Text.assemble((run.name, "bold"), " (run, ", (state, STYLES[state]), ")"),
         Text(str(run.path.resolve())),
     ]
-    parts.append(_pairs("plan", _plain_rows(_plan(run))))
-    result = _result(run)
+    damage: list[str] = []
+    parts.append(_pairs("plan", _plain_rows(_plan(run, damage))))
+    result, history = _result(run, damage), _history(run, damage)
     if result is not None:
         parts.append(_pairs("result", _result_rows(result)))
     else:
-        parts.append(_pairs("progress", _progress_rows(run)))
-    kept = _checkpoints(run)
+        parts.append(_pairs("progress", _progress_rows(run, history)))
+    kept = _checkpoints(run, damage)
     parts.append(kept if kept is not None else Text("no checkpoints"))
-    best = checkpoint.best(run.path)
+    best = checkpoint.best(run.path, damage.append)
+    parts.extend(Text(text, "yellow") for text in damage)
     if best is not None:
         parts.append(Text(f"best: step {best.step:,}, {best.metric} {best.value:.6g} ({best.path})"))
     if state in (RunState.FAILED, RunState.BROKEN_OFF):
@@ -133,8 +141,8 @@ def detail(run: RunDirectory) -> list[RenderableType]:
     return parts
 
 
-def _checkpoints(run: RunDirectory) -> Table | None:
-    known = checkpoint.steps(run.checkpoints)
+def _checkpoints(run: RunDirectory, damage: list[str]) -> Table | None:
+    known = checkpoint.steps(run.checkpoints, damage.append)
     if not known:
         return None
     table = Table(title="checkpoints", title_justify="left")
@@ -145,7 +153,10 @@ def _checkpoints(run: RunDirectory) -> Table | None:
         path = checkpoint.find(run.checkpoints, step)
         if path is None:  # the run has deleted it meanwhile
             continue
-        files = [file.stat() for file in path.iterdir()]
+        try:
+            files = [file.stat() for file in path.iterdir()]
+        except OSError:  # the same, a moment later
+            continue
         written = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC)
         table.add_row(f"{step:,}", _size(sum(file.st_size for file in files)), _when(written))
     return table
@@ -191,9 +202,9 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f"{str(result[key])[:16]}…"
 
 
-def _progress_rows(run: RunDirectory) -> Iterator[tuple[str, str]]:
+def _progress_rows(run: RunDirectory, history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """How far a run is that has no result: as its launcher wrote last, else by its history."""
-    history, told = _history(run), progress.read(run)
+    told = progress.read(run)
     if told is not None:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged file tells nothing
             yield from list(_status_rows(told))
@@ -255,25 +266,32 @@ def _end(path: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
 
 
-def _plan(run: RunDirectory) -> dict[str, Any]:
+def _plan(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
     try:
         return run.plan()
-    except DataError:  # one broken run must not hide the others
+    except DataError as error:  # one broken run must not hide the others
+        damage.append(_within(error, run))
         return {}
 
 
-def _result(run: RunDirectory) -> dict[str, Any] | None:
+def _result(run: RunDirectory, damage: list[str]) -> dict[str, Any] | None:
     try:
         return run.result()
-    except DataError:
+    except DataError as error:
+        damage.append(_within(error, run))
         return None
 
 
-def _history(run: RunDirectory) -> list[dict[str, Any]]:
+def _history(run: RunDirectory, damage: list[str]) -> list[dict[str, Any]]:
     try:
-        return run.history()
-    except DataError:
+        return run.history(damage.append)
+    except DataError as error:
+        damage.append(_within(error, run))
         return []
+
+
+def _within(error: Exception, run: RunDirectory) -> str:
+    return str(error).replace(f"run {run.path}: ", "")
 
 
 def _last(history: Sequence[Mapping[str, Any]], key: str) -> Any:

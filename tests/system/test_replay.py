@@ -15,7 +15,8 @@ import torch
 from processes import Story, finished, run
 from test_kills_servers import FrailAsync, FrailSync, shoot
 
-from paceline import Batch, Hook, checkpoint, config, find, fingerprint, journal, load, replay
+from paceline import Batch, Hook, checkpoint, config, file_sums, find, fingerprint, journal, load, replay
+from paceline.directory import RunDirectory
 from paceline.errors import DataError, UsageError
 from paceline.hook import Session
 from paceline.journal import place
@@ -154,7 +155,25 @@ def killed_at(log: Path, size: int) -> None:
     log.write_bytes(log.read_bytes()[:size] + bytes(-size % journal.PIECE + journal.PIECE))
 
 
+@pytest.mark.parametrize("name", ["server-1.log", "worker-1-1.log", "about.json"])
+@pytest.mark.parametrize("damage", ["altered", "shortened by a frame", "gone"])
+def test_a_record_with_other_sums_than_those_of_its_end_is_refused(name: str, damage: str, spoilt: Path) -> None:
+    path = place(spoilt, 1) / name
+    content = path.read_bytes()
+    path.unlink() if damage == "gone" else path.write_bytes(
+        content[:-7] if damage != "altered" else content[:-1] + b"x"
+    )
+    with pytest.raises(DataError, match=f"order/001/{name} is (missing|not what was written)"):
+        replay(spoilt)
+
+
 class TestLogsThatAreNotWhole:
+    """Of a run whose launcher was killed too, so that no sums of its end were noted."""
+
+    @pytest.fixture(autouse=True)
+    def _no_end(self, spoilt: Path) -> None:
+        (spoilt / file_sums.FILE).unlink()
+
     def test_a_cut_log_is_repeated_as_far_as_it_goes(self, spoilt: Path) -> None:
         log = place(spoilt, 1) / "server-1.log"
         killed_at(log, log.stat().st_size - 700)
@@ -209,7 +228,7 @@ class TestLogsThatAreNotWhole:
 
 def test_a_changed_result_is_noticed(spoilt: Path) -> None:
     told = json.loads((spoilt / "result.json").read_text())
-    (spoilt / "result.json").write_text(json.dumps(told | {"digest": "0" * 64}))
+    RunDirectory(spoilt).write_result(told | {"digest": "0" * 64})
     found = replay(spoilt)
     assert not found.match
     assert found.difference is not None

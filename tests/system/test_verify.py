@@ -16,7 +16,7 @@ from command_line import paceline as command
 from torch import nn
 
 import paceline
-from paceline import Result, TorchTask, Verification, checkpoint, fingerprint, sums
+from paceline import Result, TorchTask, Verification, checkpoint, file_sums, fingerprint, sums
 from paceline.verification import Check
 
 __all__ = ["command", "launch"]  # pytest finds them here
@@ -173,7 +173,9 @@ def test_without_its_newest_checkpoint_the_digest_is_of_another_update(run: Path
 )
 def test_an_altered_result_is_found(key: str, value: Any, what: str, run: Path) -> None:
     altered(run / "result.json", lambda result: result.update({key: value}))
-    assert wrong(paceline.verify(run)).keys() == {what}
+    found = wrong(paceline.verify(run))
+    assert found.keys() == {what, "files"}
+    assert found["files"].startswith("result.json is not what was written")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,9 @@ def test_an_altered_plan_is_found(key: str, value: Any, text: str, run: Path) ->
     altered(run / "plan.json", lambda plan: plan.update({key: value}))
     found = wrong(paceline.verify(run))
     assert text in found["config"]
-    assert found.keys() == ({"config", "data"} if key in ("seed", "task_options") else {"config"})  # the first vector
+    assert found["files"].startswith("plan.json is not what was written")
+    assert found.keys() - {"data"} == {"config", "files"}
+    assert ("data" in found) == (key in ("seed", "task_options"))  # the first vector
 
 
 @pytest.mark.parametrize("change", [{"scheme": "snyc"}, {"later": 1}, {"hyper": {"speed": 1}}, {"workers": None}])
@@ -213,7 +217,7 @@ def test_other_data_are_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_data_that_are_missing_are_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(*_: Any) -> Any:
+    def nowhere(*_: Any, **__: Any) -> Any:
         raise paceline.DataError("digits is nowhere to be found")
 
     monkeypatch.setattr("paceline.verification.task_of", nowhere)
@@ -234,10 +238,10 @@ def test_a_run_that_was_broken_off_is_told(run: Path, command: Commands) -> None
     shown = command("verify", str(run))
     assert shown.code == 1
     assert "no result.json: the run was broken off" in shown.out
-    assert shown.out.splitlines()[-1] == "not verified: result"
+    assert shown.out.splitlines()[-1] == "not verified: result, files"  # an end that was noted, and is gone
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-    assert wrong(paceline.verify(run)).keys() == {"result", "checkpoints"}
+    assert wrong(paceline.verify(run)).keys() == {"result", "files", "checkpoints"}
     with pytest.raises(paceline.DataError, match="no whole checkpoint"):
         paceline.diff(run, run)
 
@@ -249,12 +253,14 @@ def test_a_run_that_goes_on_is_told(run: Path) -> None:
 
 def test_a_run_of_an_earlier_version_has_no_fingerprint(run: Path, results: dict[str, Result]) -> None:
     (run / fingerprint.FILE).unlink()
+    (run / file_sums.FILE).unlink()
     altered(run / "result.json", lambda result: result.pop("fingerprint"))
     told = json.loads((run / "result.json").read_text())
     assert Result.from_dict(told, results["first"].vector).fingerprint is None
     found = paceline.verify(run)
     assert found.verified
     assert check(found, "fingerprint").fits is None
+    assert check(found, "files").fits is None
     parted = paceline.diff(run, place(results["first"]))
     assert parted.same
     assert parted.fingerprints == (None, results["first"].fingerprint)

@@ -187,10 +187,22 @@ class TestFiles:
     def test_history_outlives_a_cut_off_line(self, run):
         assert run.history() == []
         for update in (1, 2):
-            run.append_history({"update": update, "loss": math.nan})
+            run.append_history({"update": update, "seconds": 0.5, "loss": math.nan})
         with (run.path / "history.jsonl").open("ab") as stream:
             stream.write('{"update": 3, "note": "ü'.encode()[:-1])
-        assert [line["update"] for line in run.history()] == [1, 2]
-        run.append_history({"update": 4, "loss": 0.5})
-        assert run.history() == [*({"update": n, "loss": None} for n in (1, 2)), {"update": 4, "loss": 0.5}]
+        said: list[str] = []
+        assert [line["update"] for line in run.history(said.append)] == [1, 2]
+        run.append_history({"update": 4, "seconds": 0.7, "loss": 0.5})
+        first = [{"update": n, "seconds": 0.5, "loss": None} for n in (1, 2)]
+        assert run.history(said.append) == [*first, {"update": 4, "seconds": 0.7, "loss": 0.5}]
+        assert said == 2 * ["history.jsonl: line 3 is not what was written, or a crash cut it off; it is omitted"]
         assert json.loads((run.path / "history.jsonl").read_text(errors="replace").splitlines()[-1])["update"] == 4
+
+    @pytest.mark.parametrize(
+        "line", ["[1]", "null", '{"updbte": 1, "seconds": 1}', '{"update": "x", "seconds": 1}', "["]
+    )
+    def test_a_line_of_the_history_that_holds_something_else_is_omitted_and_said(self, line, run):
+        (run.path / "history.jsonl").write_text(f'{line}\n{{"update": 2, "seconds": 1}}\n')
+        said: list[str] = []
+        assert [one["update"] for one in run.history(said.append)] == [2]
+        assert [text.partition(" is")[0] for text in said] == ["history.jsonl: line 1"]

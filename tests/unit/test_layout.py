@@ -41,12 +41,14 @@ MAY_IMPORT = {
     "data.*": "data data.* errors feed seeds",
     "durable": "errors",
     "checkpoint": "durable errors paceline",
-    "directory": "durable errors",
+    "file_sums": "durable errors",
+    "directory": "durable errors file_sums",
     "sums": "errors state task torch_task",
-    "fingerprint": "durable errors find hook paceline plan rules scheme state sums task values",
-    "verification": "checkpoint config directory errors fingerprint plan result scheme sums task trained",
+    "fingerprint": "durable errors file_sums find hook paceline plan rules scheme state sums task values",
+    "verification": "checkpoint config directory errors file_sums fingerprint journal plan replaying.* "
+    "result scheme sums task trained",
     "difference": "checkpoint directory errors fingerprint replaying.* result state",
-    "replaying.*": "checkpoint config desk directory drive durable errors feed fingerprint journal ops plan "
+    "replaying.*": "checkpoint config desk directory drive durable errors feed file_sums fingerprint journal ops plan "
     "replaying.* result role scheme state sums task torch_task transports.lane worker",
     "recording": "checkpoint config durable hook journal plan stage",
     "cli_replay": "config directory durable errors replaying.*",
@@ -158,7 +160,7 @@ MAY_IMPORT = {
     "launchers.kubernetes_template": "errors",
     "watching": "board report.live role",
     "progress": "directory durable errors hook hooks.* plan report.live",
-    "run": "accounts checkpoint config directory errors exact fingerprint hook interrupts launchers.local "
+    "run": "accounts checkpoint config directory errors exact file_sums fingerprint hook interrupts launchers.local "
     "launchers.recovery plan progress recording report.* result role scheme snapshots state task values watching",
     "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
     "scheme task",

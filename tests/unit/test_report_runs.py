@@ -55,6 +55,7 @@ class TestListing:
                 ["mnist-002", "loss 0.5", "failed"],
                 ["mnist-003", "mnist-mlp", "80", "loss 2", "broken off", "4.5"],
                 ["mnist-004", "-/-", "broken off"],
+                ["mnist-004: plan.json is not what was written"],
             ),
             strict=True,
         ):
