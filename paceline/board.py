@@ -250,8 +250,13 @@ class Bells:
         """A pipe for each role. Who writes into a pipe tells the kernel that it is about to wait itself: the one it
         wakes then runs on its core at once. An eventfd lacks that, and costs a millisecond when all cores are busy."""
         ends: list[int] = []
-        for _ in range(roles):
-            ends += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            for _ in range(roles):
+                ends += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            for end in ends:
+                os.close(end)
+            raise
         return ends
 
     def ring(self, place: int) -> None:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import paceline
-from paceline import cli_cluster, cli_replay, cli_runs, cli_train, cli_verify, find, interrupts
+from paceline import cli_cluster, cli_replay, cli_runs, cli_train, cli_verify, find, interrupts, system_limits
 from paceline import data as datasets
 from paceline.errors import DataError, PacelineError, RunError, UnknownName
 from paceline.report import tables
@@ -281,6 +281,12 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> None:
         if reached is not None and reached.updates:
             messages.print(f"reached: {reached.updates:,} updates, {reached.samples:,} samples")
         raise SystemExit(error.exit_code) from None
+    except (OSError, MemoryError, RuntimeError) as error:
+        reason = system_limits.explained(error)
+        if reason is None:
+            raise
+        messages.print(f"[bold red]error:[/bold red] {escape(reason)}", soft_wrap=True)
+        raise SystemExit(1) from None
     finally:
         if alone:
             interrupts.ignore()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline import checkpoint, config, cores, evaluator, hosting, snapshots
+from paceline import checkpoint, config, cores, evaluator, hosting, snapshots, system_limits
 from paceline.board import FAILED, STOP, STOPPING, Bells, Board
 from paceline.control import Control
 from paceline.directory import RunDirectory
@@ -191,7 +191,7 @@ def _report(part: Part, props: Props, control: Control, error: BaseException, ra
     if part.kind in ("chief", "worker"):
         place += f", step {board.t[part.index if rank is None else rank]}"
     own = isinstance(error, PacelineError)
-    text = str(error) if own else f"{type(error).__name__}: {error}"
+    text = str(error) if own else system_limits.explained(error) or f"{type(error).__name__}: {error}"
     if part.kind == "evaluator" and not isinstance(error, UsageError):  # training does not need it
         control.send({"failure": text})
         return

@@ -6,17 +6,29 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
 
-from paceline import checkpoint, config, exact, file_sums, fingerprint, interrupts, recording, role, snapshots
+from paceline import (
+    checkpoint,
+    config,
+    exact,
+    file_sums,
+    fingerprint,
+    interrupts,
+    recording,
+    role,
+    snapshots,
+    system_limits,
+)
 from paceline.accounts import Standing, Totals
 from paceline.checkpoint import Checkpoint
 from paceline.directory import RunDirectory, RunState
-from paceline.errors import DataError, RunError, UsageError
+from paceline.errors import DataError, PacelineError, RunError, UsageError
 from paceline.fingerprint import Fingerprint
 from paceline.hook import Hook
 from paceline.launchers.local import Launcher
@@ -191,16 +203,17 @@ def execute(
             mine.outcome.warnings.append(text)
             tell("warn", text)
 
-        mine = launcher(plan, scheme, objects, tell=tell, watch=look)
-        progress = Progress(directory, plan, hooks, warn)
-        mine.board.put("began", began)
-        mine.board.put("restarts", totals.restarts)
-        mine.board.put("rolled_back", totals.rolled_back)
-        try:
-            with interrupts.counted(mine.asked):
-                outcome = mine.run()
-        finally:
-            progress.end()
+        with _within_limits(directory):
+            mine = launcher(plan, scheme, objects, tell=tell, watch=look)
+            progress = Progress(directory, plan, hooks, warn)
+            mine.board.put("began", began)
+            mine.board.put("restarts", totals.restarts)
+            mine.board.put("rolled_back", totals.rolled_back)
+            try:
+                with interrupts.counted(mine.asked):
+                    outcome = mine.run()
+            finally:
+                progress.end()
         recording.trim_all(directory.path)
         result = result_of(mine.plan, mine.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):
@@ -223,6 +236,20 @@ def execute(
         if outcome.interrupted:
             raise KeyboardInterrupt
     return result
+
+
+@contextmanager
+def _within_limits(directory: RunDirectory) -> Iterator[None]:
+    """What a limit of the system forbids the launcher becomes the run's error."""
+    try:
+        yield
+    except Exception as error:
+        reason = system_limits.explained(error)
+        if reason is None:
+            raise
+        with suppress(PacelineError):  # the same limit may forbid it
+            directory.write_result({"error": reason})
+        raise RunError(reason) from error
 
 
 def last_result(directory: RunDirectory) -> dict[str, Any] | None:

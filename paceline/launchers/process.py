@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline import system_limits
 from paceline.control import Control
 from paceline.interrupts import ASKED
 
@@ -48,8 +49,9 @@ def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, s
         code = play(Control(theirs))
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        reason = system_limits.explained(error)
+        print(f"{name}: {reason}", file=sys.stderr, flush=True) if reason else traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from command_line import Commands, history_of, paceline, steps_of
 
 from paceline import simulate
+from paceline.directory import RunDirectory
 
 __all__ = ["paceline"]  # a fixture
 
@@ -136,8 +136,8 @@ def test_a_damaged_checkpoint_is_passed_over(scheme: str, paceline: Commands) ->
 
 def test_a_plan_of_another_version_is_refused(paceline: Commands) -> None:
     begun(paceline, "sync", 2, [], "--steps", "5")
-    plan = json.loads(Path("run/plan.json").read_text(encoding="utf-8"))
-    Path("run/plan.json").write_text(json.dumps(plan | {"of_the_future": 1}), encoding="utf-8")
+    run = RunDirectory(Path("run"))
+    run.write_plan(run.plan() | {"of_the_future": 1})
     shown = paceline("train", "--resume", "run")
     assert shown.code == 2
     assert "unknown keys: of_the_future" in shown.err

@@ -16,6 +16,7 @@ ROOT = Path(paceline.__file__).resolve().parent
 MAY_IMPORT = {
     "errors": "",
     "interrupts": "",
+    "system_limits": "",
     "seeds": "",
     "limits": "",
     "state": "errors",
@@ -108,9 +109,9 @@ MAY_IMPORT = {
     "transports.shared_desk wire",
     "evaluator": "board checkpoint control errors hooks.* snapshots stage task",
     "role": "board checkpoint config control cores directory errors evaluator hook hooks.* hosting plan scheme "
-    "server session snapshots stage task torch_task",
+    "server session snapshots stage system_limits task torch_task",
     "launchers": "",
-    "launchers.process": "control interrupts",
+    "launchers.process": "control interrupts system_limits",
     "launchers.activity": "",
     "launchers.patience": "board launchers.activity launchers.recovery plan role",
     "launchers.program": "board carry control errors memory net.* plan role stage",
@@ -161,7 +162,8 @@ MAY_IMPORT = {
     "watching": "board report.live role",
     "progress": "directory durable errors hook hooks.* plan report.live",
     "run": "accounts checkpoint config directory errors exact file_sums fingerprint hook interrupts launchers.local "
-    "launchers.recovery plan progress recording report.* result role scheme snapshots state task values watching",
+    "launchers.recovery plan progress recording report.* result role scheme snapshots state system_limits task values "
+    "watching",
     "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
     "scheme task",
     # a user's own loop
@@ -196,7 +198,7 @@ MAY_IMPORT = {
     "cli_cluster": "cli_far cluster.* durable errors",
     "cli_far": "cluster.* errors launchers.job net.* plan role scheme",
     "cli": "cli_cluster cli_replay cli_runs cli_train cli_verify config data errors find interrupts paceline "
-    "report report.* result sim.cost sim.engine sim.faults sim.run",
+    "report report.* result sim.cost sim.engine sim.faults sim.run system_limits",
     "cli_train": "cli_far config directory errors interrupts launchers.local launchers.program partaking plan report.* "
     "result role run scheme training",
     "cli_verify": "difference durable report report.* verification",
