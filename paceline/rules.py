@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
@@ -27,6 +28,12 @@ from paceline.state import State, Vector
 Positive = Annotated[float, Bound(math.ulp(0))]
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """A rule's fields with their bounds. Windowed schemes make a rule in every step, and reading hints is slow."""
+    return get_type_hints(kind, include_extras=True)
+
+
 @dataclass(frozen=True)
 class Rule(ABC):
     """x <- x - lr * direction(g). `lr` None: the scheme's."""
@@ -40,7 +47,7 @@ class Rule(ABC):
         cls.name = cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self), include_extras=True)
+        hints = _hints(type(self))
         for field in fields(self):
             value = getattr(self, field.name)
             for bound in bounds(hints[field.name]) if value is not None else ():

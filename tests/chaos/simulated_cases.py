@@ -79,11 +79,14 @@ class Case:
     network: str
     faults: tuple[Fault, ...]
 
+    def made(self) -> Scheme:
+        return made(self.scheme, tuple(sorted(self.hyper.items())))
+
     def engine(self, faults: tuple[Fault, ...] | None = None) -> Engine:
         task = Tiny(self.noise).configured(feed="slice" if self.processes else "shared")
         return Engine(
             task,
-            made(self.scheme, tuple(sorted(self.hyper.items()))),
+            self.made(),
             workers=self.workers,
             seed=self.seed,
             cost=Cost(parse_times(self.compute), parse_link(self.network)),
@@ -100,7 +103,7 @@ class Case:
     @property
     def window(self) -> int:
         """Gradients of a step, or of what is sent at once."""
-        return int(getattr(made(self.scheme, tuple(sorted(self.hyper.items()))), "window", 1))
+        return int(getattr(self.made(), "window", 1))
 
     def time_limit(self) -> float:
         """No run takes longer: every fault may cost its own time, and all that had been done before it."""

@@ -207,7 +207,7 @@ class Watch:
 
 def harmless(case: Case) -> bool:
     """Whether the faults may change when things happen, but not what is computed: then the bits stay."""
-    fixed = case.engine(()).scheme
+    fixed = case.made()
     one_order = fixed.exact(case.workers) is None or (case.workers == 1 and not getattr(fixed, "repeat", False))
     deaths = [fault for fault in case.faults if fault.action == "kill"]
     between_calls = all(fault.role == "server" and fault.unit != "call" for fault in deaths)
