@@ -74,6 +74,10 @@ class Engine:
         self.accounts = Accounts()
         self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
         self.desk = None if self.servers is None else self.servers.desk
+        self._followers = range(0)
+        if self.servers is not None:
+            self._followers = self.servers.followers
+            self._submit = self.servers.submit if self.watched else self.servers.desk.submit
         self.seats = [self._seat(rank) for rank in range(workers)]
         self.meetings = Meetings(self.seats, shrink)
         free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
@@ -292,7 +296,7 @@ class Engine:
             case Call() if self.desk is not None and self.scheme.methods.get(op.method.name) is op.method:
                 if op.method.atomic:
                     seconds = self.message(rank, SERVER, op.args)
-                    for shard in self.servers.followers if self.servers is not None else ():
+                    for shard in self._followers:
                         self.later(seat, seconds, self.on_copy, (shard, op))
                     self.later(seat, seconds, self.on_call, (op, target))
                 else:
@@ -358,10 +362,7 @@ class Engine:
 
     def on_call(self, seat: Seat, payload: tuple[Call[Any], Op[Any]]) -> None:
         op, target = payload
-        assert self.desk is not None
-        assert self.servers is not None
-        submit = self.servers.submit if self.watched else self.desk.submit
-        self.deliver_answers(submit(seat.worker.rank, op, (seat.generation, target)))
+        self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))
 
     def on_copy(self, seat: Seat, payload: tuple[int, Call[Any]]) -> None:
         """A call has arrived at another server than the lead."""
@@ -385,9 +386,7 @@ class Engine:
         self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
 
     def deliver_means(self, met: Met) -> None:
-        if not met:
-            return
-        apart = self.life.apart([rank for rank, _, _ in met]) - self.now
+        apart = self.life.apart([rank for rank, _, _ in met]) - self.now if self.watched else 0.0
         for rank, target, mean in met:
             seat = self.seats[rank]
             if self.watched and self.servers is None:

@@ -38,14 +38,16 @@ class Life:
             elif fault.unit != "call":  # those are the servers' own
                 engine.seats[fault.rank].faults.append(fault)
 
-    @property
-    def next_event(self) -> float:
+        self.next_event = self._next_event()
+
+    def _next_event(self) -> float:
         """The number of the event before which the next fault strikes."""
         return self._at_event[0].when if self._at_event else math.inf
 
     def before_event(self, number: int) -> None:
         while self._at_event and number >= self._at_event[0].when:
             self.strike(self._at_event.pop(0))
+        self.next_event = self._next_event()
 
     def updated(self, updates: int) -> None:
         """The centre has changed."""
