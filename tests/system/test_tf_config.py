@@ -158,3 +158,18 @@ def test_a_misspelt_cluster_does_not_train_alone(tmp_path: Path) -> None:
         assert alone.ended() == 2
     assert "did you mean 'cluster'" in alone.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_generated_certificate_that_is_not_seen_is_not_waited_for(tmp_path: Path) -> None:
+    """The chief's directory is not the server's, as on hosts without a common file system: the server says so."""
+    told = {"PACELINE_CLUSTER": "chief=1,server=1", "PACELINE_HUB": f"127.0.0.1:{free_ports(1)[0]}"}
+    words = (*TRAIN, "--tls", "generated", "--dir")
+    with shells(tmp_path) as made:
+        chief = made("chief", *words, str(tmp_path / "here"), PACELINE_TASK="chief", **told)
+        server = made("server", *words, str(tmp_path / "there"), PACELINE_TASK="server:0", **told)
+        assert server.ended() == 2
+        chief.process.send_signal(signal.SIGINT)
+        chief.ended()
+    assert "--tls generated needs a directory that all tasks see" in " ".join(server.err.split())
+    assert "Traceback" not in server.err
+    assert not (tmp_path / "there" / "tls").exists()
