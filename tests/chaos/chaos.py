@@ -1,7 +1,8 @@
 """Random faults in real processes: `make chaos SECONDS=600 SEED=7`, or `python tests/chaos/chaos.py --help`.
 
 Each trial is a run of some scheme whose processes are killed, stopped and terminated; afterwards what must hold is
-checked. A trial that fails is kept, and named so that it can be repeated: --seed S --only N.
+checked. A trial that fails is kept, and named so that it can be repeated: --seed S --only N. With --routes the
+processes are on three hosts (network namespaces), and routes between them are cut.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "system")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS / "system"), str(TESTS)]
 
 import torch  # noqa: E402
 from invariants import broken  # noqa: E402
 from launched import run  # noqa: E402
 from processes import shared_files  # noqa: E402
+from routes import route_trial, run_routes  # noqa: E402
 from trials import trial  # noqa: E402
 
 
-def attempt(seed: int, number: int, folder: Path) -> tuple[list[str], Counter[str]]:
+def attempt(seed: int, number: int, folder: Path, *, routes: bool) -> tuple[list[str], Counter[str]]:
     """One trial: what does not hold, and what was done."""
-    chosen, shared = trial(seed, number), shared_files()
-    place = folder / f"{number:04d}-{chosen.scheme}"
+    chosen, shared = (route_trial if routes else trial)(seed, number), shared_files()
+    place = folder / f"{'routes-' if routes else ''}{number:04d}-{chosen.scheme}"
     shutil.rmtree(place, ignore_errors=True)  # of an earlier try
-    ended = run(chosen, place)
+    ended = (run_routes if routes else run)(chosen, place)
     found = broken(chosen, ended, shared)
     counts = Counter(words.split()[1] for words in ended.dealt if "not there" not in words)
     if found:
-        print(f"\nFAILED: python tests/chaos/chaos.py --seed {seed} --only {number}   (kept in {place})")
+        again = f"--seed {seed} --only {number}{' --routes' if routes else ''}"
+        print(f"\nFAILED: python tests/chaos/chaos.py {again}   (kept in {place})")
         pprint.pprint(chosen, width=140)
         print(f"exit code {ended.code} after {ended.seconds:.1f} s; dealt:", *ended.dealt, sep="\n  ")
         print(*(f"BROKEN: {text}" for text in found), sep="\n", flush=True)
@@ -51,6 +55,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--only", type=int, help="one trial, by its number")
     parser.add_argument("--keep", type=Path, help="where failed runs are kept (default: a new folder)")
+    parser.add_argument("--routes", action="store_true", help="three hosts, and cut routes between them (as root)")
     given = parser.parse_args()
     torch.set_num_threads(1)  # this process forks launchers
     folder = given.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -60,7 +65,7 @@ def main() -> int:
     for number in numbers:
         if time.monotonic() - began > given.seconds:
             break
-        found, counts = attempt(given.seed, number, folder)
+        found, counts = attempt(given.seed, number, folder, routes=given.routes)
         runs, failed, totals = runs + 1, failed + bool(found), totals + counts
         if runs % 10 == 0:
             print(f"{runs} runs, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)

@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from linger import Linger
 from processes import children
 from trials import SPAN, Blow, Trial
 
 from paceline import interrupts
 from paceline.directory import RunDirectory
-from paceline.hook import Hook, Session
 from paceline.launchers.local import Launcher
 from paceline.run import execute, planned
 
 LIMIT = 100.0  # seconds after which a run hangs
-STEP = 0.02  # seconds of a step while blows are still to come, near the goal
 SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -32,18 +31,6 @@ SIGNALS = {
     "terminate": signal.SIGTERM,
     "interrupt": signal.SIGINT,
 }
-
-
-@dataclass
-class Linger(Hook):
-    """Slow steps near the goal until all blows have been dealt: the run cannot be over before them."""
-
-    gate: Path
-    update: int
-
-    def before_step(self, session: Session) -> None:
-        if session.updates >= self.update and not self.gate.exists():
-            threading.Event().wait(STEP)
 
 
 @dataclass
@@ -92,7 +79,7 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
     try:
         settings = dict(trial.settings)
         goal = settings["steps"]
-        hooks = [Linger(gate, max(goal - 100, goal // 2))] if trial.ends == "goal" else []
+        hooks = [Linger(str(gate), max(goal - 100, goal // 2))] if trial.ends == "goal" else []
         plan, chosen, objects = planned(settings.pop("task"), trial.scheme, hooks=hooks, hyper=trial.hyper, **settings)
         made = RunDirectory.create(place, "run")
         plan = dataclasses.replace(plan, directory=str(made.path), title=trial.seed)
@@ -145,7 +132,7 @@ def _ended(pid: int, seconds: float) -> int | None:
         threading.Event().wait(0.002)
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -155,7 +142,7 @@ def _title(pid: int) -> str:
 def _found(whom: str, pid: int) -> int:
     if whom in ("launcher", "group"):
         return pid
-    return next((one for one in children(pid) if _title(one) == f"paceline role {whom}"), 0)
+    return next((one for one in children(pid) if title(one) == f"paceline role {whom}"), 0)
 
 
 def _left(session: int) -> list[str]:
@@ -175,7 +162,7 @@ def _of_session(session: int) -> list[str]:
             with contextlib.suppress(OSError):
                 state, _, _, home = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
                 if int(home) == session and state not in "ZX":
-                    found.append(f"{place.name} {_title(int(place.name))}")
+                    found.append(f"{place.name} {title(int(place.name))}")
     return found
 
 
@@ -184,5 +171,5 @@ def _standing(pid: int) -> str:
     rows = []
     for one in [pid, *children(pid)]:
         with contextlib.suppress(OSError):
-            rows.append(f"{_title(one)}: {Path(f'/proc/{one}/wchan').read_text()}")
+            rows.append(f"{title(one)}: {Path(f'/proc/{one}/wchan').read_text()}")
     return "; ".join(rows)

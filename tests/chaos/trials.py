@@ -67,7 +67,7 @@ def trial(seed: int, number: int) -> Trial:
         "quorum": rng.choice(["shrink", "shrink", "hold"]),
     }
     if not chosen.alone and rng.random() < 0.35:
-        settings |= _exact(chosen, rng)
+        settings |= with_exact(chosen, rng)
     ends = rng.choices(["goal", "seconds", "signal"], [7, 1, 2])[0]
     if ends != "goal":
         settings["steps"] = 1_000_000
@@ -79,7 +79,8 @@ def trial(seed: int, number: int) -> Trial:
     return Trial(name, scheme, settings, hyper, ends, sorted(blows, key=lambda blow: blow.at))
 
 
-def _exact(chosen: Scheme, rng: random.Random) -> dict[str, Any]:
+def with_exact(chosen: Scheme, rng: random.Random) -> dict[str, Any]:
+    """The settings of an exact run, if the scheme can have one."""
     try:
         reason = chosen.exact(4)
     except UsageError:
