@@ -6,6 +6,8 @@ Each name is loaded when it is first used: torch takes seconds, and a command mu
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline.interrupts import deferred
+
 if TYPE_CHECKING:
     from paceline.attaching import attach
     from paceline.difference import Difference, diff
@@ -111,7 +113,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    with deferred():
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 
 

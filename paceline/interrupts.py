@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -74,6 +75,24 @@ def counted(counter: Counter) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """A Ctrl-C that comes inside is raised afterwards. Libraries that are loading catch exceptions of any kind, and the
+    Ctrl-C would be lost with them. Handlers that the program has installed itself are left alone."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    counter = Counter()
+    signal.signal(signal.SIGINT, counter)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if counter.count:
+        raise KeyboardInterrupt
 
 
 def _install(handler: Callable[[int, object], None]) -> None:

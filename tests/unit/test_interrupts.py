@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_every_public_name_is_loaded_from_where_type_checkers_see_it() -> None:
     seen = {
         alias.name: node.module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline") and node.col_offset
         for alias in node.names
     }
     assert seen == paceline._HOMES
@@ -83,3 +84,18 @@ def test_the_first_signal_raises_and_the_second_leaves_at_once(name: str) -> Non
 def test_nohup_stays_in_force() -> None:
     done = work("SIGHUP", "signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     assert (done.returncode, done.stdout) == (0, "lives\n")
+
+
+def test_ctrl_c_while_libraries_load_is_raised_afterwards() -> None:
+    loaded = []
+
+    def load() -> None:
+        with interrupts.deferred():
+            with suppress(BaseException):  # as libraries do
+                os.kill(os.getpid(), signal.SIGINT)
+            loaded.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert loaded == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -203,7 +203,7 @@ MAY_IMPORT = {
     "result role run scheme training",
     "cli_verify": "difference durable report report.* verification",
     "cli_runs": "directory durable errors report.* torch_task trained",
-    "__init__": "",  # each name is loaded when it is used
+    "__init__": "interrupts",  # each name is loaded when it is used
     "start": "cli interrupts",
     "__main__": "start",
 }
@@ -347,6 +347,8 @@ def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
     clocks = {"time", "datetime"} if {module, module.partition(".")[0]} & CLOCKS else set()
     if module.partition(".")[0] == "data":
         clocks.add("threading")  # a download has a watchdog
+    if module == "interrupts":
+        clocks.add("threading")  # signals are the main thread's
     if module == "role":
         clocks.add("threading")  # a signal that may be meant for all is acted on a little later
     if module in ("hosting", "transports.tcp", "transports.wire"):
