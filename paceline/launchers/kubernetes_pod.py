@@ -56,7 +56,7 @@ def _container(job: Job, settings: Settings, role: str | None, volume: bool, tas
         mounts[0]["subPath"] = settings.name  # several runs may share a claim
     container: Manifest = {
         **({"name": CONTAINER} | ({"image": options["image"]} if options.get("image") else {})),
-        "command": list(job.command),
+        "command": settings.command(job.command),
         "envFrom": [{"configMapRef": {"name": f"{settings.name}-config"}}],
         "env": environment,
         "ports": [{"name": "hub", "containerPort": settings.ports.first, "protocol": "TCP"}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +93,15 @@ class Settings:
     def _image(self, role: str) -> str | None:
         whole = self.templated({"spec": {"containers": [{"name": CONTAINER}]}}, role)
         return next((one.get("image") for one in whole["spec"]["containers"] if one["name"] == CONTAINER), None)
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The tasks' command with the user's own files where the pods have them: tasks/my.py:task is my.py:task."""
+        found = list(words)
+        for path in filter(None, map(str.strip, self.options.get("code", "").split(","))):
+            for at, word in enumerate(found):
+                if word == path or word.startswith(f"{path}:"):
+                    found[at] = Path(path).name + word.removeprefix(path)
+        return found
 
     def templated(self, base: Manifest, role: str | None) -> Manifest:
         """A pod with the user's templates laid over it: that of all roles, then the role's own."""

@@ -171,6 +171,8 @@ class Crew:
         except self.ray.exceptions.RayActorError as error:
             self._lost(one, error)
             return
+        except self.ray.exceptions.RayTaskError as error:  # such as a range of ports that is used up
+            raise RunError(f"{one.task} cannot start: {getattr(error, 'cause', None) or error}") from None
         if isinstance(answer, int):
             one.begun, one.since = True, time.monotonic()
         elif isinstance(answer[0], str):

@@ -258,6 +258,9 @@ def test_own_code_is_where_the_command_looks_for_it(tmp_path: Path) -> None:
     assert code["data"] == {"my_task.py": "x = 1\n"}
     own = container(pods(asked)["all"])
     assert own["workingDir"] == "/code"
+    typed = ("paceline", "train", f"{tmp_path}/my_task.py:task", "--hook", f"{tmp_path}/my_task.py:Mine:x=1", "lr=0.1")
+    looked = container(pods(replace(asked, command=typed))["all"])["command"]
+    assert looked == ["paceline", "train", "my_task.py:task", "--hook", "my_task.py:Mine:x=1", "lr=0.1"]
     assert named(own["volumeMounts"], "mountPath")["/code"] == {"name": "code", "mountPath": "/code", "readOnly": True}
     assert "    x = 1" in kubernetes.shown(asked)
     (tmp_path / "large.py").write_text("#" * (LARGEST + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from paceline.errors import RunError, UsageError
 from paceline.launchers import ray, ray_crew
 from paceline.launchers.job import Job
 from paceline.launchers.ray_crew import Crew
+from paceline.net.ports import Ports
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
@@ -71,6 +73,12 @@ class ActorDied(Exception):
     pass
 
 
+class TaskFailed(Exception):
+    def __init__(self, cause: Exception) -> None:
+        super().__init__("a long traceback")
+        self.cause = cause
+
+
 class Actor:
     """Answers by a list for each method; an exception in it is raised where the answer is asked for."""
 
@@ -97,7 +105,7 @@ class Actor:
 class Ray:
     """As much of Ray as the crew needs."""
 
-    exceptions = SimpleNamespace(RayActorError=ActorDied, RayError=Exception)
+    exceptions = SimpleNamespace(RayActorError=ActorDied, RayTaskError=TaskFailed, RayError=Exception)
     util = SimpleNamespace(scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **_: None))
 
     def __init__(self, *actors: Actor) -> None:
@@ -127,6 +135,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def crew(*scripts: dict[str, list[Any]], restarts: int = 3, said: list[str] | None = None) -> tuple[Crew, list[Actor]]:
     actors = [Actor(script) for script in scripts]
     return Crew(Ray(*actors), job(said), None, [{"CPU": 1}] * 3, restarts), actors
+
+
+def test_the_hubs_port_is_looked_for_in_the_range_and_none_left_is_told() -> None:
+    made, (chief, *_) = crew({"address": [TaskFailed(OSError(98, "all ports 7-8 of h are in use"))]}, {}, {})
+    made.job = replace(made.job, ports=Ports(7, 8))
+    with pytest.raises(RunError, match="chief cannot start: .*all ports 7-8 of h are in use"):
+        made.followed()
+    assert chief.calls == [("address", ((7, 8),))]
 
 
 def test_the_chiefs_end_is_the_runs(capfd: pytest.CaptureFixture[str]) -> None:
