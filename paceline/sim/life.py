@@ -189,6 +189,7 @@ class Life:
             seat.generation += 1
             seat.waits_for = None
             seat.arrivals = [-math.inf, -math.inf]
+            seat.frozen_until = -math.inf  # its successor is another process
             seat.driver.close()
             engine.accounts.died(seat)
             engine.recovery.died(seat.worker.rank)

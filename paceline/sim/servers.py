@@ -208,6 +208,7 @@ class Servers:
 
     def kill(self, shard: int) -> None:
         self.dead[shard] = True
+        self.frozen_until[shard] = -math.inf  # its successor is another process
 
     def stop(self, shard: int, until: float) -> None:
         self.frozen_until[shard] = max(self.frozen_until[shard], until)

@@ -71,6 +71,15 @@ def test_a_frozen_server_takes_its_calls_later() -> None:
     assert (run.now, log(run)) == (4.5, [0, 1, 0, 1])
 
 
+def test_the_successor_of_a_frozen_process_is_not_frozen() -> None:
+    server = pushing(["stop:server:0@time=0.5,for=50", "kill:server:0@time=2.5,back=1"])
+    server.run(4)
+    assert server.now == 4.5
+    worker = pushing(["stop:0@time=0.5,for=50", "kill:0@time=2.5,back=1"], workers=1)
+    worker.run(1)
+    assert worker.now == 4.5
+
+
 def test_what_a_frozen_worker_has_sent_arrives_all_the_same() -> None:
     run = pushing(["stop:1@time=1.1,for=9"], network="latency=0.3")
     run.run(4)
