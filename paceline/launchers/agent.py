@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline import role
+from paceline.board import STOP
 from paceline.control import Listener
 from paceline.errors import PacelineError
 from paceline.launchers import talk
 from paceline.launchers.activity import is_stopped
 from paceline.launchers.gathering import rejoin_time
 from paceline.launchers.local import LOOK, drain
+from paceline.launchers.patience import Patience
 from paceline.launchers.process import forked
 from paceline.launchers.program import become, part_of
 from paceline.launchers.quarters import Quarters
+from paceline.launchers.recovery import progress_of
 from paceline.launchers.way import NothingToDo, Way, welcomed
 from paceline.net.channel import Channel, Closed, ProtocolError, plain
 from paceline.role import Part, Props, ranks
@@ -42,7 +45,9 @@ class Started:
     part: Part
     pid: int
     listener: Listener
+    progress_at_start: int
     frozen: float = 0.0
+    done: bool = False
 
 
 class Agent(Quarters):
@@ -66,6 +71,7 @@ class Agent(Quarters):
         self._signals: list[int] = []  # that have asked this process to end
         self._asked = False  # the hub has been told of them
         self._ready = False
+        self._patience = Patience(self.plan, self.board)
 
     def run(self) -> bool:
         """True: the run is over. False: the hub is gone, and so are this node's roles."""
@@ -106,6 +112,7 @@ class Agent(Quarters):
                 self._listen()
                 self._reap()
                 self._watch_frozen()
+                self._watch_starting()
                 self._tell_hub()
             return bool(self._gone.get("over"))
         except (Closed, ProtocolError) as error:
@@ -207,7 +214,7 @@ class Agent(Quarters):
                 self._hear_no_more(place)
             self.board.sleeping[place] = 0
         pid, connection = forked(str(part), log, play)
-        child = Started(part, pid, Listener(connection))
+        child = Started(part, pid, Listener(connection), progress_of(part, self.plan, self.board))
         self._children[str(part)] = child
         self._selector.register(connection, selectors.EVENT_READ)
         board = self.board
@@ -257,6 +264,16 @@ class Agent(Quarters):
             if now - child.frozen > self.plan.patience:
                 os.kill(child.pid, signal.SIGKILL)
                 child.frozen = 0.0
+
+    def _watch_starting(self) -> None:
+        """A role that hangs before its first step is killed; the hub decides what becomes of it."""
+        if self.plan.script or self.board.run[STOP]:
+            return
+        patience = self.plan.patience
+        for child in self._patience.stuck_at_start(self._children.values(), time.monotonic(), patience):
+            text = f"{child.part} hangs: no progress for {patience:g} s before its first step; killing it"
+            self._control.send_json(talk.SAID, {"part": str(child.part), "message": {"warn": text}})
+            os.kill(child.pid, signal.SIGKILL)
 
     def _tell_hub(self) -> None:
         """Parts of snapshots first, then the words, then who has ended: in that order they happened."""

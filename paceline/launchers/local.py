@@ -63,7 +63,7 @@ class Launcher(Recovery):
         self._selector = selectors.DefaultSelector()
         self.asked = interrupts.Counter()  # by signals, to end
         self._asked_at = self._failed_at = 0.0
-        self._patience = Patience(plan, self.board, self.children, self._progress)
+        self._patience = Patience(plan, self.board)
         self._over = self._halted = False
         self._store: StoreDesk | None = None
         self.metrics: dict[str, float] = {}  # of the last evaluation
@@ -363,7 +363,7 @@ class Launcher(Recovery):
             if late and not hanging:
                 self._end_all(late)
         elif not self.plan.script:  # what a script does before its training may take any time
-            self._kill_hanging(self._patience.stuck_at_start(now, patience), "before its first step")
+            self._kill_hanging(self._patience.stuck_at_start(self.children, now, patience), "before its first step")
         for child in self.children:
             if not child.done and child.pid and is_stopped(child.pid):
                 child.frozen = child.frozen or now
@@ -390,7 +390,7 @@ class Launcher(Recovery):
         if self.outcome.interrupted and self.outcome.result is not None:
             return left if now - self._asked_at > patience else []
         exempt = [child for child in left if self._takes_its_time(child)]
-        return self._patience.stuck_at_end(now, patience, exempt)
+        return self._patience.stuck_at_end(self.children, now, patience, exempt)
 
     def _takes_its_time(self, child: Child) -> bool:
         """The last looks of evaluator and chief, and what a script does after its training, have no limit."""

@@ -182,9 +182,13 @@ class Recovery:
         return self.stage.furthest if self.opened() else 0
 
     def _progress(self, part: Part) -> int:
-        board = self.board
-        if part.kind == "server":
-            return int(board.performed[part.index])
-        if part.kind == "evaluator":
-            return int(board.evaluator_words[1])
-        return sum(board.gradients[rank] for rank in ranks(part, self.plan))
+        return progress_of(part, self.plan, self.board)
+
+
+def progress_of(part: Part, plan: Plan, board: Board) -> int:
+    """A number that rises with each gradient of a worker, call of a server, evaluation of an evaluator."""
+    if part.kind == "server":
+        return int(board.performed[part.index])
+    if part.kind == "evaluator":
+        return int(board.evaluator_words[1])
+    return sum(board.gradients[rank] for rank in ranks(part, plan))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from nodes import nodes
 from processes import finished, leaving_nothing, run, until
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -107,6 +108,25 @@ def test_a_role_that_hangs_before_its_first_step_is_restarted(scheme: str, rank:
     finished(story, 20, over=1)
     name = f"worker:{rank}" if rank else "chief"
     assert story.told(f"{name} hangs: no progress for 1.5 s")
+
+
+def test_so_is_one_on_another_node(tmp_path: Path) -> None:
+    hook = Hangs(1, tmp_path / "marker")
+    with leaving_nothing(), nodes() as made:
+        story = run(
+            tmp_path / "run",
+            Staged(),
+            "sync",
+            workers=2,
+            steps=20,
+            patience=3.0,
+            hooks=[hook],
+            launcher=made.launcher,
+        )
+        for part in list(made.agents):
+            made.wait(part)
+    finished(story, 20)
+    assert story.told("worker:1 hangs: no progress for 3 s before its first step")
 
 
 BIG = """

@@ -126,8 +126,9 @@ MAY_IMPORT = {
     "launchers.beside": "errors",
     "launchers.gathering": "",
     "launchers.routes": "board",
-    "launchers.agent": "control errors launchers.activity launchers.gathering launchers.local launchers.process "
-    "launchers.program launchers.quarters launchers.talk launchers.way net.* role run",
+    "launchers.agent": "board control errors launchers.activity launchers.gathering launchers.local launchers.patience "
+    "launchers.process launchers.program launchers.quarters launchers.recovery launchers.talk launchers.way net.* role "
+    "run",
     "launchers.peers": "checkpoint launchers.agent launchers.beside launchers.local launchers.program "
     "launchers.recovery launchers.talk memory mirror net.* role snapshots transports.wire",
     "launchers.hub": "board errors interrupts launchers.beside launchers.gathering launchers.local launchers.peers "
