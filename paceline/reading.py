@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from paceline.errors import PacelineError, UsageError
+from paceline.interrupts import Interrupted
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ def attempt(what: str, read: Callable[..., T], *args: Any) -> T:
         return read(*args)
     except PacelineError as error:  # it knows best what is wrong; only the place is missing
         error.add_note(f"while reading {what}{_place(what, error)}")
+        raise
+    except Interrupted:  # a SystemExit too, and none of the file's doing
         raise
     except (Exception, SystemExit) as error:
         text = error.msg if isinstance(error, SyntaxError) else str(error)

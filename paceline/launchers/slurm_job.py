@@ -46,9 +46,10 @@ fi
 saved=$(newest)
 echo "$vain $saved" >"$PACELINE_MEET.requeues"
 no_progress() {{
-  echo "job $job ends: it was put into the queue $vain times in a row without a newer checkpoint than that of" \
-    "update $saved (--engine requeues={requeues}); give it more time (--engine time=…), or make checkpoints more" \
-    "often (--checkpoint-seconds)"
+  local stood="a newer checkpoint than that of update $saved"
+  [ "$saved" -ge 0 ] || stood="any checkpoint"
+  echo "job $job ends: it was put into the queue $vain times in a row without $stood (--engine requeues={requeues});" \
+    "give it more time (--engine time=…), or make checkpoints more often (--checkpoint-seconds)"
 }}
 if [ "$vain" -gt {requeues} ]; then no_progress; exit 1; fi
 

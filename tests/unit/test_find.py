@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline import find, simulate
+from paceline import find, reading, simulate
 from paceline.errors import DataError, UnknownName, UsageError
+from paceline.interrupts import Interrupted
 from paceline.scheme import Scheme
 from paceline.schemes.sync import SyncSGD
 from paceline.task import Task
@@ -307,3 +308,10 @@ def test_every_task_is_made_of_its_defaults_only() -> None:
     for name, found in find.tasks().items():
         assert callable(found.value), name
     assert isinstance(find.tasks()["quadratic"].value(), Task)
+
+
+def test_a_signal_while_a_file_is_read_is_not_the_files_fault(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("from paceline.interrupts import Interrupted\nraise Interrupted\n")
+    with pytest.raises(Interrupted):
+        reading.file("hook", path)

@@ -140,7 +140,7 @@ def crew(*scripts: dict[str, list[Any]], restarts: int = 3, said: list[str] | No
 def test_the_hubs_port_is_looked_for_in_the_range_and_none_left_is_told() -> None:
     made, (chief, *_) = crew({"address": [TaskFailed(OSError(98, "all ports 7-8 of h are in use"))]}, {}, {})
     made.job = replace(made.job, ports=Ports(7, 8))
-    with pytest.raises(RunError, match="chief cannot start: .*all ports 7-8 of h are in use"):
+    with pytest.raises(RunError, match=r"chief cannot start: .*all ports 7-8 of h are in use"):
         made.followed()
     assert chief.calls == [("address", ((7, 8),))]
 

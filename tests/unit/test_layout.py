@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "desk": "errors ledger ops scheme state",
     "drive": "errors ops scheme worker",
     "hook": "result state task worker",
-    "reading": "errors",
+    "reading": "errors interrupts",
     "find": "data errors hook reading rules scheme sim.laws task",
     "values": "errors rules scheme",
     "config": "errors find hook rules scheme task values",
