@@ -60,7 +60,9 @@ class Board:
         "first_step",  # when the first gradient was there, ns
         "stopped",  # when the stop came, ns
         "ordered",  # calls that the lead server has put in order
-        "halt",  # with `exact`: the chief is to bring the run to its end at the next common step
+        "halt",  # with `exact`, or without a server: the run is to be brought to its end at the next common step
+        "saving",  # the chief writes what the workers have put aside: nobody changes it meanwhile
+        "midway",  # without a server: a worker was stopped inside a step, so there is no common last step to save
         "cut",  # with `exact`: number of the last snapshot that holds the servers' part
         "uncut",  # with `exact`: a worker died while the run ended, so the last snapshot is of no common step
         "alarm",  # rises at each death, so that whoever waits looks again

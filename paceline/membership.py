@@ -21,7 +21,8 @@ from paceline.transports.lane import SAVE, Lane
 from paceline.transports.shared import Stopped
 from paceline.view import View
 
-FINAL = 1 << 40  # the number of the last snapshot
+FINAL = 1 << 40  # the number of the last snapshot,
+LEFT = FINAL - 1  # and of the part of a worker that has left before it
 
 
 class Membership(View):
@@ -38,6 +39,7 @@ class Membership(View):
     _wanted: Pending[Any] | None
     life = 1  # how often this worker has been started
     _recorded_cells = False
+    _untouched: tuple[int, ...] | None = None  # how often its cells had been written to when its step began
 
     def _enter(self) -> None:
         """A life begins: with the cells of the course that the run is on now, among those who are counted."""
@@ -130,6 +132,7 @@ class Membership(View):
 
     def _refresh(self) -> None:
         """The shared cells have changed under this worker."""
+        self._untouched = None
         self.worker.t = self.board.t[self.rank]
         self._count()
         if self.worker.state is not self._state:
@@ -196,7 +199,7 @@ class Membership(View):
             self.journal.flush()
         board.gradients[rank], board.samples[rank] = self._counted
         board.state[rank] = ENDING
-        self._keep(FINAL)
+        self._keep_last()
         others = [other for other in range(board.workers) if other != rank]
         board.parted[rank] = 1
         if not self.chief:
@@ -223,6 +226,9 @@ class Membership(View):
             self._last_word()
             board.put("closing", 1)
             self._end_hooks()
+            if self._link is None and not self.stage.plan.script and not snapshots.evened(self.stage, FINAL, LEFT):
+                self._end_at_the_last_checkpoint()
+                return
             snapshots.write(self.stage, self.task.buffer_policy, self._kept)
             self._record_checkpoint()
             if self.stage.plan.exact and not snapshots.common(self.stage):
@@ -233,11 +239,64 @@ class Membership(View):
             self.control.send({"result": {"metrics": self.evaluate()}})
         else:
             self._end_hooks()
+        self._go_last()
+
+    def _go_last(self) -> None:
+        board, rank = self.board, self.rank
         board.put("over", 1)
         board.state[rank] = DONE
         board.alive[rank] = 0
         board.gone[rank] = 1
-        bells.ring_all()
+        self.stage.bells.ring_all()
+
+    def _writes(self) -> tuple[int, ...]:
+        state = self.worker.state
+        return tuple(state.cell(name)._version for name in state)
+
+    def _keep_last(self) -> None:
+        """This worker's part of the last checkpoint. Where there is no server it must be of the step that all have
+        ended with: one that was stopped inside a step says so, and one that is not counted has nothing to give."""
+        board, left = self.board, self.board.run[STOP] == RUNNING
+        if self._link is not None or self.stage.plan.script:  # of a script's steps nobody else knows
+            self._keep_undisturbed(FINAL)
+        elif not board.alive[self.rank]:
+            board.saved[self.rank] = 0
+        elif self._untouched is None or self._writes() == self._untouched:
+            self._keep_undisturbed(LEFT if left and not self.chief else FINAL)
+        elif not left:
+            board.put("midway", 1)
+
+    def _keep_undisturbed(self, number: int) -> None:
+        """Put this worker's last part aside, but not while the chief writes the one before to disk."""
+        board = self.board
+        if not self.chief:
+            board.saved[self.rank] = number  # first: from now on the chief begins to write nothing
+            fence()
+            while not self.stage.bells.wait(lambda: bool(not board.get("saving") or not board.alive[0]), 0.05):
+                pass
+        self._keep(number)
+
+    def _begin_to_write(self) -> bool:
+        """The chief: hold what was put aside. False if somebody is about to end, and puts its last part there."""
+        board = self.board
+        board.put("saving", 1)
+        fence()
+        ending = any(n == FINAL or (n == LEFT and board.alive[rank]) for rank, n in enumerate(board.saved))
+        if ending:
+            board.put("saving", 0)
+        return not ending
+
+    def _end_at_the_last_checkpoint(self) -> None:
+        """There is no common step to save: what is saved, evaluated and told is the checkpoint before."""
+        saved = snapshots.find(self.stage, self.board.get("checkpoint"))
+        text = "the run was stopped inside a step, and its workers have no common one"
+        self.control.send({"warn": f"{text}: what is saved is the checkpoint of update {saved.step:,}"})
+        self.control.send({"result": {"metrics": {}}})
+        there = {name: buffer.to(self.device) for name, buffer in snapshots.saved_buffers(saved).items()}
+        with self.turn:
+            metrics = self.task.evaluate(saved.tensors["model"].to(self.device), there or None)
+        self.control.send({"result": {"metrics": metrics}})
+        self._go_last()
 
     def _last_word(self) -> None:
         """The servers' part of the last checkpoint. Should one of them die inside it, all go back once more."""

@@ -79,10 +79,12 @@ class Saving(Membership):
             self._link.special(SAVE)
             self.board.put("cut", number)
             self.stage.bells.ring_all()
-        if self.board.run[GENERATION] == self._generation:
+        if self.board.run[GENERATION] == self._generation and self._begin_to_write():
             self._tell_late(late)
             snapshots.write(self.stage, self.task.buffer_policy, self._kept, late)
             self._record_checkpoint()
+            self.board.put("saving", 0)
+            self.stage.bells.ring_all()
 
     def _tell_late(self, late: list[int]) -> None:
         for rank in sorted(set(late) - self._told_late):

@@ -69,6 +69,8 @@ class RealSession(Saving):
         self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
         if self._link is not None:
             self._link.device, self._link.generation = self.device, self._generation
+        if self.chief:
+            self.board.put("saving", 0)  # a predecessor may have died over it
         self._hooks = list(hooks)
         self._begun: list[Hook] = []
         self._feeding = [hook for hook in hooks if type(hook).feed is not Hook.feed]
@@ -171,6 +173,8 @@ class RealSession(Saving):
                 driver = self._driver
                 driver.begin()
                 answer = None
+                if self._link is None:
+                    self._untouched = self._writes()
             board.busy[self.rank] += 1
             op = driver.advance(answer)
             board.busy[self.rank] += 1
@@ -179,6 +183,7 @@ class RealSession(Saving):
                     raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 worker.t += 1
                 board.t[self.rank] = worker.t
+                self._untouched = None
                 if self.journal is not None:
                     self.journal.add(STEP)
                     if self._link is None and self._met != worker.t - 1:  # no mean will carry it along
@@ -279,7 +284,7 @@ class RealSession(Saving):
                 self._cut(wanted)
         if self._writing and self._all_saved():
             self._write()
-        if self._exact and self.chief and board.get("halt"):
+        if board.get("halt") and (rank == self.stage.centre_of() if link is None else self.chief):
             self._bring_to_rest()
         goal = board.get("goal")
         if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update

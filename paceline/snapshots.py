@@ -167,6 +167,32 @@ def common(stage: Stage) -> bool:
     return len(steps) == 1 and not stage.board.get("uncut")
 
 
+def evened(stage: Stage, final: int, left: int) -> bool:
+    """Without a server: whether all who were there at the end have put parts of the same step aside. Whoever was not
+    there (it had died, or had `left` before) takes over the chief's cells, as it would on joining."""
+    board, others = stage.board, range(1, stage.plan.workers)
+
+    def reached(rank: int) -> tuple[int, int]:
+        return int(stage.tensor(f"{KEEP}worker.{rank}.v")), int(stage.tensor(f"{KEEP}person.{rank}")[0])
+
+    if board.get("midway") or any(board.saved[rank] == final and reached(rank) != reached(0) for rank in others):
+        return False
+    for rank in others:
+        if board.saved[rank] < left or reached(rank) != reached(0):
+            stage.worker_state(rank).restore(stage.worker_state(0).saved())
+            for name, buffer in stage.buffers(0).items():
+                stage.buffers(rank)[name].copy_(buffer)
+            board.t[rank] = board.t[0]
+            keep_worker(stage, rank, None)
+    return True
+
+
+def saved_buffers(saved: Checkpoint) -> dict[str, Tensor]:
+    """Those that go with the model of a checkpoint."""
+    prefix = "model_buffer."
+    return {name.removeprefix(prefix): one for name, one in saved.tensors.items() if name.startswith(prefix)}
+
+
 def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = None) -> None:
     """Refuse a checkpoint that is of another run than the one that is to go on with it."""
     found = saved.numbers

@@ -101,8 +101,8 @@ class View:
     def stop(self, reason: str) -> None:
         if self.board.run[STOP] == RUNNING:
             self.control.send({"stopped": reason})
-            if self.stage.plan.exact and math.isfinite(self.board.loss[self.rank]):
-                self.board.put("halt", 1)  # the chief will find a step at which all can end
+            if (self._link is None or self.stage.plan.exact) and math.isfinite(self.board.loss[self.rank]):
+                self.board.put("halt", 1)  # a step will be found at which all can end
             else:
                 self._set_stop(STOPPING)
 

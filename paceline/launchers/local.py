@@ -143,8 +143,8 @@ class Launcher(Recovery):
         """Let everybody end in order."""
         if self.board.run[STOP] == RUNNING:
             self.outcome.stopped = self.outcome.stopped or reason
-            if self.plan.exact and how == STOPPING and self.board.get("ready"):
-                # all end at one step, which the chief names
+            if how == STOPPING and self.opened() and (self.plan.exact or not self.scheme.methods):
+                # all end at one step, which the chief names, or the first that lives
                 if not self._halted:
                     self._halted = True
                     self.board.put("halt", 1)

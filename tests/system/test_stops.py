@@ -1,0 +1,147 @@
+"""A stop lands on the end of a step. Without a server it is the same step for all: what is saved is the mean.
+
+Data: scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import leaving_nothing, run
+
+from paceline import checkpoint, find, replay
+from paceline.hook import Hook, Session
+from paceline.replaying.account import audit
+from paceline.report.live import Status
+from paceline.task import Batch
+
+SERVERLESS = sorted(name for name in find.schemes() if not find.scheme(name).methods)
+
+
+@dataclass
+class StopsAt(Hook):
+    """Stops the run in the middle of a window."""
+
+    gradients: int
+    _seen: int = 0
+
+    def after_gradient(self, session: Session, loss: float) -> None:
+        self._seen += 1
+        if session.worker.rank == 0 and self._seen == self.gradients:
+            session.stop("enough")
+
+
+@dataclass
+class Spoils(Hook):
+    """A mini-batch without a finite loss, in the middle of a window of the second worker."""
+
+    batch: int
+    _seen: int = 0
+
+    def feed(self, session: Session, batch: Batch) -> Batch:
+        self._seen += 1
+        if session.worker.rank != 1 or self._seen != self.batch:
+            return batch
+        x, *rest = batch.data
+        return Batch((torch.full_like(x, float("nan")), *rest), batch.size, batch.seed)
+
+
+class Interrupts:
+    """Ctrl-C, once, after some updates."""
+
+    def __init__(self, update: int) -> None:
+        self._update, self._done = update, False
+
+    def __call__(self, status: Status) -> None:
+        if status.updates >= self._update and not self._done:
+            self._done = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def hyper_of(scheme: str) -> dict[str, Any]:
+    return {"window": 7} if "window" in getattr(find.scheme(scheme), "__dataclass_fields__", {}) else {}
+
+
+def check(directory: Path, workers: int) -> None:
+    """All workers have ended with the same step, and replay gives what was saved."""
+    saved = checkpoint.newest(directory / "checkpoints", lambda _: None)
+    assert saved is not None
+    assert len({int(saved.tensors[f"person.{rank}"][0]) for rank in range(workers)}) == 1
+    assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(workers)} == {saved.step}
+    assert audit(directory) == []
+
+
+@pytest.mark.parametrize("how", ["seconds", "interrupt", "hook"])
+@pytest.mark.parametrize("scheme", SERVERLESS)
+def test_without_a_server_all_end_with_the_same_step(scheme: str, how: str, tmp_path: Path) -> None:
+    workers = 1 if find.scheme(scheme).alone else 3
+    settings: dict[str, Any] = {"workers": workers, "hyper": hyper_of(scheme), "checkpoint_seconds": 60.0}
+    if how == "seconds":
+        settings["seconds"] = 0.5
+    elif how == "interrupt":
+        settings["watch"] = Interrupts(10)
+    else:
+        settings["hooks"] = [StopsAt(73)]
+    with leaving_nothing():
+        story = run(tmp_path / "run", "digits-mlp", scheme, **settings)
+    assert isinstance(story.error, KeyboardInterrupt) if how == "interrupt" else story.error is None, story.error
+    check(tmp_path / "run", workers)
+    if scheme == "averaging":  # the mean, and not what one worker had made of it since
+        saved = checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None)
+        assert saved is not None
+        for rank in range(workers):
+            assert torch.equal(saved.tensors[f"worker.{rank}.x"], saved.tensors["model"])
+
+
+def test_a_worker_that_is_not_back_at_the_end_takes_over_what_was_saved(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_and_interrupt(status: Status) -> None:
+        pid = next(role.pid for role in status.roles if role.name == "worker:1")
+        if status.updates >= 10 and not killed:
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with leaving_nothing():
+        story = run(
+            tmp_path / "run", "digits-mlp", "averaging", workers=3, hyper={"window": 7}, watch=kill_and_interrupt
+        )
+    assert killed
+    assert isinstance(story.error, KeyboardInterrupt), story.logs()
+    check(tmp_path / "run", 3)
+
+
+def test_a_stop_inside_a_window_saves_no_half_of_it(tmp_path: Path) -> None:
+    """A loss that is not finite stops the run at once: there is no common step to end with."""
+    hooks = ["nan-guard:action=stop", Spoils(73)]
+    with leaving_nothing():
+        story = run(
+            *(tmp_path / "run", "digits-mlp", "averaging"),
+            workers=3,
+            hyper={"window": 7},
+            hooks=hooks,
+            checkpoint_steps=3,
+        )
+    saved = checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None)
+    assert saved is not None
+    told = story.result or getattr(story.error, "result", None)
+    assert told is not None, story.logs()
+    assert told.updates == saved.step
+    for rank in range(3):
+        assert torch.equal(saved.tensors[f"worker.{rank}.x"], saved.tensors["model"])
+
+
+def test_resumed_from_such_a_stop(tmp_path: Path) -> None:
+    run(tmp_path / "run", "digits-mlp", "averaging", workers=3, hyper={"window": 7}, watch=Interrupts(10))
+    story = run(tmp_path / "run", "digits-mlp", "averaging", workers=3, hyper={"window": 7}, steps=40, resume=True)
+    assert story.error is None, story.logs()
+    told = replay(tmp_path / "run")
+    assert told.match, told.difference
+    check(tmp_path / "run", 3)
