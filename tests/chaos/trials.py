@@ -14,7 +14,7 @@ from paceline.scheme import Scheme
 SPAN = 2.5  # seconds from the launcher's start within which faults come
 NEAR = 0.15  # seconds between the two deaths of a pair
 PATIENCE = 4.0
-TASKS = (f"{Path(__file__).with_name('small_tasks.py')}:plain", f"{Path(__file__).with_name('small_tasks.py')}:normed")
+TASKS = [f"{Path(__file__).with_name('small_tasks.py')}:{name}" for name in ("plain", "normed", "wide")]
 
 
 @dataclass(frozen=True)
