@@ -56,6 +56,24 @@ def test_every_listener_is_in_the_range(tmp_path: Path) -> None:
     trained(run)
 
 
+def test_means_listen_in_the_range(tmp_path: Path) -> None:
+    ports = free_range(8)
+    gate, waits = linger(tmp_path, update=20)
+    words = ("train", "digits-mlp", "--scheme", "averaging", "lr=0.2", "--steps", "60", "--no-summaries", "--apart")
+    told = {"PACELINE_CLUSTER": "chief=1,worker=1", "PACELINE_MEET": str(tmp_path / "hub")}
+    with shells(tmp_path) as made:
+        for task in ("chief", "worker:0"):
+            made(task, *words, "--ports", str(ports), "--checkpoint-every", "10", *waits, PACELINE_TASK=task, **told)
+        run = tmp_path / "runs" / "digits-mlp-averaging-001"
+        until(lambda: updates_of(run) >= 10, SECONDS, f"it trains: {made.said()}")
+        found = listening(made)
+        assert len(found) >= 3, found  # the hub, its store, and whoever of the two is connected to
+        assert all(port in ports for port in found), found
+        gate.touch()
+        made.all_ended()
+    assert "warning: --collective" not in made.said()
+
+
 def test_a_server_listens_where_tf_config_says(tmp_path: Path) -> None:
     hub, worker, server = free_ports(3)
     cluster = {"chief": [f"localhost:{hub}"], "worker": [f"localhost:{worker}"], "ps": [f"localhost:{server}"]}
