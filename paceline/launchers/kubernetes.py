@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from paceline.errors import RunError, UsageError
+from paceline.interrupts import Interrupted
 from paceline.launchers.kubernetes_manifests import manifests, resources, secret
 from paceline.launchers.kubernetes_settings import Settings
 from paceline.launchers.kubernetes_template import CONTAINER, Manifest
@@ -78,7 +79,7 @@ def launch(job: Job) -> int:
         job.say(f"kubernetes: {kind}/{settings.name} with {len(job.tasks)} pods")
         code, done = _followed(job, settings, kind)
         return code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
         return 130
     finally:

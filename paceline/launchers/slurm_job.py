@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline import interrupts
 from paceline.errors import RunError
 
 # Exit codes of the step: 0 the run has ended, 130 it was asked to end early, above 128 a task was killed. The signal
@@ -106,6 +107,7 @@ _OVER = {
     *("REVOKED", "SPECIAL_EXIT"),
 }
 _PATIENCE = 300.0  # seconds without any answer of the controller
+_BEAT = 0.1  # seconds after which a signal is heeded at the latest
 
 
 def asked(*words: str) -> str:
@@ -129,15 +131,18 @@ def records(text: str) -> list[dict[str, str]]:
 
 def follow(number: str, output: Path | None, say: Callable[[str], None]) -> int:
     """Tell what becomes of a job, and what it writes, until it is over; gives its exit code."""
-    watch = _Watch(number, output, say)
-    while True:
-        try:
+    watch, asked, heeded = _Watch(number, output, say), interrupts.Counter(), 0
+    with interrupts.counted(asked):
+        while True:
             code = watch.look()
             if code is not None:
                 return code
-            time.sleep(watch.pause())
-        except KeyboardInterrupt:
-            watch.interrupt()
+            until = time.monotonic() + watch.pause()
+            while asked.count == heeded and time.monotonic() < until:
+                time.sleep(_BEAT)
+            while heeded < asked.count:
+                heeded += 1
+                watch.interrupt()
 
 
 class _Watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -536,7 +537,8 @@ def test_ctrl_c_asks_for_an_end_in_order_and_the_second_one_cancels(
     fake("scancel", 'echo "$@" >>cancelled')
 
     def press(_: Any) -> float:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0.0
 
     monkeypatch.setattr(slurm_job._Watch, "pause", press)
     assert slurm_job.follow("7", None, said.append) == 143

@@ -146,14 +146,15 @@ MAY_IMPORT = {
     "launchers.slurm": "cluster.* errors launchers.command launchers.foreground launchers.job launchers.slurm_gpus "
     "launchers.slurm_job launchers.slurm_memory",
     "launchers.slurm_gpus": "errors",
-    "launchers.slurm_job": "errors",
+    "launchers.slurm_job": "errors interrupts",
     "launchers.slurm_memory": "errors",
     "launchers.command": "",
     "launchers.ray": "errors launchers.command launchers.job launchers.ray_crew",
     "launchers.ray_crew": "errors launchers.command launchers.job",
     "launchers.spark": "errors launchers.command launchers.job launchers.spark_seat",
     "launchers.spark_seat": "launchers.command",
-    "launchers.kubernetes": "errors launchers.job launchers.kubernetes_manifests launchers.kubernetes_settings "
+    "launchers.kubernetes": "errors interrupts launchers.job launchers.kubernetes_manifests "
+    "launchers.kubernetes_settings "
     "launchers.kubernetes_template",
     "launchers.kubernetes_manifests": "launchers.job launchers.kubernetes_pod launchers.kubernetes_settings "
     "launchers.kubernetes_template",
