@@ -29,8 +29,12 @@ from rich.table import Table
 from torch import Tensor
 
 from paceline.directory import RunDirectory
+from paceline.launchers.local import Launcher
+from paceline.net import tls
+from paceline.net.tls import Certificates
 from paceline.run import execute, planned
 from paceline.scheme import Scheme, State, Vector
+from paceline.stage import Node
 from paceline.task import Batch, Task
 from paceline.worker import Worker
 
@@ -80,9 +84,11 @@ class Timed(Scheme, name="timed"):
                 file.write(f"{spent}\n")
 
 
-def ours(collective: str, workers: int, kilobytes: int, steps: int, folder: Path) -> float:
+def ours(
+    collective: str, workers: int, kilobytes: int, steps: int, folder: Path, certificates: Certificates | None = None
+) -> float:
     """The median time of a mean in a run."""
-    file = folder / f"{collective}-{workers}-{kilobytes}"
+    file = folder / f"{collective}-{workers}-{kilobytes}{'-tls' if certificates is not None else ''}"
     plan, scheme, objects = planned(
         Vectors(kilobytes * 250),
         Timed(file=str(file)),
@@ -95,7 +101,13 @@ def ours(collective: str, workers: int, kilobytes: int, steps: int, folder: Path
     )
     place = RunDirectory.create(folder / f"run-{file.name}", "benchmark")
     plan = dataclasses.replace(plan, directory=str(place.path))
-    execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+
+    def launcher(*given: Any, **more: Any) -> Launcher:
+        made = Launcher(*given, **more)
+        made._props = dataclasses.replace(made._props, node=Node(certificates=certificates))
+        return made
+
+    execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)
     return 1000 * statistics.median(map(float, file.read_text().split()[WARM:]))
 
 
@@ -140,9 +152,10 @@ def main() -> None:
     parser.add_argument("--sizes", default="4,400,4000,40000", help="in thousands of bytes")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    table = Table("workers", "kB", "shared", "tcp", "gloo", "torch's all_reduce", title="a mean, ms")
+    table = Table("workers", "kB", "shared", "tcp", "tcp, TLS", "gloo", "torch's all_reduce", title="a mean, ms")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        certificates = tls.generated(folder)
         for workers in map(int, given.workers.split(",")):
             for kilobytes in map(int, given.sizes.split(",")):
                 steps = WARM + max(10, min(200, 200_000 // kilobytes))
@@ -154,6 +167,7 @@ def main() -> None:
                         (
                             ours("shared", workers, kilobytes, steps, place),
                             ours("tcp", workers, kilobytes, steps, place),
+                            ours("tcp", workers, kilobytes, steps, place, certificates),
                             ours("gloo", workers, kilobytes, steps, place),
                             torchs(workers, kilobytes, steps, place),
                         )

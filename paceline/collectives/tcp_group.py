@@ -27,7 +27,7 @@ from paceline.state import Vector, mean_into
 
 START, PART, SUM, GIVEN = range(1, 5)  # kinds: a header (and a small vector), a slice, a slice of the mean, a broadcast
 SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
-SLICE = 1 << 19  # bytes of a message of a large vector
+SLICE = 1 << 20  # bytes of a message of a large vector
 LIMITS = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
 LOOK = 100  # milliseconds between two looks at whether a group is still there
 
