@@ -83,7 +83,7 @@ class Channel:
     def close(self) -> None:
         """At once: what is pending is dropped. `flush` first where it matters."""
         self._lose("this side has closed the channel")
-        self._into = None
+        self._into = self._room = None  # whoever gives room has this channel: not a circle that only a collector frees
         self._connection.close()
 
     def part(self, timeout: float) -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import tracemalloc
+from collections import deque
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -89,11 +90,14 @@ def frame(script: Script) -> tuple[bytes, Message | None]:
 
 
 class Wire:
-    """One channel, into which a stream of frames is fed in pieces, and what must come out of it."""
+    """One channel, into which a stream of frames is fed in pieces, and what must come out of it. Every other message is
+    received into memory that the receiver has given."""
 
     def __init__(self) -> None:
         self.near, far = socket.socketpair()
-        self.channel = Channel(far, limits=LIMITS)
+        self.channel = Channel(far, limits=LIMITS, room=self._room)
+        self._rooms: deque[memoryview | None] = deque()
+        self._count = 0
         self.expected: list[Message] = []
         self.found: list[Message] = []
 
@@ -105,8 +109,17 @@ class Wire:
                 view = view[self.near.send(view[:50_000]) :]
                 self._read()
 
+    def _room(self, kind: int, length: int) -> memoryview | None:
+        assert length <= LIMITS[kind]
+        self._count += 1
+        self._rooms.append(memoryview(bytearray(length)) if self._count % 2 else None)
+        return self._rooms[-1]
+
     def _read(self) -> None:
-        self.found += [(kind, bytes(payload)) for kind, payload in self.channel.receive()]
+        for kind, payload in self.channel.receive():
+            room = self._rooms.popleft()
+            assert room is None or not payload
+            self.found.append((kind, bytes(payload if room is None else room)))
 
     def finish(self) -> type[Exception]:
         """Close this side and read to the end; gives how it ended."""

@@ -68,6 +68,30 @@ def awaited(channel: Channel, count: int, sender: Channel | None = None) -> list
     return found
 
 
+def test_messages_can_be_received_into_memory_that_is_there(pair: Pair) -> None:
+    """Large and small ones, in turn with others; what is refused there ends the reading."""
+    sent = [bytes([number]) * size for number, size in enumerate([5_000_000, 3, 70_000, 65_536, 1, 200_000])]
+    rooms: list[memoryview | None] = []
+
+    def room(kind: int, length: int) -> memoryview | None:
+        if length == 99:
+            raise ProtocolError("not that one")
+        rooms.append(memoryview(bytearray(length)) if len(rooms) % 3 else None)
+        return rooms[-1]
+
+    sender, receiver = Channel(pair[0], limits=LIMITS), Channel(pair[1], limits=LIMITS, room=room)
+    for one in sent:
+        sender.send(BULK, one)
+    found = awaited(receiver, len(sent), sender)
+    for one, (kind, payload), place in zip(sent, found, rooms, strict=True):
+        assert kind == BULK
+        assert bytes(payload if place is None else place) == one
+        assert place is None or not payload
+    sender.send(SMALL, b"x" * 99)
+    with pytest.raises(ProtocolError, match="not that one"):
+        awaited(receiver, 1, sender)
+
+
 def closes(channel: Channel, match: str = "closed|broken") -> list[Message]:
     """What comes before the other side has closed."""
     found: list[Message] = []
