@@ -17,11 +17,11 @@ from torch import Tensor
 from paceline.board import GENERATION, STOP
 from paceline.collectives import circle as circles
 from paceline.collectives.circle import Circle, Lives, Outlook, Record, Stand
-from paceline.collectives.connections import connected, listener_of
+from paceline.collectives.connections import TROUBLE, connected, listener_of
 from paceline.collectives.group import Broken, Building, Exchange, Group
 from paceline.collectives.tcp_group import TcpGroup
 from paceline.collectives.torch_group import TorchGroup
-from paceline.errors import SchemeError
+from paceline.errors import Deadlock, RunError, SchemeError
 from paceline.journal import Journal
 from paceline.net.store import FarStore
 from paceline.ops import Mean
@@ -241,9 +241,9 @@ class Assembly(ABC):
             listener_of(self.stage.node)  # here, where it is heard if there is no port for it
         make = self._tcp_group if tcp else self._torch_group
 
-        def made(wanted: Callable[[], bool]) -> Group:
+        def made(building: Building) -> Group:
             try:
-                group = make(store, place, members, wanted)
+                group = make(store, place, members, building)
             except BaseException:
                 store.close()
                 raise
@@ -252,7 +252,7 @@ class Assembly(ABC):
 
         return Building(made, self._ring_self)
 
-    def _tcp_group(self, store: FarStore, name: str, members: list[int], wanted: Callable[[], bool]) -> Group:
+    def _tcp_group(self, store: FarStore, name: str, members: list[int], building: Building) -> Group:
         node, place = self.stage.node, members.index(self.rank)
         assert node.store is not None
         connections = connected(
@@ -264,18 +264,28 @@ class Assembly(ABC):
             node.store[2],
             node.client_side,
             patience=UNREACHED * self.stage.plan.patience,
-            wanted=wanted,
+            building=building,
         )
         return TcpGroup(place, len(members), connections, watch=self._bells, ring=self._ring_self)
 
-    def _torch_group(self, store: FarStore, name: str, members: list[int], wanted: Callable[[], bool]) -> Group:
+    def _torch_group(self, store: FarStore, name: str, members: list[int], building: Building) -> Group:
         mine, address, device = members.index(self.rank), self.stage.node.address, self._device()
         ring = self._ring_self
         return TorchGroup(self._backend, store, name, mine, len(members), address=address, device=device, ring=ring)
 
     def _built(self, building: Building, circle: Circle) -> Group:
-        self._wait_for(lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
+        self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
         return building.group()
+
+    def _wait_in(self, circle: Circle, ready: Callable[[], bool], what: str) -> None:
+        """Wait for the others of a group; if nothing moves for too long, one of them may have said why."""
+        try:
+            self._wait_for(ready, what)
+        except Deadlock as error:
+            trouble = self._store.peek(f"{circle.key}/{circle.trying or circle.attempt}/{TROUBLE}")
+            if not trouble:
+                raise
+            raise RunError(trouble.decode(errors="replace")) from error
 
     def _bound_groups(self, current: Circle) -> None:
         for circle in sorted(self._circles.values(), key=lambda circle: circle.used)[:-MOST_GROUPS]:
@@ -321,7 +331,7 @@ class Assembly(ABC):
         if self._backend == "nccl":  # which rings no bell
             while not there() and not board.run[STOP] and board.run[GENERATION] == generation:
                 os.sched_yield()
-        self._wait_for(there, "the others at a mean")
+        self._wait_in(circle, there, "the others at a mean")
         if not exchange.over:
             raise Broken
         exchange.finish()

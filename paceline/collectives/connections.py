@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from paceline.collectives.group import Building
 from paceline.errors import RunError
 from paceline.net.gate import Gate, Refused, enter, listener
 from paceline.net.ports import Ports
 from paceline.net.store import FarStore
 from paceline.stage import Node
 
+TROUBLE = "trouble"  # the key, behind the name of a group, that says why it does not come about
 NAME = 32  # bytes: the name of a connection
 AGAIN_AFTER = 0.05  # seconds between two tries to connect
 REACH = 2.0  # that one try may take
@@ -169,7 +171,7 @@ def connected(
     tls: ssl.SSLContext | None,
     *,
     patience: float,
-    wanted: Callable[[], bool],
+    building: Building,
 ) -> dict[int, socket.socket]:
     """A connection to each other member, by its place. `names`: what an error calls the members. Whether they are alive
     is not decided here: RunError means that one of them could not be reached for `patience` seconds, though the group
@@ -179,10 +181,10 @@ def connected(
     found: dict[int, socket.socket] = {}
     try:
         for other in range(place):
-            found[other] = _reached(store, group, place, other, names, secret, tls, until, wanted)
+            found[other] = _reached(store, group, place, other, names, secret, tls, until, building)
         for other in range(place + 1, len(names)):
             try:
-                found[other] = own.take(name_of(group, place, other), wanted, until)
+                found[other] = own.take(name_of(group, place, other), lambda: building.wanted, until)
             except TimeoutError:
                 raise RunError(
                     f"{names[other]} did not connect to {names[place]} at {own.address}:{own.port} for a mean within "
@@ -204,13 +206,13 @@ def _reached(
     secret: bytes,
     tls: ssl.SSLContext | None,
     until: float,
-    wanted: Callable[[], bool],
+    building: Building,
 ) -> socket.socket:
     """A connection to an earlier member, tried again and again: its port may belong to somebody else for a moment, if
-    it has just died."""
+    it has just died. What is wrong meanwhile is written down in the store: members that only wait do not know it."""
     where: tuple[str, int] | None = None
-    error: Exception = TimeoutError("it has not said where it listens")
-    while wanted():
+    told = ""
+    while building.wanted:
         try:
             if where is None:
                 store.wait([f"{group}/{other}"], timedelta(seconds=LOOK))
@@ -222,14 +224,19 @@ def _reached(
                 connection.settimeout(REACH)
                 connection.sendall(name_of(group, other, place))
                 closing.pop_all()
+            if told:
+                store.delete_key(f"{group}/{TROUBLE}")
             return connection
-        except (OSError, Refused) as failed:
-            error = failed
+        except (OSError, Refused) as error:
+            at = f" at {where[0]}:{where[1]}" if where is not None else ""
+            trouble = (
+                f"{names[place]} cannot reach {names[other]}{at} for a mean: {error}; workers must be able to reach "
+                "each other's ports (--ports fixes them)"
+            )
             if time.monotonic() >= until:
-                at = f" at {where[0]}:{where[1]}" if where is not None else ""
-                raise RunError(
-                    f"{names[place]} cannot reach {names[other]}{at} for a mean: {error}; workers must be able to "
-                    "reach each other's ports (--ports fixes them)"
-                ) from failed
+                raise RunError(trouble) from error
+            if where is not None and trouble != told:
+                store.set(f"{group}/{TROUBLE}", trouble)
+                told = trouble
             time.sleep(AGAIN_AFTER)
     raise ConnectionAbortedError("nobody wants the group any more")

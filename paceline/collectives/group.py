@@ -136,19 +136,19 @@ class Group(ABC):
 
 class Building:
     """A group that is being made, aside: who makes one waits for the others, and somebody may die meanwhile. `make`
-    gets a function that says whether the group is still wanted."""
+    gets the building, which says whether the group is still wanted."""
 
-    def __init__(self, make: Callable[[Callable[[], bool]], Group], ring: Callable[[], None]) -> None:
+    def __init__(self, make: Callable[[Building], Group], ring: Callable[[], None]) -> None:
         self._group: Group | None = None
         self._error: Exception | None = None
-        self._wanted = True
+        self.wanted = True
 
         def build() -> None:
             try:
-                self._group = make(lambda: self._wanted)
+                self._group = make(self)
             except Exception as error:
                 self._error = error
-            if not self._wanted and self._group is not None:
+            if not self.wanted and self._group is not None:
                 self._group.bury()
             ring()
 
@@ -165,6 +165,6 @@ class Building:
         return self._group
 
     def give_up(self) -> None:
-        self._wanted = False
+        self.wanted = False
         if self._group is not None:
             self._group.bury()

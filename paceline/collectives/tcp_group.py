@@ -29,6 +29,7 @@ START, PART, SUM, GIVEN = range(1, 5)  # kinds: a header (and a small vector), a
 SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
 SLICE = 1 << 20  # bytes of a message of a large vector
 LIMITS = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
+MOST_ROOMS = 16  # lengths of vectors for which memory is kept
 LOOK = 100  # milliseconds between two looks at whether a group is still there
 
 
@@ -117,6 +118,8 @@ class TcpGroup(Group):
         with self._lock:
             key = v.numel(), v.dtype
             if key not in self._rooms:
+                if len(self._rooms) >= MOST_ROOMS:
+                    del self._rooms[next(iter(self._rooms))]
                 self._rooms[key] = Rooms(v, self.size, self.place)
             self._used = rooms = self._rooms[key]
             self.small, self._v, self._added = rooms.small, v, 0

@@ -75,7 +75,8 @@ class Means(Story):
             "PACELINE_SECRET": "5e" * 32,
         }
         command = [sys.executable, "-P", "-m", "paceline", "train", "digits-mlp", "-s", "allreduce", "--plain"]
-        folder = ["--dir", str(self.place / "run"), "--patience", "15"]
+        patience = [] if "--patience" in self.more else ["--patience", "15"]
+        folder = ["--dir", str(self.place / "run"), *patience]
         with (self.place / f"output-{name}").open("a") as log:
             task = self.hosts[name].start(
                 [*command, *folder, *self.more], env=environment, stdout=log, stderr=subprocess.STDOUT
@@ -168,6 +169,17 @@ def test_strangers_deaths_and_a_cable_out(tmp_path: Path, hosts: dict[str, Host]
     logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").iterdir())
     assert "means: turned 10.77.0.4" in logs
     assert "5e" * 32 not in logs
+
+
+def test_two_workers_without_a_route_between_them_end_the_run_with_a_reason(
+    tmp_path: Path, hosts: dict[str, Host]
+) -> None:
+    """Both reach the hub, so both are alive; a mean can never be taken."""
+    hosts["h3"].run(["ip", "route", "add", "unreachable", f"{hosts['h2'].address}/32"], check=True)
+    with begun(tmp_path, hosts, *hook(tmp_path), "--patience", "5") as (story, tasks):
+        assert tasks["h1"].wait(LIMIT) == 1
+        said = story.output_of("h1")  # whoever of them has said it first
+        assert "worker:2 cannot reach worker:1 at 10.77.0.2:" in said
 
 
 def test_who_asks_for_tls_does_not_get_means_without_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from net_ends import PATIENCE, SECRET
 
 from paceline.board import Bells, Board
 from paceline.collectives.connections import PeerListener, connected
-from paceline.collectives.group import Exchange, Header
+from paceline.collectives.group import Building, Exchange, Header
 from paceline.collectives.tcp_group import TcpGroup
 from paceline.net.gate import Gate, listener
 from paceline.net.shelf import Shelf, StoreDesk
@@ -79,21 +79,33 @@ class Company:
             os.close(end)
         os.close(self.board.descriptor)
 
-    def joined(
-        self, name: str, patience: float = PATIENCE, wanted: Callable[[], bool] = lambda: True
-    ) -> list[TcpGroup]:
-        return self.each(lambda place: self.join(name, place, patience, wanted))
+    def joined(self, name: str, patience: float = PATIENCE) -> list[TcpGroup]:
+        return self.each(lambda place: self.join(name, place, patience))
 
-    def join(self, name: str, place: int, patience: float, wanted: Callable[[], bool] = lambda: True) -> TcpGroup:
-        store = FarStore(LOCAL, self.port, SECRET, patience=PATIENCE)
-        try:
-            names = [f"worker:{rank}" for rank in range(self.size)]
-            mine, secret, tls = self.listeners[place], SECRET, self.tls[1]
-            found = connected(store, name, place, names, mine, secret, tls, patience=patience, wanted=wanted)
-        finally:
-            store.close()
+    def join(self, name: str, place: int, patience: float) -> TcpGroup:
+        building = self.building(name, place, patience)
+        until(lambda: building.over, "the group is made, or not", 2 * PATIENCE)
+        made = building.group()
+        assert isinstance(made, TcpGroup)
+        return made
+
+    def building(self, name: str, place: int, patience: float) -> Building:
+        names = [f"worker:{rank}" for rank in range(self.size)]
         bells = self.bells[place]
-        return TcpGroup(place, self.size, found, watch=bells, ring=lambda: bells.ring(place))
+
+        def ring() -> None:
+            bells.ring(place)
+
+        def make(building: Building) -> TcpGroup:
+            store = FarStore(LOCAL, self.port, SECRET, patience=PATIENCE)
+            mine, secret, tls = self.listeners[place], SECRET, self.tls[1]
+            try:
+                found = connected(store, name, place, names, mine, secret, tls, patience=patience, building=building)
+            finally:
+                store.close()
+            return TcpGroup(place, self.size, found, watch=bells, ring=ring)
+
+        return Building(make, ring)
 
     def each(self, act: Callable[[int], Any]) -> list[Any]:
         """Have every member do something at the same time, in a thread of its own."""
@@ -127,8 +139,8 @@ def company(size: int, tls: Contexts = PLAIN) -> Iterator[Company]:
     until(lambda: threading.active_count() == before, "all threads have ended")
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    deadline, pause = time.monotonic() + seconds, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         pause.wait(0.005)

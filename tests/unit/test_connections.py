@@ -14,7 +14,7 @@ from tcp_ends import LOCAL, PLAIN, company, until
 
 from paceline.collectives import connections
 from paceline.collectives.connections import NAME, PeerListener, listener_of, name_of
-from paceline.collectives.group import Broken, Building, Header
+from paceline.collectives.group import Broken, Header
 from paceline.errors import RunError, UsageError
 from paceline.net.gate import enter, listener
 from paceline.net.ports import Ports
@@ -65,13 +65,12 @@ def test_connections_that_nobody_asks_for_are_bounded(monkeypatch: pytest.Monkey
         assert len(own._named) == 3
 
 
-def test_a_group_that_is_not_wanted_any_more_is_given_up_at_once() -> None:
+def test_a_group_that_is_not_wanted_any_more_is_given_up() -> None:
     with company(2) as there:
-        over = threading.Event()
-        building = Building(lambda wanted: there.join("0/all/1", 0, PATIENCE, wanted), over.set)
-        assert not over.wait(0.2)  # the other one does not come
+        building = there.building("0/all/1", 0, PATIENCE)  # the other one does not come
+        assert not building.over
         building.give_up()
-        assert over.wait(PATIENCE)
+        until(lambda: building.over, "it is given up")
         with pytest.raises(Broken):
             building.group()
 

@@ -91,7 +91,7 @@ MAY_IMPORT = {
     "collectives.group": "errors state",
     "collectives.torch_group": "collectives.group net.* state",
     "collectives.tcp_group": "collectives.group errors net.* state",
-    "collectives.connections": "errors net.* stage",
+    "collectives.connections": "collectives.group errors net.* stage",
     "collectives.circle": "board collectives.group errors",
     "collectives.assembly": "board collectives.circle collectives.connections collectives.group collectives.tcp_group "
     "collectives.torch_group errors journal net.* ops stage state "
