@@ -367,7 +367,7 @@ class Engine:
     def on_copy(self, seat: Seat, payload: tuple[int, Call[Any]]) -> None:
         """A call has arrived at another server than the lead."""
         assert self.servers is not None
-        self.deliver_answers(self.servers.arrived(*payload))
+        self.servers.arrived(*payload)
 
     def deliver_answers(self, answers: Sequence[Answer]) -> None:
         for rank, (generation, target), result in answers:

@@ -163,10 +163,11 @@ class Servers:
 
         return self._taken(take)
 
-    def arrived(self, shard: int, call: Call[Any]) -> list[Answer]:
-        """A call has arrived at another server."""
+    def arrived(self, shard: int, call: Call[Any]) -> None:
+        """A call has arrived at another server; a worker may have waited until that server had caught up."""
         self._arrived[shard].add(call)
-        return self._guarded(self._follow)
+        self.engine.deliver_answers(self._guarded(self._follow))
+        self.let_join()
 
     def left(self, rank: int) -> list[Answer]:
         def take() -> list[Answer]:
@@ -354,6 +355,11 @@ class Servers:
             for name in state
             if name not in vectors and not bool((state.cell(name) == lead.cell(name)).all())
         ]
+
+    def forgotten(self) -> list[int]:
+        """Workers that wait to be counted again though nothing keeps them from it."""
+        free = self.up and not self.behind and not self._mail and not self.engine.recovery.returning
+        return list(self._joining) if free else []
 
     def set(self, scheme: Scheme) -> None:
         """Values of the scheme that a hook has changed."""

@@ -193,6 +193,8 @@ class Watch:
         assert run.servers is not None
         if run.servers.up and not run.servers.behind and not run.recovery.returning:
             demand(not run.servers.disagree(), f"servers disagree about {run.servers.disagree()}")
+            forgotten = run.servers.forgotten()
+            demand(not forgotten, f"worker:{forgotten} waits to be counted again, and all servers have missed it")
 
     def everything(self) -> list[Any]:
         """All bits of the end, to compare with those of another run."""

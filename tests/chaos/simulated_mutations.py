@@ -153,6 +153,10 @@ def the_returned_take_old_cells(put: Put) -> None:
     put(Life, "_take_over", lambda self, seat: True)
 
 
+def who_is_back_is_forgotten(put: Put) -> None:
+    put(Servers, "let_join", lambda self: None)
+
+
 def a_pull_is_not_noted(put: Put) -> None:
     put(Ledger, "pulled", lambda self, holder, version: None)
 
@@ -190,6 +194,7 @@ MUTATIONS = [
     an_exact_run_goes_on_without_the_dead,
     an_exact_checkpoint_is_of_several_steps,
     the_returned_take_old_cells,
+    who_is_back_is_forgotten,
     a_pull_is_not_noted,
     time_never_heals_a_partition,
     the_second_draw_differs,

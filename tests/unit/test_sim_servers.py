@@ -104,6 +104,15 @@ def test_who_dies_with_a_call_that_reached_only_some_servers_sets_everybody_back
     assert run.updates == 4
 
 
+def test_who_is_back_before_all_servers_have_missed_it_is_counted_once_they_have() -> None:
+    """Server 1 waits for a call of worker 1, and has not heard that worker 0 is gone."""
+    run = pushing(["partition:1-server:1@time=0.5,for=5", "kill:0@time=2.5,back=1"], servers=2)
+    run.run(8)
+    assert all(seat.worker.alive for seat in run.seats)
+    assert log(run) == [0, 1, 0, 0, 1, 0, 1, 0]
+    assert run.now == 8.5
+
+
 def test_two_workers_that_cannot_reach_each_other_hold_up_their_mean() -> None:
     result = simulate("toy", "allreduce", workers=3, steps=3, lr=0.01, faults=["partition:1-2@time=0.5,for=4"])
     assert result.virtual_seconds == 4.5 + 2
