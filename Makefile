@@ -10,7 +10,7 @@ SECONDS ?= 60
 RUNS ?= 1000000
 PROCESSES := tests/contracts/test_every_scheme_in_processes.py
 
-.PHONY: setup demo test test-engines chaos chaos-sim check size docs clean help
+.PHONY: setup demo test test-long test-all test-engines chaos chaos-sim check size docs clean help
 
 help:          ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,9 +29,15 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 	@echo
 	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
-test: $(READY) ## the test suite: what computes in one process on all cores at once, then what starts processes
+test: $(READY) ## every unit, paper, contract and golden test, and a few system tests of each world: minutes
 	$(BIN)/python -m pytest -n auto $(ALONE) --ignore=$(PROCESSES)
-	$(BIN)/python -m pytest $(PROCESSES) tests/system
+	$(BIN)/python -m pytest $(PROCESSES)
+	$(BIN)/python -m pytest tests/system -m quick
+
+test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
+	$(BIN)/python -m pytest tests/system -m "not quick"
+
+test-all: test test-long ## both
 
 chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)

@@ -14,6 +14,15 @@ if SHARED.is_dir():
 os.environ.setdefault("PACELINE_OFFLINE", "1")
 
 
+SKIPPED = os.environ.get("PACELINE_SKIPPED")  # a file: the tests that were skipped, for a later run to make up for them
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if SKIPPED and report.skipped:
+        with Path(SKIPPED).open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.setdefault("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -16,7 +16,6 @@ leaves nothing behind, there is nothing to tidy up, and any number of test runs 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,14 +28,14 @@ from typing import Any
 
 import pytest
 
+from beds.commands import need
+
 NET = "10.77.0"
 _WIRE = Path(__file__).with_name("wire.py")
 _NEEDED = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
+    **{"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"},
+    **{"ip": "iproute2", "tc": "iproute2", "mount": "mount", "umount": "mount", "hostname": "hostname"},
+    **{"sh": "dash", "sleep": "coreutils", "ls": "coreutils", "cat": "coreutils", "grep": "grep", "getent": "libc-bin"},
 }
 _DYING = ["setpriv", "--pdeathsig", "KILL"]  # whatever is started so dies with whoever started it
 _WITHIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -61,9 +60,7 @@ def need_hosts() -> None:
         pytest.skip("several hosts: network namespaces are Linux's")
     if os.geteuid() != 0:
         pytest.skip("several hosts: only root may make network namespaces")
-    for command, package in _NEEDED.items():
-        if shutil.which(command, path=_WITHIN) is None:
-            pytest.skip(f"several hosts: {package} is not installed ({command} is missing)")
+    need(_NEEDED, "several hosts")
     if subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True, check=False).returncode:
         pytest.skip("several hosts: this machine lets nobody make network namespaces")
 

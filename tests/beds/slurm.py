@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
+from beds.commands import need
 from beds.hosts import Host, Running, need_hosts, several, until
 
-_DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+_NEEDED = {
+    **dict.fromkeys(("slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue"), "slurm-wlm"),
+    "munged": "munge",
+}
 _PATH = "/usr/sbin:/sbin"
 LOGIN = "login"
 _FOLDER = "paceline-slurm-"  # and the process whose it is
@@ -79,9 +81,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 def need_slurm() -> None:
     """Skip the test, by name, where there is no Slurm."""
     need_hosts()
-    for command in _DAEMONS:
-        if shutil.which(command, path=f"{os.environ.get('PATH', '')}:{_PATH}") is None:
-            pytest.skip(f"Slurm is not installed ({command} is missing): apt-get install slurm-wlm munge")
+    need(_NEEDED, "Slurm")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pytest
+from beds.commands import found, need
 from beds.hosts import Host
 from processes import until
 
@@ -30,12 +30,12 @@ class Sshd:
 
 def program() -> str:
     """The server, or the test is skipped by name."""
-    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if found is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
-        pytest.skip("openssh-server and openssh-client are not installed")
+    need({"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}, "ssh")
+    server = found("sshd")
+    assert server is not None
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where it shuts its unprivileged half in
-    return found
+    return server
 
 
 def prepared(folder: Path, names: Sequence[str]) -> list[str]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import beds.commands
 import pytest
 from nodes import nodes
 from processes import finished, leaving_nothing, run
 
-from paceline.net import tls
 from paceline.net.channel import Closed
 from paceline.replaying.repeat import replay
 from paceline.scheme import Scheme, State, Vector, on_server
@@ -114,7 +114,7 @@ def test_one_worker_shares_the_servers_node_and_another_does_not(tmp_path: Path,
 
 
 def test_encrypted(tmp_path: Path, bowl: Task, ways: dict[str, Count]) -> None:
-    with leaving_nothing(), nodes(certificates=tls.generated(tmp_path / "tls")) as made:
+    with leaving_nothing(), nodes(certificates=beds.commands.certificates(tmp_path / "tls")) as made:
         story = run(tmp_path / "run", bowl, "sync", steps=STEPS, workers=2, launcher=made.launcher)
     assert finished(story, STEPS).digest == digest(bowl, "sync", 2)
     assert ways["landed"].total >= STEPS

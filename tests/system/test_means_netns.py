@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beds.commands import need
 from beds.hosts import Host, Running, several, until
 from far_runs import LIMIT, Story
 
@@ -131,6 +132,8 @@ def hook(place: Path) -> list[str]:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_run_has_the_bits_of_one_machine(tmp_path: Path, hosts: dict[str, Host], encrypted: bool) -> None:
+    if encrypted:
+        need({"openssl": "openssl"}, "certificates")
     more = ["--tls", "generated"] if encrypted else []
     with begun(tmp_path, hosts, "--steps", "60", *more) as (story, tasks):
         result = story.ended(tasks)
@@ -139,6 +142,7 @@ def test_a_run_has_the_bits_of_one_machine(tmp_path: Path, hosts: dict[str, Host
 
 def test_strangers_deaths_and_a_cable_out(tmp_path: Path, hosts: dict[str, Host]) -> None:
     """With `hold` nobody takes a step while one is away: progress after a loss means that it is back."""
+    need({"openssl": "openssl"}, "certificates")
     more = ["--tls", "generated", "--quorum", "hold"]
     with begun(tmp_path, hosts, *hook(tmp_path), *more) as (story, tasks):
         story.until_it_trains(3)

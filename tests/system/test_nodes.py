@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import beds.commands
 import pytest
 from nodes import nodes
 from processes import Linger, finished, leaving_nothing, run
 
 from paceline import checkpoint
 from paceline.errors import UsageError
-from paceline.net import tls
 from paceline.replaying.repeat import replay
 from paceline.report.live import Status
 from paceline.sim.run import simulate
@@ -226,7 +226,7 @@ def test_who_does_not_know_the_secret_is_turned_away(tmp_path: Path) -> None:
 
 
 def test_connections_can_be_encrypted(tmp_path: Path) -> None:
-    certificates = tls.generated(tmp_path)
+    certificates = beds.commands.certificates(tmp_path)
     with leaving_nothing(), nodes(certificates=certificates) as made:
         story = run(tmp_path / "run", TASK, "sync", steps=60, workers=2, servers=2, launcher=made.launcher)
     assert finished(story, 60).digest == digest("sync", 2, 60)
@@ -265,7 +265,7 @@ def test_schemes_without_a_server_have_the_bits_of_the_simulator(tmp_path: Path,
 @pytest.mark.parametrize("kills", [[], ["worker:1", "chief"]])
 def test_means_can_be_encrypted(tmp_path: Path, kills: list[str]) -> None:
     steps = 400 if kills else 60
-    with leaving_nothing(), nodes(certificates=tls.generated(tmp_path)) as made:
+    with leaving_nothing(), nodes(certificates=beds.commands.certificates(tmp_path)) as made:
         story = run(
             tmp_path / "run",
             TASK,
@@ -282,7 +282,7 @@ def test_means_can_be_encrypted(tmp_path: Path, kills: list[str]) -> None:
 
 
 def test_connections_that_tls_does_not_cover_are_refused_for_means_with_it(tmp_path: Path) -> None:
-    with nodes(certificates=tls.generated(tmp_path)) as made:
+    with nodes(certificates=beds.commands.certificates(tmp_path)) as made:
         story = run(tmp_path / "run", TASK, "allreduce", collective="gloo", launcher=made.launcher)
     assert isinstance(story.error, UsageError)
     assert "use --collective tcp" in str(story.error)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from beds.commands import need
+
 from paceline.launchers.command import Running, free_port, in_this_python, why
 
 LIMIT = 30.0  # seconds that anything here may take
@@ -47,6 +49,7 @@ def test_lines_and_the_exit_code() -> None:
 
 
 def test_a_command_whose_pipes_are_held_by_another_has_ended() -> None:
+    need({"sleep": "coreutils"}, "another process")
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid)"
     with running(code) as command:
         lines, ended = heard_all(command)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from beds.commands import need
 from launch_jobs import SECRET, made
 
 from paceline.errors import UsageError
@@ -112,6 +113,7 @@ def at_the_far_end(
     script: str, told: dict[str, Any] | None = None, silence: float = 30
 ) -> Iterator[subprocess.Popen[bytes]]:
     """far.py as ssh would run it, with a shell script as the task."""
+    need({"sh": "dash", "sleep": "coreutils"}, "a task that is a shell script")
     boot = f"import sys; exec(sys.stdin.buffer.read({len(ssh.source())}))"
     text = ssh.source()
     if silence != far.SILENCE:

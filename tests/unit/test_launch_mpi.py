@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from beds.commands import need
 from launch_jobs import SECRET, made, program
 
 from paceline.errors import UsageError
@@ -180,6 +181,12 @@ def test_a_run_that_says_why_it_failed_is_not_begun_again(tmp_path: Path) -> Non
     assert not foreground.ended_by_itself(1, tmp_path)
 
 
+@pytest.fixture
+def shell() -> None:
+    need({"sh": "dash", "sleep": "coreutils", "timeout": "coreutils"}, "an engine that is a shell script")
+
+
+@pytest.mark.usefixtures("shell")
 def test_an_interruption_is_handed_on_and_ends_in_order() -> None:
     before = signal.getsignal(signal.SIGINT)
     script = "trap 'exit 7' USR1; kill -INT $PPID; while :; do sleep 0.02; done"
@@ -187,16 +194,19 @@ def test_an_interruption_is_handed_on_and_ends_in_order() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("shell")
 def test_a_second_interruption_kills() -> None:
     script = "trap 'kill -INT $PPID' USR1; kill -TERM $PPID; while :; do sleep 0.02; done"
     assert foreground.followed(["sh", "-c", script], {}, signal.SIGUSR1) == 130
 
 
+@pytest.mark.usefixtures("shell")
 def test_whatever_comes_of_it_an_interruption_is_one() -> None:
     script = "trap 'exit 0' TERM; kill -INT $PPID; while :; do sleep 0.02; done"
     assert foreground.followed(["sh", "-c", script], {}) == 130
 
 
+@pytest.mark.usefixtures("shell")
 def test_the_engine_ends_with_its_launcher() -> None:
     """Killed without a word, the launcher leaves nobody behind: the engine's end of the pipe is closed too."""
     deed = "trap 'echo ended; exit' TERM; echo here; while :; do sleep 0.02; done"

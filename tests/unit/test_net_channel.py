@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import select
-import shutil
 import socket
 import ssl
 import time
@@ -15,10 +14,11 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
+from beds.commands import certificates
 from net_ends import PATIENCE, Door
 
 from paceline.net.channel import DEEPEST, HEADER, LARGEST_JSON, Channel, Closed, ProtocolError, plain
-from paceline.net.tls import contexts, generated
+from paceline.net.tls import contexts
 
 SMALL, BULK, JSON = 1, 2, 3
 LIMITS = {SMALL: 100, BULK: 64 << 20, JSON: 1000}
@@ -28,9 +28,7 @@ Message = tuple[int, bytearray]
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    return contexts(generated(tmp_path_factory.mktemp("certificates")))
+    return contexts(certificates(tmp_path_factory.mktemp("certificates")))
 
 
 @pytest.fixture(params=["plain", "tls"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from beds.commands import certificates
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from net_ends import SECRET
@@ -24,13 +25,13 @@ from paceline.collectives.tcp_group import GIVEN, LIMITS, PART, START, SUM, TcpG
 from paceline.errors import SchemeError
 from paceline.net.channel import HEADER
 from paceline.net.gate import Refused, enter
-from paceline.net.tls import contexts, generated
+from paceline.net.tls import contexts
 from paceline.state import Vector, mean_of
 
 
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return PLAIN if request.param == "plain" else contexts(generated(tmp_path_factory.mktemp("tls")))
+    return PLAIN if request.param == "plain" else contexts(certificates(tmp_path_factory.mktemp("tls")))
 
 
 def shape(v: Vector) -> int:
@@ -280,7 +281,7 @@ def test_with_tls_no_number_of_a_vector_can_be_read_on_the_way(tmp_path: Path) -
     """All that goes between two members passes a recorder: without TLS it holds the vectors, with TLS it does not."""
     pattern = struct.pack("<f", 1.2345678) * 8
     for encrypted in (False, True):
-        with company(2, contexts(generated(tmp_path)) if encrypted else PLAIN) as there:
+        with company(2, contexts(certificates(tmp_path)) if encrypted else PLAIN) as there:
             first = there.listeners[0]
             recorder = Recorder((LOCAL, first.port))
             try:

@@ -1,0 +1,46 @@
+"""The slice of the system tests that `make test` runs: a few of each world. The others are long: `make test-long`."""
+
+from __future__ import annotations
+
+import pytest
+
+QUICK = frozenset(
+    {
+        # processes of one machine
+        "test_train.py::test_json_is_one_object_with_all_that_simulate_gives_and_more",
+        "test_train.py::test_the_commands_on_runs",
+        "test_train.py::test_the_evaluator_follows_and_keeps_the_best",
+        "test_train_resume.py::test_what_is_known_of_the_run_goes_on_too",
+        "test_attach_alone.py::TestByItself::test_it_is_a_run_of_one_worker",
+        "test_attach.py::TestTheLoop::test_every_scheme_lives_in_a_script[async]",
+        "test_cli.py::test_a_mistake_in_a_real_process_shows_no_traceback",
+        # deaths, signals, limits, damaged files
+        "test_kills.py::test_every_role_is_killed_again_and_again[async]",
+        "test_kills.py::test_every_role_is_killed_again_and_again[averaging]",
+        "test_kills.py::test_either_of_two_servers_is_killed[sync]",
+        "test_kills_servers.py::test_all_go_back_to_the_last_checkpoint[FrailAsync-1-victims0]",
+        "test_signals.py::test_sigterm_to_the_group_restarts_nobody_and_loses_nothing",
+        "test_limits.py::test_few_open_files[20]",
+        "test_damaged_files.py::test_every_file_damaged_in_one_way",
+        "test_damaged_files.py::TestPlan::test_options_of_resume_change_it",
+        # records: replay, samples, verify; exact runs
+        "test_replay.py::test_every_scheme_is_repeated_bit_for_bit[downpour]",
+        "test_replay.py::test_every_scheme_is_repeated_bit_for_bit[averaging]",
+        "test_samples.py::test_the_commands",
+        "test_verify.py::test_the_same_run_twice_has_one_digest_and_one_fingerprint",
+        "test_exact.py::test_one_digest_in_any_number_of_processes[sync]",
+        "test_exact.py::test_a_killed_process_changes_no_bit[averaging]",
+        # several nodes over loopback, TF_CONFIG
+        "test_nodes.py::test_every_kind_of_scheme_with_a_server_trains[async]",
+        "test_nodes.py::test_a_killed_role_is_brought_back[worker:1-async]",
+        "test_nodes.py::test_schemes_without_a_server_have_the_bits_of_the_simulator[allreduce]",
+        "test_tf_config.py::test_five_shells_with_an_evaluator",
+        "test_tf_config.py::test_a_misspelt_cluster_does_not_train_alone",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/system/") in QUICK:
+            item.add_marker(pytest.mark.quick)
