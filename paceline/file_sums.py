@@ -7,9 +7,11 @@ whose manifests have sums of their own, and `logs/` and `summaries/`, which noth
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ _FOR_ALL_LAUNCHES = ("plan.json", "fingerprint.json")  # what a resumed run read
 class Sums:
     """What was noted. `ended`: the list is complete, because the launch has ended in order."""
 
-    files: dict[str, list[str]] = field(default_factory=dict)  # name -> SHA-256 of each content that is right
+    files: dict[str, list[str]] = field(default_factory=dict)  # name -> SHA-256 of right contents; none: any
     ended: bool = False
 
 
@@ -65,7 +67,10 @@ def begin(root: Path) -> None:
 def end(root: Path) -> None:
     """A launch has ended in order: note every file. What was noted before stays, so that no change is approved."""
     final = {name: sums[-1:] for name, sums in _known(root).files.items()}
-    _write(root, Sums(final | {name: [_sum(root / name)] for name in _present(root) if name not in final}, ended=True))
+    for name in _present(root):
+        if name not in final:
+            final[name] = [] if _is_being_written(root / name) else [_sum(root / name)]
+    _write(root, Sums(final, ended=True))
 
 
 def check(root: Path, name: str) -> None:
@@ -74,7 +79,7 @@ def check(root: Path, name: str) -> None:
         sums = read(root)
         if sums is None or name not in sums.files or not (root / name).exists():
             return
-        if _sum(root / name) in sums.files[name]:
+        if not sums.files[name] or _sum(root / name) in sums.files[name]:
             return
         if attempt == 2:
             raise DataError(_altered(name))
@@ -88,7 +93,7 @@ def changed(root: Path, under: str = "") -> list[str]:
             continue
         if not (root / name).is_file():
             found.append(f"{name} is missing")
-        elif _sum(root / name) not in right:
+        elif right and _sum(root / name) not in right:
             found.append(_altered(name))
     if sums is not None and sums.ended:
         strange = [name for name in _present(root) if name not in sums.files and name.startswith(under)]
@@ -105,6 +110,16 @@ def _present(root: Path) -> Iterator[str]:
         for path in sorted(root.glob(pattern)):
             if path.is_file() and not path.match(_WITH_OWN_SUMS) and not path.name.startswith("."):
                 yield path.relative_to(root).as_posix()
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether a process holds the file's lock: one on a machine that the run has lost may write its log to the end."""
+    with suppress(OSError), path.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _altered(name: str) -> str:
