@@ -19,7 +19,15 @@ from paceline.directory import RunDirectory
 __all__ = ["paceline"]  # a fixture
 
 REAL = {
-    *("wall_seconds", "samples_per_second", "time_to_first_step", "restarts", "rolled_back_updates", "peak_rss_mb"),
+    *(
+        "wall_seconds",
+        "samples_per_second",
+        "time_to_first_step",
+        "restarts",
+        "rolled_back_updates",
+        "lost_updates",
+        "peak_rss_mb",
+    ),
     *("servers", "directory", "fingerprint"),
 }
 
@@ -63,7 +71,7 @@ def test_json_is_one_object_with_all_that_simulate_gives_and_more(paceline: Comm
         assert result[key] == virtual[key]
     assert result["virtual_seconds"] is None
     assert result["servers"] == 1
-    assert (result["restarts"], result["rolled_back_updates"]) == (0, 0)
+    assert (result["restarts"], result["rolled_back_updates"], result["lost_updates"]) == (0, 0, 0)
     assert all(result[key] > 0 for key in ("wall_seconds", "samples_per_second", "time_to_first_step", "peak_rss_mb"))
     assert Path(result["directory"]).is_dir()
 
