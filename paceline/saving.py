@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from paceline import snapshots
+from paceline import durable, snapshots
 from paceline.board import GENERATION
 from paceline.errors import SchemeError
 from paceline.membership import Membership
@@ -81,8 +81,13 @@ class Saving(Membership):
             self.stage.bells.ring_all()
         if self.board.run[GENERATION] == self._generation and self._begin_to_write():
             self._tell_late(late)
-            snapshots.write(self.stage, self.task.buffer_policy, self._kept, late)
-            self._record_checkpoint()
+            path = snapshots.write(self.stage, self.task.buffer_policy, self._kept, late)
+            restored = self.board.get("restore")
+            if self.board.run[GENERATION] != self._generation and self.board.get("checkpoint") > restored:
+                durable.discard(path)  # all have gone back to an older one meanwhile: it is of no course that counts
+                self.board.put("checkpoint", restored)
+            else:
+                self._record_checkpoint()
             self.board.put("saving", 0)
             self.stage.bells.ring_all()
 

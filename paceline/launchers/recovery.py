@@ -159,6 +159,8 @@ class Recovery:
         node it goes back itself, when it begins."""
         board, generation = self.board, self.board.get("generation")
         for rank in ranks(part, self.plan):
+            if board.parted[rank]:  # it has put its last part aside, which the chief will set back with the servers'
+                continue
             if self._restored is not None and not board.alive[rank] and board.followed[rank] != generation:
                 snapshots.restore_worker(self.stage, rank, self._restored)
                 if self.stage.beside(rank):

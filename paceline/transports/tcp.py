@@ -60,6 +60,7 @@ class Reach:
         self._landings: dict[int, Landing] = {}  # by lane
         self._coming: dict[int, Pieces] = {}  # by server: what goes to one now
         self.ahead: set[int] = set()  # lanes whose answers nobody waits for yet
+        self._begun = False
         self.latest = 0  # the highest number of a call that any server knows of this worker
         self.meet()
 
@@ -79,6 +80,9 @@ class Reach:
             self._lost.pop(shard, None)
         for shard in far - set(self._wires):
             self._wires[shard] = None
+        if not self._begun:  # what a predecessor has sent is its own: nobody sends it again, or takes its answers
+            self._begun = True
+            self.void()
         self._stage.bells.restless = self._reconnect if far else None
         self._reconnect()
         self._stage.bells.wait(lambda: all(self._met.get(shard) for shard in self._wires) or self._ended())

@@ -102,7 +102,7 @@ MAY_IMPORT = {
     "transports.shared worker",
     "membership": "board collectives.distributed collectives.shared drive hook journal ops recording result "
     "snapshots state transports.lane transports.shared view",
-    "saving": "board errors membership snapshots transports.lane view",
+    "saving": "board durable errors membership snapshots transports.lane view",
     "session": "board collectives.distributed collectives.shared control desk drive errors hook journal ops "
     "recording saving seeds stage state task transports.lane transports.shared worker",
     "server": "board config journal ops recording snapshots stage transports.door transports.lane transports.pieces "

@@ -11,8 +11,12 @@ from test_shared_transport import LENGTH, Ledgered
 from theatre import Theatre
 
 from paceline import snapshots
+from paceline.board import LANES
+from paceline.launchers.recovery import Recovery
+from paceline.role import Part
 from paceline.server import Server
-from paceline.transports.lane import GENERATIONS
+from paceline.transports.lane import GENERATIONS, Lane
+from paceline.transports.tcp import Reach
 
 
 @pytest.fixture
@@ -78,3 +82,41 @@ def test_nobody_reads_what_the_servers_have_gone_back_to_as_if_it_were_the_old_c
     assert link._look(scheme.methods["look"], ())[0]
     assert theatre.board.server_generation[0] == 1
     assert theatre.board.posted[0] // GENERATIONS == 0
+
+
+class Mender(Recovery):
+    """The part of a launcher that mends, over a theatre."""
+
+    def __init__(self, theatre: Theatre) -> None:
+        self.plan, self.board = theatre.plan, theatre.board
+        self._stage = theatre.stage(theatre.board.launcher)
+        self._restored = snapshots.find(self._stage, 0)
+
+    def mend(self, rank: int) -> None:
+        self._restore_absent(Part("worker", rank))
+
+
+def test_the_last_part_of_a_worker_that_has_gone_is_left_to_the_chief(theatre: Theatre) -> None:
+    """Set back by the launcher, only its cells would be: what it has put aside for the last checkpoint would stay."""
+    board, mender = theatre.board, Mender(theatre)
+    go_back(theatre)
+    board.alive[1], board.t[1] = 0, 7
+    board.parted[1] = 1
+    mender.mend(1)
+    assert (board.followed[1], board.t[1]) == (0, 7)
+    board.parted[1] = 0  # dead, and to be restarted
+    mender.mend(1)
+    assert (board.followed[1], board.t[1]) == (1, 0)
+
+
+def test_a_successor_does_not_send_again_what_its_predecessor_had_sent(theatre: Theatre) -> None:
+    """Over connections, a call that was posted and is not answered is sent again; by who has posted it."""
+    board = theatre.board
+    lane = theatre.link(0).post(Ledgered().fill(1.0))
+    assert board.answered[0][lane.index] != board.posted[lane.index]
+    board.server_node[0] = 1  # on another node
+    stage = theatre.stage(0)
+    lanes = [Lane(stage, 0, number) for number in range(LANES)]
+    reach = Reach(stage, 0, lanes, lambda: True)
+    assert len(reach) == 1
+    assert board.answered[0][lane.index] == board.posted[lane.index]
