@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -206,10 +206,7 @@ def train_command(
         fixed,
     )
     if seat is not None and not seat.chief:
-        try:
-            raise typer.Exit(partaking.take_part(seat, network, directory, complain))
-        except KeyboardInterrupt:
-            raise interrupts.Interrupted from None
+        leave_with(lambda: partaking.take_part(seat, network, directory, complain))
     if seat is not None:
         settings = partaking.counted(seat, settings, config.scheme_of(scheme or "sync", hyper))
         if directory is not None and (Path(directory) / "plan.json").exists():
@@ -234,7 +231,7 @@ def train_command(
         if dry_run:
             directory = str(Path(directory or f"runs/{folder_name(name)}").absolute())
             submitted = dataclasses.replace(plan, directory=directory, title=name)
-            raise typer.Exit(cli_far.submit(on or "", submitted, chosen, engine or [], by, True, complain, fixed))
+            leave_with(lambda: cli_far.submit(on or "", submitted, chosen, engine or [], by, True, complain, fixed))
         # torchrun on several nodes is typed on each: another may have made the directory, or been at work there
         typed_elsewhere = on == "torchrun" and any(one.startswith("rdzv=") for one in engine or [])
         if typed_elsewhere and directory is not None and (Path(directory) / "plan.json").exists():
@@ -245,7 +242,7 @@ def train_command(
         plan = dataclasses.replace(plan, title=name)
     if on is not None:
         submitted = dataclasses.replace(plan, directory=str(place.path.absolute()))
-        raise typer.Exit(cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain, fixed))
+        leave_with(lambda: cli_far.submit(on, submitted, chosen, engine or [], by, dry_run, complain, fixed))
     launcher = None
     if seat is not None:
         launcher = partaking.hub_of(seat, network, str(place.path), complain)
@@ -370,6 +367,14 @@ def _still_exact(place: RunDirectory, before: Plan, settings: dict[str, Any]) ->
             )
     workers = settings.get("workers", before.processes)
     return settings | {"processes": workers, "workers": before.workers}
+
+
+def leave_with(code_of: Callable[[], int]) -> NoReturn:
+    """End the command with an exit code. click would make "Aborted" and exit code 1 of a KeyboardInterrupt."""
+    try:
+        raise typer.Exit(code_of())
+    except KeyboardInterrupt:
+        raise interrupts.Interrupted from None
 
 
 def complain(text: str) -> None:

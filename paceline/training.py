@@ -17,6 +17,7 @@ from paceline import checkpoint, config, find, partaking
 from paceline.directory import RunDirectory, is_run
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
+from paceline.interrupts import EXIT_CODE
 from paceline.launchers.apart import launch
 from paceline.plan import Collective, Quorum, Start
 from paceline.report.live import Display, Status
@@ -180,7 +181,10 @@ def _took_part(
     if own := [hook for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks) if isinstance(hook, Hook)]:
         objects["hooks"] = own
     show = say or (lambda text: print(text, file=sys.stderr))
-    launch(None, objects, tell=lambda _, text: show(text), watch=lambda _: None)
+    try:
+        launch(None, objects, tell=lambda _, text: show(text), watch=lambda _: None)
+    except KeyboardInterrupt:  # the run was interrupted, or this task was asked to leave
+        return EXIT_CODE
     return 0
 
 

@@ -166,8 +166,8 @@ MAY_IMPORT = {
     "run": "accounts checkpoint config directory errors exact file_sums fingerprint hook interrupts launchers.local "
     "launchers.recovery plan progress recording report.* result role scheme snapshots state system_limits task values "
     "watching",
-    "training": "checkpoint config directory errors find hook launchers.apart partaking plan report.* result run "
-    "scheme task",
+    "training": "checkpoint config directory errors find hook interrupts launchers.apart partaking plan report.* "
+    "result run scheme task",
     # a user's own loop
     "sharing": "errors seeds torch_task",
     "pace": "board errors hook ops result role session sharing snapshots state task torch_task",
