@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.board import GENERATION, STOP
+from paceline.board import FAILED, GENERATION, STOP
 from paceline.collectives import circle as circles
 from paceline.collectives.circle import Circle, Lives, Outlook, Record, Stand
 from paceline.collectives.connections import TROUBLE, connected, listener_of
@@ -27,9 +27,11 @@ from paceline.net.store import FarStore
 from paceline.ops import Mean
 from paceline.stage import Stage
 from paceline.state import Vector
+from paceline.transports.shared import Stopped
 from paceline.wire import DTYPES
 
 MOST_GROUPS = 16  # that are kept; who meets with more than so many others forms groups again and again
+LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
 UNREACHED = 3.0  # patiences after which a worker that is alive and cannot be reached ends the run
 
 
@@ -331,7 +333,14 @@ class Assembly(ABC):
         if self._backend == "nccl":  # which rings no bell
             while not there() and not board.run[STOP] and board.run[GENERATION] == generation:
                 os.sched_yield()
-        self._wait_in(circle, there, "the others at a mean")
+        try:
+            self._wait_in(circle, there, "the others at a mean")
+        except Stopped:
+            # whoever has had this mean, and ended the run with it, has sent its part: it may still be on its way
+            if board.run[STOP] != FAILED:
+                self._bells.wait(there, min(LAST, self.stage.plan.patience / 4))
+            if not exchange.over or exchange.failed:
+                raise
         if not exchange.over:
             raise Broken
         exchange.finish()

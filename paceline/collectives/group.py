@@ -90,6 +90,15 @@ class Exchange(ABC):
     def finish(self) -> None:
         """Of one that is over: Broken if it failed."""
 
+    @property
+    def failed(self) -> bool:
+        """Of one that is over: whether nothing has come of it."""
+        try:
+            self.finish()
+        except Exception:
+            return True
+        return False
+
 
 class Group(ABC):
     """Some workers, connected. `place`: which of its `size` members this one is."""

@@ -94,8 +94,7 @@ MAY_IMPORT = {
     "collectives.connections": "collectives.group errors net.* stage",
     "collectives.circle": "board collectives.group errors",
     "collectives.assembly": "board collectives.circle collectives.connections collectives.group collectives.tcp_group "
-    "collectives.torch_group errors journal net.* ops stage state "
-    "wire",
+    "collectives.torch_group errors journal net.* ops stage state transports.shared wire",
     "collectives.distributed": "collectives.assembly collectives.circle collectives.group errors journal ops "
     "seeds state transports.shared",
     "view": "board config control drive errors journal result snapshots stage state task transports.lane "
