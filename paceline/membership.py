@@ -47,7 +47,12 @@ class Membership(View):
         while True:
             if self._rolled_back() or board.followed[rank] != self._generation:
                 self._abandon()
-                self._return(noted=False)  # its log begins after it
+                try:
+                    self._return(noted=False)  # its log begins after it
+                except Stopped:
+                    if self._link is None:
+                        raise
+                    # a chief that comes back at the end must be counted: servers save for nobody else
             if self._link is not None:  # until then what it sends, and where the servers stand, is of the old course
                 self.stage.bells.wait(self._servers_are_back)
             if not board.alive[rank]:
