@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 if SHARED.is_dir():
     os.environ.setdefault("PACELINE_DATA", str(SHARED))
 os.environ.setdefault("PACELINE_OFFLINE", "1")
+
+# on a busy machine making examples takes long, which says nothing about the code
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 SKIPPED = os.environ.get("PACELINE_SKIPPED")  # a file: the tests that were skipped, for a later run to make up for them

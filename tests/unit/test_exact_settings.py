@@ -119,9 +119,11 @@ class TestSettings:
         with pytest.raises(UsageError, match="a script cannot be exact"):
             attach(None, "sync", exact=True)  # type: ignore[arg-type]
 
-    def test_the_simulator_has_no_checkpoint_to_go_back_to(self) -> None:
-        with pytest.raises(UsageError, match="a death sets an exact run back to a checkpoint"):
-            simulate("toy", "sync", exact=True, faults=["kill:1@step=2"])
+    def test_a_simulated_death_sets_all_back_to_a_virtual_checkpoint_and_changes_no_bit(self) -> None:
+        given: dict[str, Any] = {"exact": True, "micro": 4, "workers": 2, "steps": 12}
+        found = simulate("digits-mlp", "sync", faults=["kill:1@step=5,back=1"], checkpoint_steps=3, **given)
+        assert found.rolled_back_updates > 0
+        assert found.digest == simulate("digits-mlp", "sync", **given).digest
 
 
 class TestResult:
