@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -14,9 +14,12 @@ if SHARED.is_dir():
     os.environ.setdefault("PACELINE_DATA", str(SHARED))
 os.environ.setdefault("PACELINE_OFFLINE", "1")
 
-# on a busy machine making examples takes long, which says nothing about the code
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+with suppress(ImportError):  # only some tests need it
+    from hypothesis import HealthCheck, settings
+
+    # on a busy machine making examples takes long, which says nothing about the code
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 SKIPPED = os.environ.get("PACELINE_SKIPPED")  # a file: the tests that were skipped, for a later run to make up for them

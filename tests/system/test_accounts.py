@@ -57,7 +57,8 @@ def test_the_numbers_of_a_failed_run_are_those_of_its_checkpoint(
     persons = [saved.tensors[f"person.{rank}"].tolist() for rank in range(2)]
     assert told["updates"] == saved.step
     assert (told["gradients"], told["samples"]) == tuple(sum(person[k] for person in persons) for k in (1, 2))
-    assert sum(told["staleness"]["histogram"].values()) <= told["gradients"] + 2
+    if scheme in ("async", "downpour"):  # one push, one update: the servers' part is of one moment
+        assert sum(told["staleness"]["histogram"].values()) == told["updates"]
     assert told["lost_updates"] >= 5 - 1
     if scheme == "hogwild":
         return
