@@ -57,6 +57,7 @@ class Membership(View):
                 self.stage.bells.wait(self._servers_are_back)
             if not board.alive[rank]:
                 self._join()
+            self._refresh()  # the launcher may have set its cells back after this life had looked at them first
             if self._record_start():
                 return
 

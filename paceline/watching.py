@@ -53,7 +53,7 @@ class Watcher:
             updates_per_second=max(updates - fewer, 0) / span if span else 0.0,
             seconds_left=self._clock_left(launcher, now),
             checkpoint=board.get("checkpoint"),
-            checkpoint_age=now - board.get("written") / 1e9 if board.get("written") else _NOTHING,
+            checkpoint_age=max(now - board.get("written") / 1e9, 0.0) if board.get("written") else _NOTHING,
         )
 
     def _clock_left(self, launcher: Launcher, now: float) -> float:

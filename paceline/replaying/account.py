@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline import checkpoint, role
 from paceline.directory import RunDirectory
 from paceline.errors import DataError
+from paceline.journal import END, NOTE
 from paceline.replaying import history
 from paceline.replaying.fates import FATES, draws, saved_step, workers_of
 from paceline.replaying.repeat import replay
@@ -66,12 +67,22 @@ def _recorded(directory: RunDirectory, launches: list[history.History], scheme: 
     """The gradients that led to what was saved: to the end of every worker, or to a checkpoint before it."""
     workers, _ = workers_of(launches, scheme)
     ended = all(any(life.ended for life in launches[-1].lives if life.rank == worker.rank) for worker in workers)
-    if ended and not (directory.result() or {}).get("error"):
+    if ended and _end_was_saved(launches[-1]) and not (directory.result() or {}).get("error"):
         return sum(worker.counted for worker in workers)
     step = saved_step(directory)
     path = None if step is None else checkpoint.find(directory.checkpoints, step)
     saved = None if path is None else checkpoint.load(path)
     return 0 if saved is None else sum(int(saved.tensors[f"person.{worker.rank}"][1]) for worker in workers)
+
+
+def _end_was_saved(launch: history.History) -> bool:
+    """Whether the chief wrote the last checkpoint; it may have been killed after all workers had ended."""
+    for life in launch.lives:
+        kinds = [record.kind for record in life.records]
+        after = life.records[kinds.index(END) :] if life.rank == 0 and END in kinds else []
+        if any(record.kind == NOTE and "checkpoint" in record.values[0] for record in after):
+            return True
+    return False
 
 
 def audit(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> list[str]:

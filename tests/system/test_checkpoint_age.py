@@ -74,10 +74,11 @@ def test_a_run_goes_on_from_a_checkpoint_that_was_written_without_a_worker(tmp_p
 
     settings = {"workers": 2, "checkpoint_steps": 30, "patience": 1.5}
     with leaving_nothing():
-        broken = run(tmp_path / "run", TASK, "async", steps=900, watch=look, hooks=[Stall(gate)], **settings)
+        broken = run(tmp_path / "run", TASK, "async", steps=1_000_000, watch=look, hooks=[Stall(gate)], **settings)
         assert isinstance(broken.error, KeyboardInterrupt)
         saved = checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None)
         assert saved is not None
         assert saved.step >= 100
-        story = run(tmp_path / "run", TASK, "async", steps=900, resume=True, **settings)
-    assert finished(story, 900, over=2).metrics["accuracy"] > 0.8
+        goal = saved.step + 500
+        story = run(tmp_path / "run", TASK, "async", steps=goal, resume=True, **settings)
+    assert finished(story, goal, over=2).metrics["accuracy"] > 0.8

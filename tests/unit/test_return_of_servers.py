@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import torch
 from test_shared_transport import LENGTH, Ledgered
 from theatre import Theatre
 
-from paceline import snapshots
+from paceline import config, snapshots
 from paceline.board import LANES
+from paceline.control import Control
 from paceline.launchers.recovery import Recovery
 from paceline.role import Part
 from paceline.server import Server
+from paceline.session import RealSession
 from paceline.transports.lane import GENERATIONS, Lane
 from paceline.transports.tcp import Reach
 
@@ -120,3 +123,16 @@ def test_a_successor_does_not_send_again_what_its_predecessor_had_sent(theatre: 
     reach = Reach(stage, 0, lanes, lambda: True)
     assert len(reach) == 1
     assert board.answered[0][lane.index] == board.posted[lane.index]
+
+
+def test_a_life_that_the_launcher_has_set_back_meanwhile_stands_where_its_cells_stand(theatre: Theatre) -> None:
+    """The launcher may restore a worker's cells after the new process has read where its predecessor stood."""
+    board = theatre.board
+    board.t[1], board.gradients[1] = 20, 20
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        session = RealSession(theatre.stage(1), config.task_of("toy", {}), 1, [], Control(theirs))
+        board.t[1], board.gradients[1] = 7, 7
+        session._enter()
+    assert session.worker.t == 7
+    assert session._counted == (7, 0)
