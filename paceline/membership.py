@@ -58,6 +58,8 @@ class Membership(View):
             if not board.alive[rank]:
                 self._join()
             self._refresh()  # the launcher may have set its cells back after this life had looked at them first
+            if self._link is not None and board.run[STOP]:
+                return  # it calls nothing any more: what the servers still perform was sent by its predecessor
             if self._record_start():
                 return
 
@@ -275,7 +277,8 @@ class Membership(View):
     def _keep_undisturbed(self, number: int) -> None:
         """Put this worker's last part aside, but not while the chief writes the one before to disk."""
         board = self.board
-        if not self.chief:
+        # from another node the part is sent once its number is there, so it must not come first
+        if not self.chief and self.stage.beside(0):
             board.saved[self.rank] = number  # first: from now on the chief begins to write nothing
             fence()
             while not self.stage.bells.wait(lambda: bool(not board.get("saving") or not board.alive[0]), 0.05):

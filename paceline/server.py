@@ -97,11 +97,15 @@ class Server:
         """The lanes that hold a call which nobody has looked at. Comparing bytes is the fastest way to find none."""
         if self._posted.tobytes() == self._answered.tobytes():
             return []
+        # Words are read one after the other: a worker may send two calls meanwhile, and the second be seen without the
+        # first. What had been sent before a call that is seen now is seen at the next look.
+        seen = self._posted.tolist()
+        last = [max(seen[first : first + LANES]) for first in range(0, len(seen), LANES)]
         rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
         new = [
             (self._lanes[index].request[-1] < 0, posted, index)
             for index, (posted, answered, taken) in enumerate(rows)
-            if posted != answered and posted != taken
+            if posted != answered and posted != taken and posted <= last[index // LANES]
         ]
         # each worker's calls in the order in which it sent them; what is saved holds all that had been sent before
         return [index for *_, index in sorted(new)]

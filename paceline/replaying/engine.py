@@ -88,6 +88,7 @@ class Engine:
         if plan.device != "cpu" and not torch.cuda.is_available():
             raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
         self._players: list[Player] = []
+        self._offered: dict[tuple[int, int], tuple[Vector, float]] = {}  # to means that not all members came to have
         for life in history.lives:
             there = device
             if plan.device == "cuda":
@@ -211,16 +212,28 @@ class Engine:
         """Have those means that everybody has arrived at."""
         there = {(p.rank, number): p for p in self._players for number in p.arrived if p.generation == self.generation}
         for (rank, number), player in there.items():
+            if (rank, number) in self.history.torn:
+                op = player.arrived[number]
+                self._offered.setdefault((rank, number), (op.v.clone(), op.weight))
+        for (rank, number), player in there.items():
             present = self._present(rank, number, player)
-            if present is None or any(pair not in there for pair in present.items()):
+            if present is None or any(pair not in there and pair not in self._offered for pair in present.items()):
                 continue
-            guests = [(there[one, n], n) for one, n in sorted(present.items())]
-            ops = [guest.arrived[n] for guest, n in guests]
-            mean = mean_of([op.v for op in ops], [op.weight for op in ops])
-            for guest, n in guests:
-                guest.met(n, mean.clone())
+            vectors, weights = zip(*(self._offer(pair, there) for pair in sorted(present.items())), strict=True)
+            mean = mean_of(list(vectors), list(weights))
+            for one, n in sorted(present.items()):
+                # a member that died right after it had the mean may be the only one that has it
+                if (one, n) in there and self.history.decided.get((one, n), present) == present:
+                    there[one, n].met(n, mean.clone())
             return True
         return False
+
+    def _offer(self, pair: tuple[int, int], there: Mapping[tuple[int, int], Player]) -> tuple[Vector, float]:
+        """What a worker has brought to a mean."""
+        if pair in self._offered:
+            return self._offered[pair]
+        op = there[pair].arrived[pair[1]]
+        return op.v, op.weight
 
     def _present(self, rank: int, number: int, player: Player) -> dict[int, int] | None:
         """Who took part: what was written down, or else everybody, each at the mean of the same number."""

@@ -46,6 +46,7 @@ class History:
     server: dict[int, list[Record]]  # generation -> what the server did
     lives: list[Life]
     decided: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)  # (rank, number) -> who took part
+    torn: set[tuple[int, int]] = field(default_factory=set)  # those whose vectors were in more than one mean
     checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
     cut: bool = False
 
@@ -99,6 +100,9 @@ def read(at: Path) -> History:
     for name in sorted(logs, key=_number):
         if name.startswith("worker-"):
             _add_life(history, logs[name])
+    history.torn = {
+        pair for present in history.decided.values() for pair in present.items() if history.decided[pair] != present
+    }
     # a worker that never joined has no log, and the server has performed no call of it
     called = {one.values[1] for records in server.values() for one in records if one.kind == journal.CALL}
     missing = called - {life.rank for life in history.lives}
@@ -151,7 +155,10 @@ def _add_life(history: History, log: Log) -> None:
         if record.kind == DECIDED:
             present = {int(rank): number for rank, number in record.values[0].items()}
             for rank, number in present.items():
-                history.decided[rank, number] = present
+                if rank == log.header["rank"]:
+                    history.decided[rank, number] = present
+                else:  # its own log says otherwise where the others' deaths came between
+                    history.decided.setdefault((rank, number), present)
         elif "checkpoint" in told:
             history.checkpoints[told.get("generation", generation), told["checkpoint"]] = told["digest"]
     history.cut |= log.cut

@@ -153,7 +153,7 @@ class Diary(Hook):
         return [int(path.read_text()) for path in sorted(self.folder.glob(f"{name}.*"))]
 
 
-@pytest.mark.parametrize(("scheme", "over"), [("async", 4), ("sync", 1), ("allreduce", 0)])
+@pytest.mark.parametrize(("scheme", "over"), [("async", 4), ("sync", 1), ("allreduce", 1)])
 def test_a_worker_joins_late_and_all_end_at_the_last_step(scheme: str, over: int, tmp_path: Path) -> None:
     diary = Diary(tmp_path)
     hooks = [diary, Linger(tmp_path / "never", 200, 0.005), "global-step-waiter:step=200", "stop-at-step:last_step=300"]
