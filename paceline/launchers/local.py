@@ -279,6 +279,9 @@ class Launcher(Recovery):
     def _died(self, child: Child, code: int, lost: str = "", *, excused: bool = False) -> None:
         """Somebody went without a goodbye: the others hear of it at once, and it is brought back. `lost`: why the
         memory that it worked on is gone with it. `excused`: it was asked to go, which `--restarts` does not count."""
+        if self.asked.count > 1:  # the second signal may have ended it too; all are ended at the next look
+            self._finished(child)
+            return
         board, part = self.board, child.part
         cause = lost or (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
         had_finished = self._had_finished(part)
