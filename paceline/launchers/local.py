@@ -200,7 +200,7 @@ class Launcher(Recovery):
                 self._store.close()
             return (become if self.plan.start == "exec" else main)(part, self._props, control)
 
-        child.progress_at_start, child.starts_at = self._progress(part), 0.0
+        child.progress_at_start = self._progress(part)
         child.pid, connection = forked(str(part), log, play)
         child.listener = Listener(connection)
         self._selector.register(connection, selectors.EVENT_READ, child)
@@ -350,6 +350,7 @@ class Launcher(Recovery):
         for child in self.children:
             soon = self.board.run[STOP] != RUNNING
             if child.starts_at and not child.done and (soon or time.monotonic() >= child.starts_at):
+                child.starts_at = 0.0  # here: a role of another node is started by its agent
                 self._start(child)
 
     def _limits(self) -> None:

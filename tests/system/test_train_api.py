@@ -125,7 +125,7 @@ def test_an_error_carries_what_was_reached(tmp_path: Path) -> None:
         paceline.train("toy", "async", lr=3.0, workers=2, checkpoint_steps=5, directory=tmp_path, say=lambda _: None)
     reached = raised.value.result
     assert isinstance(reached, Result)
-    assert reached.gradients > 0
+    assert reached.updates + (reached.lost_updates or 0) > 0  # the numbers are those of the newest checkpoint
     assert any("log" in note for note in raised.value.__notes__)
 
 
