@@ -49,7 +49,9 @@ def _end(trial: Trial, ended: Ended) -> Iterator[str]:
         yield f"a traceback: {ended.text[-1500:]}"
     place = RunDirectory(ended.place)
     states = {"goal": RunState.DONE, "seconds": RunState.DONE, "signal": RunState.INTERRUPTED}
-    if (ended.place / "plan.json").exists() and place.state is not states[trial.ends]:
+    # a signal may come before the launcher is there: the run has a plan, no result, and can be resumed
+    early = trial.ends == "signal" and not (ended.place / "result.json").exists()
+    if (ended.place / "plan.json").exists() and not early and place.state is not states[trial.ends]:
         yield f"the run's state is {place.state}"
     result = place.result() or {}
     if trial.ends == "goal" and result.get("updates", 0) < trial.settings["steps"]:

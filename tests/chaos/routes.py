@@ -110,7 +110,7 @@ class Run:
             stack.enter_context(host.cut_from(self.hosts[far]) if far else host.cable_out())
             return True
         if blow.what in ("mend", "plug"):
-            self._open.pop(blow.whom).close()
+            self._open.pop(blow.whom, ExitStack()).close()  # of two cuts of one route the first mend counts
             return True
         pid = self._task_of(blow.whom) if blow.whom.startswith("task of ") else self._role(blow.whom)
         if pid:
