@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from beds.commands import certificates
 from net_ends import PATIENCE, SECRET
 from tcp_ends import LOCAL, PLAIN, company, until
 
@@ -18,7 +19,7 @@ from paceline.collectives.group import Broken, Header
 from paceline.errors import RunError, UsageError
 from paceline.net.gate import enter, listener
 from paceline.net.ports import Ports
-from paceline.net.tls import contexts, generated
+from paceline.net.tls import contexts
 from paceline.stage import Node
 
 
@@ -88,7 +89,7 @@ def test_whoever_cannot_be_reached_is_named_with_its_address() -> None:
 
 
 def test_who_has_another_secret_or_no_tls_is_refused_with_the_reason(tmp_path: Any) -> None:
-    for tls, reason in ((PLAIN, "has another secret"), (contexts(generated(tmp_path)), "does not use TLS")):
+    for tls, reason in ((PLAIN, "has another secret"), (contexts(certificates(tmp_path)), "does not use TLS")):
         with company(2, tls) as there:
             other = PeerListener(LOCAL, bytes(32), None, lambda _: None)  # not of this run
             with contextlib.closing(other):
