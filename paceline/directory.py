@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import durable, file_sums
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, PacelineError, UsageError
 
 RUNS = Path("runs")
 _NUMBER = int | float
@@ -178,6 +178,12 @@ class RunDirectory:
         file_sums.write_json(self.path, "result.json", dict(result))
         with durable.failing_as(f"{self.path} could not be written"):
             file_sums.end(self.path)
+
+    def write_interrupted(self) -> None:
+        """Record that a signal ended this launch before its launcher could; a result that exists is kept."""
+        with suppress(PacelineError), self.lock():  # another launch may hold it, or the disk be full
+            if not (self.path / "result.json").exists():
+                self.write_result({"stopped": RunState.INTERRUPTED})
 
     def result(self, *, checked: bool = True) -> dict[str, Any] | None:
         """How it ended; None if it has not. `checked`: DataError if the file is not what was written."""

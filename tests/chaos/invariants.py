@@ -49,8 +49,9 @@ def _end(trial: Trial, ended: Ended) -> Iterator[str]:
         yield f"a traceback: {ended.text[-1500:]}"
     place = RunDirectory(ended.place)
     states = {"goal": RunState.DONE, "seconds": RunState.DONE, "signal": RunState.INTERRUPTED}
-    # a signal may come before the launcher is there: the run has a plan, no result, and can be resumed
-    early = trial.ends == "signal" and not (ended.place / "result.json").exists()
+    # a second signal ends the command at once: if the launcher was not there yet, the run has a plan and no result
+    asked = sum(blow.whom in ("launcher", "group") for blow in trial.blows)
+    early = trial.ends == "signal" and asked > 1 and not (ended.place / "result.json").exists()
     if (ended.place / "plan.json").exists() and not early and place.state is not states[trial.ends]:
         yield f"the run's state is {place.state}"
     result = place.result() or {}

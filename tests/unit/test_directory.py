@@ -168,6 +168,16 @@ class TestFiles:
         (run.path / "result.json").write_text('{"lo')
         assert run.state == "damaged"
 
+    def test_a_launch_that_a_signal_ended_early(self, run):
+        with run.lock():
+            run.write_interrupted()  # of another launch, which has the directory
+        assert run.result() is None
+        run.write_interrupted()
+        assert run.state == "interrupted"
+        run.write_result({"loss": 1.0})
+        run.write_interrupted()
+        assert run.state == "done"
+
     def test_a_write_that_fails_leaves_what_was_there(self, run):
         run.write_result({"loss": 1.0})
         with pytest.raises(TypeError):
