@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 import paceline
-from paceline import config, find
-from paceline.directory import RunDirectory
+from paceline.api.execute import execute, planned
+from paceline.config import build, discovery
 from paceline.result import Result
-from paceline.run import execute, planned
+from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task
 
 
@@ -30,12 +30,12 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=600)
     options.add_argument("--seeds", type=int, default=3)
     given = options.parse_args()
-    task = config.task_of(given.task, {})
+    task = build.task_of(given.task, {})
     title = f"{given.task}, {given.workers} workers, {given.steps} updates, {given.seeds} seeds"
     table = Table(title=title, title_justify="left")
     for name in ("scheme", "simulator", "processes", "difference", "spread over seeds", "same bits"):
         table.add_column(name, justify="left" if name == "scheme" else "right")
-    for name, cls in find.FAMILIES["schemes"]().items():
+    for name, cls in discovery.FAMILIES["schemes"]().items():
         workers = 1 if cls.value.alone else given.workers
         pairs = [both(task, name, workers, given.steps, seed) for seed in range(given.seeds)]
         virtual = [one.metrics["accuracy"] for one, _ in pairs]

@@ -20,11 +20,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline import config, replay, simulate
-from paceline.directory import RunDirectory
+from paceline import replay, simulate
+from paceline.api.execute import execute, planned
+from paceline.config import build
 from paceline.report.live import Status
 from paceline.result import Result
-from paceline.run import execute, planned
+from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task
 
 EXACT = ("sync", "allreduce", "averaging window=2")
@@ -52,7 +53,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=64)
     given = options.parse_args()
     torch.set_num_threads(1)
-    task = config.task_of(given.task, {}).configured(batch=given.batch)
+    task = build.task_of(given.task, {}).configured(batch=given.batch)
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         console.print(exact(task, given.steps, Path(folder)))
@@ -63,7 +64,7 @@ def exact(task: Task, steps: int, folder: Path) -> Table:
     found = Table("scheme", "runs", "digests", "as simulated", "restarts", "rolled back", title="--exact, micro 4")
     for words in EXACT:
         name, *pairs = words.split()
-        hyper: dict[str, Any] = dict(config.pairs(pairs))
+        hyper: dict[str, Any] = dict(build.pairs(pairs))
         virtual = simulate(task, name, workers=1, steps=steps, exact=True, micro=4, **hyper)
         runs = []
         cases = product((1, 2, 3, 4), (1, 2) if name == "sync" else (1,), (False, True))
@@ -88,9 +89,7 @@ def recorded(task: Task, steps: int, folder: Path) -> Table:
         workers, place = 4 if name == "groups" else 3, folder / f"recorded-{name}"
         victims = ["worker:1", "chief"] if name == "allreduce" else ["worker:1", "server:0", "chief"]
         killer = Killer(victims, steps // 6)
-        result = run(
-            task, name, config.pairs(pairs), place, steps, killer, workers=workers, checkpoint_steps=steps // 4
-        )
+        result = run(task, name, build.pairs(pairs), place, steps, killer, workers=workers, checkpoint_steps=steps // 4)
         told = replay(place, task=task)
         match = "yes" if told.match else str(told.difference)
         found.add_row(words, str(workers), str(result.restarts), str(told.gradients), str(len(told.checkpoints)), match)

@@ -23,9 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline import config
-from paceline.directory import RunDirectory
-from paceline.run import execute, planned
+from paceline.api.execute import execute, planned
+from paceline.config import build
+from paceline.runs.run_directory import RunDirectory
 from paceline.state import mean_into
 from paceline.task import Task
 
@@ -42,7 +42,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
-    task = config.task_of(TASK, {}).configured(batch=BATCH)
+    task = build.task_of(TASK, {}).configured(batch=BATCH)
     torch.set_num_threads(1)
     shares: dict[str, list[float]] = {}
     plain: dict[str, list[float]] = {}

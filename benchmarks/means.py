@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from paceline.directory import RunDirectory
-from paceline.launchers.local import Launcher
-from paceline.net import tls
-from paceline.net.tls import Certificates
-from paceline.run import execute, planned
+from paceline.api.execute import execute, planned
+from paceline.network.secure import tls
+from paceline.network.secure.tls import Certificates
+from paceline.processes.memory.run_memory import Node
+from paceline.processes.supervisor.launcher import Launcher
+from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector
-from paceline.stage import Node
 from paceline.task import Batch, Task
 from paceline.worker import Worker
 

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from paceline import config
-from paceline.directory import RunDirectory
-from paceline.run import execute, planned
+from paceline.api.execute import execute, planned
+from paceline.config import build
+from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task
 
 TASK, BATCH = "mnist-mlp", 100
@@ -59,7 +59,7 @@ def main() -> None:
     options.add_argument("--without-others", action="store_true", help="leave torch DDP and torch HogWild out")
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
-    task = config.task_of(TASK, {}).configured(batch=BATCH)
+    task = build.task_of(TASK, {}).configured(batch=BATCH)
     torch.set_num_threads(1)
     rows: dict[str, list[float]] = {}
     limits = []
@@ -110,7 +110,7 @@ def paced(task: Task, words: str, workers: int, servers: int, seconds: float) ->
     """Samples per second of a scheme in paceline's processes."""
     name, *pairs = words.split()
     plan, scheme, objects = planned(
-        task, name, hyper=config.pairs(pairs), workers=workers, servers=servers, seconds=seconds, steps=None
+        task, name, hyper=build.pairs(pairs), workers=workers, servers=servers, seconds=seconds, steps=None
     )
     with tempfile.TemporaryDirectory() as folder:
         place = RunDirectory.create(Path(folder) / "run", "benchmark")

@@ -22,9 +22,9 @@ from processes import BATCH, TASK
 from rich.console import Console
 from rich.table import Table
 
-from paceline import config
-from paceline.directory import RunDirectory
-from paceline.run import execute, planned
+from paceline.api.execute import execute, planned
+from paceline.config import build
+from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task
 
 SCHEMES = ("async", "sync", "allreduce", "agn window=10", "averaging window=10")
@@ -37,7 +37,7 @@ def main() -> None:
     options.add_argument("--schemes", nargs="*", default=list(SCHEMES))
     given = options.parse_args()
     torch.set_num_threads(1)
-    task = config.task_of(TASK, {}).configured(batch=BATCH)
+    task = build.task_of(TASK, {}).configured(batch=BATCH)
     found = Table(title=f"{TASK}, batch {BATCH}, 2 workers", title_justify="left")
     for name in ("scheme", "speed with the log / without", "processor time per gradient", "bytes per update"):
         found.add_column(name, justify="left" if name == "scheme" else "right")
@@ -61,7 +61,7 @@ def trained(task: Task, words: str, seconds: float, *, record: bool) -> tuple[fl
     """Samples per second, processor seconds per gradient, and the bytes of its log per update."""
     name, *pairs = words.split()
     plan, scheme, objects = planned(
-        task, name, hyper=config.pairs(pairs), workers=2, seconds=seconds, steps=None, record=record
+        task, name, hyper=build.pairs(pairs), workers=2, seconds=seconds, steps=None, record=record
     )
     with tempfile.TemporaryDirectory() as folder:
         place = RunDirectory.create(Path(folder) / "run", "benchmark")

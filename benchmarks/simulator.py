@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from paceline import find
-from paceline.sim.cost import Cost, Exponential
-from paceline.sim.engine import Engine
+from paceline.config import discovery
+from paceline.simulator.cost import Cost, Exponential
+from paceline.simulator.engine import Engine
 from paceline.state import Vector
 from paceline.task import Batch, Task
 
@@ -50,7 +50,9 @@ class Free(Task):
 
 def microseconds_per_event(scheme: str, workers: int) -> float:
     """Past the start, so that the making of workers is not counted: a first stretch runs untimed."""
-    engine = Engine(Free(), find.scheme(scheme)(), workers=workers, seed=0, cost=Cost(compute_law=Exponential(1.0)))
+    engine = Engine(
+        Free(), discovery.scheme(scheme)(), workers=workers, seed=0, cost=Cost(compute_law=Exponential(1.0))
+    )
     engine.run(seconds=1.0)
     before, began, until = engine.events, time.perf_counter(), 1.0
     while engine.events - before < EVENTS_EACH:

@@ -22,10 +22,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.directory import RunDirectory
+from paceline.api.execute import execute, planned
 from paceline.report.live import RoleStatus, Status
 from paceline.result import Result
-from paceline.run import execute, planned
+from paceline.runs.run_directory import RunDirectory
 
 SCHEMES = "async,sync,allreduce,downpour,aeasgd,hogwild"
 

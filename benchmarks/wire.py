@@ -37,17 +37,17 @@ from rich.table import Table
 from torch import Tensor
 from wire_others import gloo, grpc_stream, torch_rpc
 
-from paceline.directory import RunDirectory
+from paceline.api.execute import execute, planned
 from paceline.hook import Hook, Session
-from paceline.launchers import agent
-from paceline.launchers.hub import Hub
-from paceline.launchers.local import Launcher
-from paceline.launchers.way import Way
-from paceline.net import secret as secrets
-from paceline.net import tls
-from paceline.run import execute, planned
+from paceline.network.nodes import agent
+from paceline.network.nodes.coordinator import Hub
+from paceline.network.nodes.join import Way
+from paceline.network.secure import secret as secrets
+from paceline.network.secure import tls
+from paceline.processes.memory.run_memory import Node
+from paceline.processes.supervisor.launcher import Launcher
+from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.stage import Node
 from paceline.task import Batch, Task
 from paceline.worker import Worker
 

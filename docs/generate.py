@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline import find
+from paceline.config import discovery
 from paceline.hook import Hook
 from paceline.report.tables import parameter_rows
 
@@ -33,7 +33,7 @@ def schemes() -> Iterator[str]:
     yield from ("# Schemes", "", NOTE, "")
     yield "`paceline show NAME` prints the same with the listing. Words are given as `key=value`."
     yield from ("", "| name | what it does | source | words and defaults | file |", "|---|---|---|---|---|")
-    for found in find.schemes().values():
+    for found in discovery.schemes().values():
         paragraphs = found.doc.split("\n\n")
         source = " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
         takes = words("schemes", found)
@@ -42,7 +42,7 @@ def schemes() -> Iterator[str]:
     yield "`rule=NAME` is the worker's (or the only) rule, `server.rule=NAME` the server's; options follow as"
     yield "`rule.OPTION=…` and `server.OPTION=…`. `lr` none means the scheme's `lr`."
     yield from ("", "| name | arithmetic (torch.optim's) | options and defaults |", "|---|---|---|")
-    for found in find.rules().values():
+    for found in discovery.rules().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('rules', found)} |"
 
 
@@ -50,7 +50,7 @@ def tasks() -> Iterator[str]:
     yield from ("# Tasks, compute laws, data sets", "", NOTE, "", "## Tasks", "")
     yield "Options are given as `task.OPTION=value`."
     yield from ("", "| name | what it is | options and defaults | file |", "|---|---|---|---|")
-    for found in find.tasks().values():
+    for found in discovery.tasks().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('tasks', found)} | `{found.file}` |"
     yield from ("", "Hooks have a page of their own: [hooks.md](hooks.md).")
     yield from (
@@ -61,11 +61,11 @@ def tasks() -> Iterator[str]:
         "",
     )
     yield from ("| name | law | values and defaults |", "|---|---|---|")
-    for found in find.compute().values():
+    for found in discovery.compute().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('compute', found)} |"
     yield from ("", "## Data sets", "", "`paceline data NAME` gets one and tells where it lies.", "")
     yield from ("| name | what it is |", "|---|---|")
-    for found in find.data().values():
+    for found in discovery.data().values():
         yield f"| `{found.name}` | {cell(found.summary)} |"
 
 
@@ -74,13 +74,13 @@ def hooks() -> Iterator[str]:
     yield "`--hook NAME:key=value,key=value`, as often as needed; `paceline show NAME` says more of one. The chief is"
     yield "worker 0. How to add one: [add-a-hook.md](add-a-hook.md)."
     yield from ("", "| name | what it does | runs in | options and defaults |", "|---|---|---|---|")
-    for found in find.hooks().values():
+    for found in discovery.hooks().values():
         roles = found.value.roles
         who = "every worker" if roles == Hook.roles else ", ".join(f"the {role}" for role in sorted(roles))
         yield f"| `{found.name}` | {cell(found.summary)} | {who} | {words('hooks', found)} |"
 
 
-def words(family: str, found: find.Found) -> str:
+def words(family: str, found: discovery.Found) -> str:
     return ", ".join(f"`{word}={default}`" for word, _, default in parameter_rows(family, found.value))
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data import load
+from paceline.datasets import load
 
 data = load(sys.argv[1] if len(sys.argv) > 1 else "mnist")  # or digits, which needs no download
 (images, labels), (test_images, test_labels) = ((x.flatten(1).float(), y) for x, y in (data.train, data.test))

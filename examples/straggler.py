@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import paceline
-from paceline.data import load
-from paceline.sim.engine import Engine
+from paceline.datasets import load
+from paceline.simulator.engine import Engine
 
 TARGET = 0.97
 SPEEDS = (1.0, 1.0, 1.0, 0.3)  # the last worker is a straggler

@@ -6,26 +6,26 @@ Each name is loaded when it is first used: torch takes seconds, and a command mu
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.interrupts import deferred
+from paceline.signals import deferred
 
 if TYPE_CHECKING:
-    from paceline.attaching import attach
-    from paceline.difference import Difference, diff
+    from paceline.api.script.attach import attach
+    from paceline.api.simulate import StabilityWarning, simulate
+    from paceline.api.train import EvalSpec, TrainSpec, train, train_and_evaluate
     from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
     from paceline.hook import Hook
-    from paceline.replaying.repeat import Replayed, replay
-    from paceline.replaying.samples import samples
     from paceline.result import Result
+    from paceline.runs.diff import Difference, diff
+    from paceline.runs.replay.replay import Replayed, replay
+    from paceline.runs.replay.sample_usage import samples
+    from paceline.runs.trained_model import evaluate, load, predict
+    from paceline.runs.verify import Verification, verify
     from paceline.scheme import Scheme, on_server
-    from paceline.sim.cost import Cost
-    from paceline.sim.faults import Fault
-    from paceline.sim.run import StabilityWarning, simulate
+    from paceline.simulator.cost import Cost
+    from paceline.simulator.faults import Fault
     from paceline.state import State, Vector
     from paceline.task import Batch, Task
     from paceline.torch_task import TorchTask
-    from paceline.trained import evaluate, load, predict
-    from paceline.training import EvalSpec, TrainSpec, train, train_and_evaluate
-    from paceline.verification import Verification, verify
     from paceline.worker import Worker
 
 __version__ = "0.1.0"
@@ -33,41 +33,41 @@ __version__ = "0.1.0"
 # name -> module; the imports above say the same to type checkers
 _HOMES = {
     "Batch": "paceline.task",
-    "Cost": "paceline.sim.cost",
+    "Cost": "paceline.simulator.cost",
     "DataError": "paceline.errors",
     "Deadlock": "paceline.errors",
-    "Difference": "paceline.difference",
-    "EvalSpec": "paceline.training",
-    "Fault": "paceline.sim.faults",
+    "Difference": "paceline.runs.diff",
+    "EvalSpec": "paceline.api.train",
+    "Fault": "paceline.simulator.faults",
     "Hook": "paceline.hook",
     "LossError": "paceline.errors",
     "PacelineError": "paceline.errors",
-    "Replayed": "paceline.replaying.repeat",
+    "Replayed": "paceline.runs.replay.replay",
     "Result": "paceline.result",
     "RunError": "paceline.errors",
     "Scheme": "paceline.scheme",
     "SchemeError": "paceline.errors",
-    "StabilityWarning": "paceline.sim.run",
+    "StabilityWarning": "paceline.api.simulate",
     "State": "paceline.state",
     "Task": "paceline.task",
     "TorchTask": "paceline.torch_task",
-    "TrainSpec": "paceline.training",
+    "TrainSpec": "paceline.api.train",
     "UsageError": "paceline.errors",
     "Vector": "paceline.state",
-    "Verification": "paceline.verification",
+    "Verification": "paceline.runs.verify",
     "Worker": "paceline.worker",
-    "attach": "paceline.attaching",
-    "diff": "paceline.difference",
-    "evaluate": "paceline.trained",
-    "load": "paceline.trained",
+    "attach": "paceline.api.script.attach",
+    "diff": "paceline.runs.diff",
+    "evaluate": "paceline.runs.trained_model",
+    "load": "paceline.runs.trained_model",
     "on_server": "paceline.scheme",
-    "predict": "paceline.trained",
-    "replay": "paceline.replaying.repeat",
-    "samples": "paceline.replaying.samples",
-    "simulate": "paceline.sim.run",
-    "train": "paceline.training",
-    "train_and_evaluate": "paceline.training",
-    "verify": "paceline.verification",
+    "predict": "paceline.runs.trained_model",
+    "replay": "paceline.runs.replay.replay",
+    "samples": "paceline.runs.replay.sample_usage",
+    "simulate": "paceline.api.simulate",
+    "train": "paceline.api.train",
+    "train_and_evaluate": "paceline.api.train",
+    "verify": "paceline.runs.verify",
 }
 
 __all__ = [

@@ -1,5 +1,17 @@
-"""`python -m paceline`."""
+"""The command `paceline`, also as `python -m paceline`: signal handlers first, then everything else is loaded."""
 
-from paceline.start import main
+from __future__ import annotations
 
-main()
+from paceline import signals
+
+
+def main() -> None:
+    """Run the command line."""
+    signals.leave_at_once("interrupted while starting: nothing was trained\n")
+    from paceline.cli.main import main as command  # seconds: it loads torch
+
+    command(alone=True)
+
+
+if __name__ == "__main__":
+    main()

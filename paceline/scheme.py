@@ -189,7 +189,7 @@ class Scheme:
                 _refuse_augmented_await(f"{cls.__name__}.{key}", function)
 
     def __post_init__(self) -> None:
-        from paceline.values import converted  # values knows rules, which know schemes
+        from paceline.fields import converted  # values knows rules, which know schemes
 
         for field, hint in fields(type(self)):
             value = converted(self.name, field.name, getattr(self, field.name), hint)

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import SchemeError
 
 if TYPE_CHECKING:
-    from paceline.ledger import Ledger
+    from paceline.runtime.staleness import Ledger
 
 Vector = Tensor
 Cell = Tensor | float | int | bool

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError
-from paceline.feed import Indices, Stream, sample_seed
+from paceline.sampling import Indices, Stream, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, BufferPolicy, Feed, Task
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hook import Role, Session
-from paceline.hooks._checked import Checked
 from paceline.hooks._metric import gain, metric_of
-from paceline.hooks._pace import Pace
+from paceline.hooks._options import Checked
+from paceline.hooks._periodic import Pace
 from paceline.scheme import Count, Rate
 
 

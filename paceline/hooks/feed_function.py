@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from paceline import reading
+from paceline import user_code
 from paceline.errors import UnknownName, UsageError
 from paceline.hook import Session
-from paceline.hooks._checked import Checked
+from paceline.hooks._options import Checked
 from paceline.task import Batch
 
 
@@ -74,7 +74,9 @@ class FeedFunction(Checked):
         where, colon, attribute = named.rpartition(":")
         if not colon:
             raise UsageError(f"{self.name}: give function=file.py:NAME or function=package.module:NAME, not {named!r}")
-        module = reading.file("function", Path(where)) if where.endswith(".py") else reading.module("function", where)
+        module = (
+            user_code.file("function", Path(where)) if where.endswith(".py") else user_code.module("function", where)
+        )
         found = getattr(module, attribute, None)
         if not callable(found):
             known = (name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from paceline.errors import UsageError
 from paceline.hook import Session
-from paceline.hooks._checked import Checked
+from paceline.hooks._options import Checked
 from paceline.scheme import Bound, Count, Rate
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from paceline.errors import LossError
 from paceline.hook import Session
-from paceline.hooks._checked import Checked
+from paceline.hooks._options import Checked
 
 
 @dataclass

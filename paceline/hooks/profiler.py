@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline.errors import UsageError
 from paceline.hook import Session
-from paceline.hooks._checked import Checked
-from paceline.hooks._pace import Pace
+from paceline.hooks._options import Checked
+from paceline.hooks._periodic import Pace
 from paceline.scheme import Bound, Count
 
 _Rank = Annotated[int, Bound(0)]

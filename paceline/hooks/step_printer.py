@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.hook import Session
-from paceline.hooks._checked import Checked
-from paceline.hooks._pace import Pace
+from paceline.hooks._options import Checked
+from paceline.hooks._periodic import Pace
 from paceline.scheme import Count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.hook import Session
-from paceline.hooks._checked import Checked
+from paceline.hooks._options import Checked
 from paceline.scheme import Count
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from paceline.errors import UsageError
 from paceline.hook import Role, Session
-from paceline.hooks._checked import Checked
-from paceline.hooks._pace import Pace
+from paceline.hooks._options import Checked
+from paceline.hooks._periodic import Pace
 from paceline.hooks._speed import Speed
-from paceline.hooks._summaries import add_counts, writer
+from paceline.hooks._tensorboard import add_counts, writer
 from paceline.scheme import Count, Rate
 
 

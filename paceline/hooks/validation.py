@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hook import Role, Session
-from paceline.hooks._checked import Checked
 from paceline.hooks._metric import shown
-from paceline.hooks._pace import Pace
-from paceline.hooks._summaries import writer
+from paceline.hooks._options import Checked
+from paceline.hooks._periodic import Pace
+from paceline.hooks._tensorboard import writer
 from paceline.scheme import Count, Rate
 
 

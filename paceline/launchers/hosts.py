@@ -20,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.description import address, is_host, same
 from paceline.errors import UsageError
-from paceline.launchers.command import in_this_python
-from paceline.launchers.foreground import FINAL, handling, number, repeated, seats
-from paceline.launchers.job import Job
-from paceline.launchers.ssh import LOST, Link, source
+from paceline.launcher import Job
+from paceline.launchers._child_process import in_this_python
+from paceline.launchers._foreground import FINAL, handling, number, repeated, seats
+from paceline.launchers._ssh_connection import LOST, Link, source
+from paceline.network.cluster.description import address, is_host, same
 
 KEYS = ("hosts", "python", "ssh", "restarts", "hub")
 SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6")
@@ -64,7 +64,10 @@ def shown(job: Job) -> str:
     for task, host in zip(job.tasks, _seats(job), strict=True):
         orders = orders_of(job, task, "HOST:PORT, as the chief tells it")
         orders["environment"]["PACELINE_SECRET"] = "…"
-        lines += [f"# {task}; stdin: paceline/launchers/far.py, then", f"#   {json.dumps(orders, ensure_ascii=False)}"]
+        lines += [
+            f"# {task}; stdin: paceline/launchers/_ssh_remote.py, then",
+            f"#   {json.dumps(orders, ensure_ascii=False)}",
+        ]
         lines.append(shlex.join(command_of(job, host)))
     return "\n".join(lines) + "\n"
 

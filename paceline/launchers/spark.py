@@ -24,12 +24,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.errors import RunError, UsageError
-from paceline.launchers import command, spark_seat
-from paceline.launchers.command import why
-from paceline.launchers.spark_seat import LOGS, MARK, STOP, Share, seat
+from paceline.launchers import _child_process, _spark_task
+from paceline.launchers._child_process import why
+from paceline.launchers._spark_task import LOGS, MARK, STOP, Share, seat
 
 if TYPE_CHECKING:
-    from paceline.launchers.job import Job
+    from paceline.launcher import Job
 
 KEYS = ("master", "resubmissions", "patience", "conf")
 CONFIGURED = {"SPARK_CONF_DIR": "", "SPARK_HOME": "conf"}
@@ -234,7 +234,10 @@ def _context(job: Job, settings: Settings) -> Any:
         import pyspark
     except ImportError as error:
         raise UsageError(f"--on spark needs PySpark ({error}); install it: pip install 'paceline[spark]'") from None
-    for module in (command, spark_seat):  # sent whole: Spark's Python need not load torch only to start a command
+    for module in (
+        _child_process,
+        _spark_task,
+    ):  # sent whole: Spark's Python need not load torch only to start a command
         pyspark.cloudpickle.register_pickle_by_value(module)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = pyspark.SparkConf().setMaster(settings.master)

@@ -13,11 +13,11 @@ import shlex
 import signal
 import sys
 
-from paceline.cluster.description import address
 from paceline.errors import UsageError
-from paceline.launchers.command import in_this_python
-from paceline.launchers.foreground import as_script, followed, number
-from paceline.launchers.job import Job
+from paceline.launcher import Job
+from paceline.launchers._child_process import in_this_python
+from paceline.launchers._foreground import as_script, followed, number
+from paceline.network.cluster.description import address
 
 KEYS = ("nnodes", "nproc-per-node", "max-restarts", "rdzv", "rdzv-id", "rdzv-conf", "local-addr", "extra")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one ends a run in order, and no role hears it

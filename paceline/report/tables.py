@@ -10,11 +10,11 @@ from typing import Any, get_type_hints
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.config import keys_of
-from paceline.find import Found
+from paceline.config.build import keys_of
+from paceline.config.discovery import Found
+from paceline.fields import described
 from paceline.result import Result
 from paceline.scheme import fields
-from paceline.values import described
 
 
 def closing(result: Result) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
 from paceline.worker import Worker
@@ -44,10 +44,10 @@ class Windowed(Scheme):
     def gain(self, curvature: float) -> float:
         """The share of the distance that one push covers on a quadratic."""
         local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
-        return limits.window_gain(local * curvature, self.window) * (central / local if local else 0.0)
+        return stability.window_gain(local * curvature, self.window) * (central / local if local else 0.0)
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
             gain = self.gain(curvature)
-            yield from limits.asynchronous(gain, workers, f"the gain of a window of {self.window}")
-        yield from limits.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
+            yield from stability.asynchronous(gain, workers, f"the gain of a window of {self.window}")
+        yield from stability.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector
 from paceline.worker import Worker
@@ -43,4 +43,4 @@ class ModelAveraging(Scheme):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.synchronous(self.rule.rate(self.lr) * curvature)
+            yield from stability.synchronous(self.rule.rate(self.lr) * curvature)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD, Adagrad, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
 from paceline.worker import Worker
@@ -69,6 +69,6 @@ class Downpour(Scheme):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         n_push, n_fetch = self.n_push or self.window, self.n_fetch or self.window
         if curvature is not None and n_push == n_fetch and self.rule == self.server_rule == SGD():
-            gain = limits.window_gain(self.lr * curvature, n_push)
-            yield from limits.asynchronous(gain, workers, f"the gain of a window of {n_push}")
-        yield from limits.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
+            gain = stability.window_gain(self.lr * curvature, n_push)
+            yield from stability.asynchronous(gain, workers, f"the gain of a window of {n_push}")
+        yield from stability.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)

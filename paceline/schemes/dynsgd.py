@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD
 from paceline.scheme import State, Vector, on_server
 from paceline.schemes._windowed import Windowed
@@ -46,8 +46,8 @@ class DynSGD(Windowed):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
             gain = self.gain(curvature) / workers  # workers in turn settle at staleness workers - 1
-            yield from limits.asynchronous(gain, workers, f"the settled gain of a window of {self.window}")
-        yield from limits.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
+            yield from stability.asynchronous(gain, workers, f"the settled gain of a window of {self.window}")
+        yield from stability.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
         if self.weight == "staleness" and self.window > 1 and workers > 8:
             yield (
                 f"window {self.window} with {workers} workers: a push of staleness 0 moves x by the whole window, and "

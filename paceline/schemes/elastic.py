@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from paceline import limits
+from paceline import stability
 from paceline.errors import UsageError
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Fraction, Rate, Scheme, State, Vector, on_server
@@ -66,9 +66,9 @@ class EASGD(Scheme, name="easgd"):
         beta = moving_rate(self.alpha, self.beta, workers) * workers
         if curvature is not None and type(self.rule) is SGD:
             c = self.rule.rate(self.lr) * curvature
-            yield from limits.synchronous(c)
-            if c < 2 and beta >= limits.easgd_beta(c, workers):
-                limit = limits.easgd_beta(c, workers)
+            yield from stability.synchronous(c)
+            if c < 2 and beta >= stability.easgd_beta(c, workers):
+                limit = stability.easgd_beta(c, workers)
                 yield f"beta = {beta:.3g} crosses {limit:.3g}, the stability limit of easgd at lr * curvature = {c:.3g}"
                 return
         if beta > 1:
@@ -125,9 +125,9 @@ class AEASGD(Scheme, name="aeasgd"):
         alpha = moving_rate(self.alpha, self.beta, workers)
         if curvature is not None and type(self.rule) is SGD:
             c = self.rule.rate(self.lr) * curvature
-            yield from limits.synchronous(c)
-            if c < 2 and alpha > limits.aeasgd_alpha(c):
-                limit = limits.aeasgd_alpha(c)
+            yield from stability.synchronous(c)
+            if c < 2 and alpha > stability.aeasgd_alpha(c):
+                limit = stability.aeasgd_alpha(c)
                 yield f"alpha = {alpha:.3g} crosses {limit:.3g}, the stability limit at lr * curvature = {c:.3g}"
         elif alpha > 1:
             yield f"alpha = {alpha:.3g} is above 1: an exchange throws worker and centre past each other"

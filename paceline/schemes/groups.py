@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
 from paceline.worker import Worker
@@ -78,5 +78,5 @@ class Groups(Scheme):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         groups = -(-workers // self.size)
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.asynchronous(self.rule.rate(self.lr) * curvature, groups)
-        yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), groups)
+            yield from stability.asynchronous(self.rule.rate(self.lr) * curvature, groups)
+        yield from stability.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), groups)

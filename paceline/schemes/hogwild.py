@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
 from paceline.worker import Worker
@@ -51,5 +51,5 @@ class HogWild(Scheme):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.asynchronous(self.rule.rate(self.lr) * curvature, workers)
-        yield from limits.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)
+            yield from stability.asynchronous(self.rule.rate(self.lr) * curvature, workers)
+        yield from stability.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline import limits
+from paceline import stability
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, State, Vector
 from paceline.schemes.sync import SyncSGD
@@ -43,7 +43,7 @@ class SAGN(SyncSGD):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
             local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
-            gain = limits.window_gain(local * curvature, self.window, normalised=True)
+            gain = stability.window_gain(local * curvature, self.window, normalised=True)
             gain *= central / local if local else 0.0
             times = (self.aggregate or workers) if self.reduce == "sum" else 1
-            yield from limits.synchronous(gain * times, f"the gain of a window of {self.window}")
+            yield from stability.synchronous(gain * times, f"the gain of a window of {self.window}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline import limits
+from paceline import stability
 from paceline.errors import UsageError
 from paceline.rules import SGD, Rule
 from paceline.scheme import Rate, Scheme, State, Vector
@@ -42,4 +42,4 @@ class SequentialSGD(Scheme):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
-            yield from limits.synchronous(self.rule.rate(self.lr) * curvature)
+            yield from stability.synchronous(self.rule.rate(self.lr) * curvature)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from paceline import limits
+from paceline import stability
 from paceline.errors import UsageError
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, mean_of, on_server, sum_of
@@ -152,4 +152,4 @@ class SyncSGD(Scheme):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None and type(self.rule) is SGD:
             times = (self.aggregate or workers) if self.reduce == "sum" else 1
-            yield from limits.synchronous(self.rule.rate(self.lr) * curvature * times)
+            yield from stability.synchronous(self.rule.rate(self.lr) * curvature * times)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline import limits
+from paceline import stability
 from paceline.errors import UsageError
 from paceline.scheme import Rate, Vector
 from paceline.schemes.sync import SyncSGD
@@ -49,4 +49,4 @@ class SyncRates(SyncSGD):
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         if curvature is not None:
             rates = self.rates or (self.lr,) * workers
-            yield from limits.synchronous(curvature * sum(rates) / (len(rates) if self.reduce == "mean" else 1))
+            yield from stability.synchronous(curvature * sum(rates) / (len(rates) if self.reduce == "mean" else 1))

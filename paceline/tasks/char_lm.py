@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from paceline.data import load
+from paceline.datasets import load
 from paceline.errors import UsageError
 from paceline.task import Task
 from paceline.tasks._options import fraction, whole

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from paceline.data import Dataset, load
+from paceline.datasets import Dataset, load
 from paceline.task import Task
 from paceline.tasks._options import fraction, whole
 from paceline.torch_task import TorchTask, accuracy

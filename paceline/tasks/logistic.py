@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from paceline.data import load
-from paceline.feed import Stream, sample_seed
+from paceline.datasets import load
+from paceline.sampling import Stream, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, Task
 from paceline.tasks._options import at_least

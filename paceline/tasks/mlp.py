@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from paceline.data import Dataset, load
+from paceline.datasets import Dataset, load
 from paceline.task import Task
 from paceline.tasks._options import whole
 from paceline.tasks.toy import dtype_named

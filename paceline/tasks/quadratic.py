@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
-from paceline.feed import portion, sample_seed
+from paceline.sampling import portion, sample_seed
 from paceline.seeds import mixed
 from paceline.state import Vector
 from paceline.task import Batch, Task

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.net.tls import Certificates, generated
+from paceline.network.secure.tls import Certificates, generated
 
 _SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where daemons lie, which are not on every user's PATH
 

@@ -10,9 +10,10 @@ from launched import Ended
 from processes import shared_files
 from trials import Trial
 
-from paceline import cli, simulate, verify
-from paceline.directory import RunDirectory, RunState
-from paceline.replaying.account import audit
+from paceline import simulate, verify
+from paceline.cli import main
+from paceline.runs.replay.accounting import audit
+from paceline.runs.run_directory import RunDirectory, RunState
 
 
 def broken(trial: Trial, ended: Ended, shared_before: set[str]) -> list[str]:
@@ -72,7 +73,7 @@ def _commands(ended: Ended) -> Iterator[str]:
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
-                cli.main(words)
+                main.main(words)
             except SystemExit as leaves:
                 if leaves.code:
                     yield f"{words[0]} ends with {leaves.code}: {out.getvalue()}"

@@ -18,10 +18,10 @@ from linger import Linger
 from processes import children
 from trials import SPAN, Blow, Trial
 
-from paceline import interrupts
-from paceline.directory import RunDirectory
-from paceline.launchers.local import Launcher
-from paceline.run import execute, planned
+from paceline import signals
+from paceline.api.execute import execute, planned
+from paceline.processes.supervisor.launcher import Launcher
+from paceline.runs.run_directory import RunDirectory
 
 LIMIT = 100.0  # seconds after which a run hangs
 SIGNALS = {
@@ -75,7 +75,7 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    interrupts.raise_while_working()  # as the command does
+    signals.raise_while_working()  # as the command does
     try:
         settings = dict(trial.settings)
         goal = settings["steps"]
@@ -86,8 +86,8 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
         made.write_plan(dataclasses.asdict(plan))
         say = lambda _, text: print(text, flush=True)  # noqa: E731
         execute(plan, chosen, objects, tell=say, watch=lambda _: None, launcher=_counting)
-    except (KeyboardInterrupt, interrupts.Interrupted):
-        return interrupts.EXIT_CODE
+    except (KeyboardInterrupt, signals.Interrupted):
+        return signals.EXIT_CODE
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -99,7 +99,7 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
 
 def _counting(*given: Any, **rest: Any) -> Launcher:
     made = Launcher(*given, **rest)
-    interrupts.count_from_now_on(made.asked)
+    signals.count_from_now_on(made.asked)
     return made
 
 

@@ -17,7 +17,8 @@ from beds.hosts import Host, Running, several, until
 from launched import SIGNALS, Ended
 from trials import PATIENCE, TASKS, Blow, Trial, with_exact
 
-from paceline import checkpoint, config, find
+from paceline.config import build, discovery
+from paceline.runs import checkpoint
 from paceline.scheme import Scheme
 
 LIMIT = 180.0  # seconds after which a run hangs
@@ -29,9 +30,9 @@ LEFT = (0, 128 + signal.SIGTERM, 1)  # how a task other than the chief may end: 
 def route_trial(seed: int, number: int) -> Trial:
     """The trial of a number: schemes in turn, all else by chance."""
     rng = random.Random(f"routes {seed}-{number}")
-    schemes = sorted(name for name, found in find.schemes().items() if not found.value().alone)
+    schemes = sorted(name for name, found in discovery.schemes().items() if not found.value().alone)
     scheme = schemes[(seed + number) % len(schemes)]
-    chosen: Scheme = config.scheme_of(scheme, {})
+    chosen: Scheme = build.scheme_of(scheme, {})
     settings: dict[str, Any] = {
         "task": rng.choice(TASKS),
         "workers": rng.randint(2, 4),

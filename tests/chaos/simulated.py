@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from simulated_cases import Case, case
 from simulated_checks import check
 
-from paceline.sim.faults import Fault, parse_fault
+from paceline.simulator.faults import Fault, parse_fault
 
 CHUNK = 100
 REPEAT_EVERY = 4  # one run in four is made twice

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline import config, find
-from paceline.feed import portion, sample_seed
+from paceline.config import build, discovery
+from paceline.sampling import portion, sample_seed
 from paceline.scheme import Scheme
-from paceline.sim.cost import Cost, parse_link, parse_times
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault
-from paceline.sim.schedule import Crew, drawn
+from paceline.simulator.cost import Cost, parse_link, parse_times
+from paceline.simulator.engine import Engine
+from paceline.simulator.fault_schedule import Crew, drawn
+from paceline.simulator.faults import Fault
 from paceline.state import Vector
 from paceline.task import Batch, Task
 
@@ -131,18 +131,18 @@ class Case:
 
 @cache
 def made(scheme: str, hyper: tuple[tuple[str, Any], ...]) -> Scheme:
-    return config.scheme_of(kinds()[scheme], dict(hyper))
+    return build.scheme_of(kinds()[scheme], dict(hyper))
 
 
 @cache
 def kinds() -> dict[str, type[Scheme]]:
     """Every scheme, by name: looked for once, as that takes longer than a run."""
-    return {name: found.value for name, found in find.schemes().items()}
+    return {name: found.value for name, found in discovery.schemes().items()}
 
 
 @cache
 def keys(scheme: str) -> frozenset[str]:
-    return frozenset(config.keys_of(kinds()[scheme]))
+    return frozenset(build.keys_of(kinds()[scheme]))
 
 
 def case(seed: int) -> Case:

@@ -9,8 +9,8 @@ import torch
 from simulated_cases import LR, Case, Tiny
 
 from paceline.errors import RunError
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault
+from paceline.simulator.engine import Engine
+from paceline.simulator.faults import Fault
 
 # each push carries exactly the gradients of its own step
 ONE_PUSH_A_STEP = ("adag", "agn", "async", "downpour-easy", "dynsgd", "hogwild", "sagn", "sync", "sync-rates")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.desk import Answer, Desk
-from paceline.ledger import Ledger
+from paceline.runtime.call_scheduler import Answer, Desk
+from paceline.runtime.staleness import Ledger
 from paceline.schemes.sync import SyncSGD
-from paceline.sim.accounts import Accounts
-from paceline.sim.engine import Engine
-from paceline.sim.life import Life
-from paceline.sim.meeting import Meetings
-from paceline.sim.recovery import Recovery
-from paceline.sim.servers import Servers
+from paceline.simulator.accounts import Accounts
+from paceline.simulator.engine import Engine
+from paceline.simulator.fault_injection import Life
+from paceline.simulator.means import Meetings
+from paceline.simulator.recovery import Recovery
+from paceline.simulator.servers import Servers
 
 Put = Callable[[Any, str, Any], None]  # an owner, a name, what stands there now
 

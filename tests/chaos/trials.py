@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline import config, find
+from paceline.config import build, discovery
 from paceline.errors import UsageError
 from paceline.scheme import Scheme
 
@@ -42,16 +42,16 @@ class Trial:
         return bool(self.settings.get("exact"))
 
     def chosen(self) -> Scheme:
-        return config.scheme_of(self.scheme, self.hyper)
+        return build.scheme_of(self.scheme, self.hyper)
 
 
 def trial(seed: int, number: int) -> Trial:
     """The trial of a number: schemes in turn, all else by chance."""
     name = f"{seed}-{number}"
     rng = random.Random(name)
-    schemes = sorted(find.schemes())
+    schemes = sorted(discovery.schemes())
     scheme = schemes[number % len(schemes)]
-    chosen: Scheme = config.scheme_of(scheme, {})
+    chosen: Scheme = build.scheme_of(scheme, {})
     hyper: dict[str, Any] = {"window": rng.choice([1, 2, 5])} if hasattr(chosen, "window") else {}
     settings: dict[str, Any] = {
         "task": rng.choice(TASKS),

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import find
+from paceline.config import discovery
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", list(find.schemes()))
+        metafunc.parametrize("name", list(discovery.schemes()))
     if "team" in metafunc.fixturenames:
-        metafunc.parametrize("team", [name for name, found in find.schemes().items() if not found.value.alone])
+        metafunc.parametrize("team", [name for name, found in discovery.schemes().items() if not found.value.alone])

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from paceline import config, find
-from paceline.directory import RunDirectory
+from paceline.api.execute import execute, planned
+from paceline.config import build, discovery
 from paceline.result import Result
-from paceline.run import execute, planned
+from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 
 
@@ -32,7 +32,7 @@ def trained(directory: Path, task: Any, scheme: Any, *, hyper: dict[str, Any] | 
 
 
 def default(name: str) -> Scheme:
-    return config.scheme_of(find.schemes()[name].value, {})
+    return build.scheme_of(discovery.schemes()[name].value, {})
 
 
 def servers(name: str, wanted: int) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline import config, find
+from paceline.config import build, discovery
 from paceline.scheme import Scheme
-from paceline.sim.cost import Cost, parse_link, parse_times
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault
+from paceline.simulator.cost import Cost, parse_link, parse_times
+from paceline.simulator.engine import Engine
+from paceline.simulator.faults import Fault
 from paceline.task import Feed
 from paceline.tasks.quadratic import quadratic
 
@@ -20,12 +20,12 @@ BATCH = 3
 
 
 def scheme_named(name: str, **hyper: Any) -> Scheme:
-    return config.scheme_of(find.schemes()[name].value, hyper)
+    return build.scheme_of(discovery.schemes()[name].value, hyper)
 
 
 def crew(name: str, wanted: int = 3) -> int:
     """As many workers as wanted, or the one that the scheme takes."""
-    return 1 if find.schemes()[name].value.alone else wanted
+    return 1 if discovery.schemes()[name].value.alone else wanted
 
 
 def engine(

@@ -14,7 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 from simulated_runs import crew, scheme_named
 
-from paceline import config, find, simulate, values
+from paceline import fields as field_types
+from paceline import simulate
+from paceline.config import build, discovery
 from paceline.errors import UnknownName, UsageError
 from paceline.rules import Rule
 from paceline.rules import rules as update_rules
@@ -26,7 +28,7 @@ YEAR = re.compile(r"\b(19[5-9]\d|20[0-4]\d)\b")
 
 
 def found(name: str) -> type[Scheme]:
-    value: type[Scheme] = find.schemes()[name].value
+    value: type[Scheme] = discovery.schemes()[name].value
     return value
 
 
@@ -87,17 +89,17 @@ def test_every_field_has_a_type_and_a_default(name: str) -> None:
     for field, hint in fields(found(name)):
         assert hint is not Any
         assert field.default is not dataclasses.MISSING, f"{field.name} has no default"
-        assert values.described(hint)
+        assert field_types.described(hint)
 
 
 def test_unknown_words_are_refused_with_a_suggestion(name: str) -> None:
-    words = config.keys_of(found(name))
+    words = build.keys_of(found(name))
     for word in (word for word in words if "." not in word):
         wrong = word + "x"
         with pytest.raises(UnknownName, match=re.escape(f"no hyper-parameter of {name} {wrong!r}; did you mean")):
-            config.scheme_of(name, {wrong: "1"})
+            build.scheme_of(name, {wrong: "1"})
     with pytest.raises(UnknownName, match=f"no hyper-parameter of {name} 'zzzzzz'; there are: "):
-        config.scheme_of(name, {"zzzzzz": "1"})
+        build.scheme_of(name, {"zzzzzz": "1"})
     with pytest.raises(UnknownName):
         simulate("toy", name, workers=crew(name), steps=1, zzzzzz=1)
 
@@ -110,7 +112,7 @@ def test_every_value_out_of_its_bound_is_refused(name: str) -> None:
                     found(name)(**{field.name: value})
                 text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 with pytest.raises(UsageError, match=field.name):
-                    config.scheme_of(name, {field.name: text})
+                    build.scheme_of(name, {field.name: text})
 
 
 def outside(bound: Bound, hint: Any) -> list[Any]:
@@ -131,30 +133,30 @@ def test_values_of_another_kind_are_refused(name: str) -> None:
     for field, hint in fields(found(name)):
         wrong = "no-such-thing"
         with pytest.raises(UsageError, match="no-such-thing"):
-            config.scheme_of(name, {field.name: wrong})
+            build.scheme_of(name, {field.name: wrong})
         if get_origin(hint) is Literal:
             for value in get_args(hint):
-                assert getattr(config.scheme_of(name, {field.name: value}), field.name) == value
+                assert getattr(build.scheme_of(name, {field.name: value}), field.name) == value
 
 
 def test_the_words_of_a_scheme_make_it_again(name: str) -> None:
     """What a result says of the hyper-parameters is enough to repeat the run, as values and as text."""
     scheme = scheme_named(name)
-    plain = config.hyper_of(scheme)
-    assert config.scheme_of(name, plain) == scheme
+    plain = build.hyper_of(scheme)
+    assert build.scheme_of(name, plain) == scheme
     texts = {key: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for key, v in plain.items()}
-    assert config.scheme_of(name, texts) == scheme
+    assert build.scheme_of(name, texts) == scheme
     other = {"rule": "momentum", "rule.momentum": 0.5, "rule.lr": 0.25, "lr": 0.125}
-    known = {key: value for key, value in other.items() if key.split(".")[0] in config.keys_of(found(name))}
-    changed = config.scheme_of(name, known)
-    assert config.scheme_of(name, config.hyper_of(changed)) == changed
+    known = {key: value for key, value in other.items() if key.split(".")[0] in build.keys_of(found(name))}
+    changed = build.scheme_of(name, known)
+    assert build.scheme_of(name, build.hyper_of(changed)) == changed
 
 
 def test_optional_values_take_none(name: str) -> None:
     for field, hint in fields(found(name)):
         if get_origin(hint) in (Union, types.UnionType):
-            assert getattr(config.scheme_of(name, {field.name: "none"}), field.name) is None
-            assert getattr(config.scheme_of(name, {field.name: None}), field.name) is None
+            assert getattr(build.scheme_of(name, {field.name: "none"}), field.name) is None
+            assert getattr(build.scheme_of(name, {field.name: None}), field.name) is None
 
 
 def test_every_rule_runs_or_is_refused_before_the_run(name: str) -> None:
@@ -186,9 +188,9 @@ def test_no_workers_at_all_is_refused(name: str) -> None:
 
 def test_it_is_found_by_its_reference_too(name: str) -> None:
     scheme = found(name)
-    assert find.scheme(f"{scheme.__module__}:{scheme.__qualname__}") is scheme
-    assert find.anything(name)[0] == "schemes"
-    assert find.schemes()[name].summary == (inspect.getdoc(scheme) or "").splitlines()[0]
+    assert discovery.scheme(f"{scheme.__module__}:{scheme.__qualname__}") is scheme
+    assert discovery.anything(name)[0] == "schemes"
+    assert discovery.schemes()[name].summary == (inspect.getdoc(scheme) or "").splitlines()[0]
 
 
 def test_no_word_hides_an_argument_of_simulate(name: str) -> None:

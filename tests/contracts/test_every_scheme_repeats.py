@@ -10,10 +10,10 @@ import pytest
 import torch
 from simulated_runs import check_sound, different, engine, run_counting, same_bits
 
-from paceline.feed import portion
-from paceline.sim import snapshot
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault
+from paceline.sampling import portion
+from paceline.simulator import snapshot
+from paceline.simulator.engine import Engine
+from paceline.simulator.faults import Fault
 
 NETWORKS = ["", "latency=0.2,bandwidth=1000"]
 

@@ -9,16 +9,17 @@ import pytest
 import torch
 from simulated_runs import check_sound, crew, different, engine, run_counting
 
-from paceline import config, find, simulate
+from paceline import simulate
+from paceline.config import build, discovery
 from paceline.errors import Deadlock, RunError
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault
+from paceline.simulator.engine import Engine
+from paceline.simulator.faults import Fault
 
 GOAL = 8
 AWAITS = range(1, 13)
 SOME_AWAITS = (1, 2, 3, 4, 7, 12)
-SERVERLESS = [name for name, found in find.schemes().items() if not found.value.methods and not found.value.alone]
-TOKENED = [name for name, found in find.schemes().items() if "repeat" in config.keys_of(found.value)]
+SERVERLESS = [name for name, found in discovery.schemes().items() if not found.value.methods and not found.value.alone]
+TOKENED = [name for name, found in discovery.schemes().items() if "repeat" in build.keys_of(found.value)]
 PLACE = re.compile(r"worker:\d+ at \w+\.py:\d+ for ")
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from paceline import find, simulate
-from paceline.sim.engine import Engine
+from paceline import simulate
+from paceline.config import discovery
+from paceline.simulator.engine import Engine
 
 RECORDS = Path(__file__).with_name("courses.json")
 SETTING: dict[str, Any] = {
@@ -32,7 +33,7 @@ def course(name: str) -> dict[str, Any]:
     def watch(engine: Engine) -> None:
         updates.append([round(engine.now, 9), engine.desk.ledger.caller if engine.desk else 0])
 
-    workers = 1 if find.scheme(name).alone else 3
+    workers = 1 if discovery.scheme(name).alone else 3
     result = simulate("quadratic", name, workers=workers, watch=watch, warn=lambda text: None, **SETTING)
     stale = {str(tau): count for tau, count in result.staleness.histogram.items()}
     return {"updates": updates, "gradients": result.gradients, "dropped": result.dropped, "staleness": stale}
@@ -49,5 +50,5 @@ def test_the_course_of_a_run_is_as_recorded(name: str) -> None:
 
 
 if __name__ == "__main__":
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(course(name))}" for name in find.schemes())
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(course(name))}" for name in discovery.schemes())
     RECORDS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -11,16 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import Result, Task, TorchTask, find, simulate
-from paceline.config import scheme_of
+from paceline import Result, Task, TorchTask, simulate
+from paceline.config import discovery
+from paceline.config.build import scheme_of
 from paceline.seeds import mixed
-from paceline.sim.cost import Cost, parse_times
-from paceline.sim.engine import Engine
+from paceline.simulator.cost import Cost, parse_times
+from paceline.simulator.engine import Engine
 from paceline.tasks.quadratic import quadratic
 
 SEED = 5
 EXACT = {"rtol": 0.0, "atol": 1e-10}
-SCHEMES = {name: found.value for name, found in find.schemes().items()}  # found once: the folder is read every time
+SCHEMES = {
+    name: found.value for name, found in discovery.schemes().items()
+}  # found once: the folder is read every time
 
 
 def bowl(dim: int = 23, noise: float = 0.3, dtype: str = "float64", **options: Any) -> Task:

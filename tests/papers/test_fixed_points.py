@@ -7,7 +7,7 @@ import torch
 from oracles import run
 
 from paceline import Task
-from paceline.sim.engine import Engine
+from paceline.simulator.engine import Engine
 from paceline.tasks.quadratic import quadratic
 
 CURVATURES, CENTRES, TIMES = (1.0, 2.0, 0.5), (0.0, 1.0, 4.0), (1.0, 2.0, 5.0)

@@ -10,7 +10,7 @@ from oracles import EXACT, SEED, Gradients, alone, bowl, crew, descent, engine, 
 from torch import Tensor
 
 from paceline import Task
-from paceline.sim.engine import Engine
+from paceline.simulator.engine import Engine
 
 LR, RANDOM = 0.05, "exponential:1"
 in_double = pytest.mark.parametrize("task", [bowl, network])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles import EXACT, SEED, Gradients, bowl, by_torch, descent, network, run
 
-from paceline import find
+from paceline.config import discovery
 from paceline.result import digest
 
 LR = 0.07
@@ -37,12 +37,12 @@ TASKS = {
     "quadratic in double": lambda: bowl(dim=37),
     "network": lambda: network(torch.float32),
     "network in double": network,
-    "digits-mlp": lambda: find.task("digits-mlp")(),
+    "digits-mlp": lambda: discovery.task("digits-mlp")(),
 }
 
 
 def test_every_scheme_is_placed_here() -> None:
-    assert PLAIN.keys() == find.schemes().keys(), "a new scheme: is it sequential SGD with one worker?"
+    assert PLAIN.keys() == discovery.schemes().keys(), "a new scheme: is it sequential SGD with one worker?"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -135,7 +135,7 @@ RULES = {
 
 
 def test_every_rule_has_its_oracle_here() -> None:
-    assert RULES.keys() == find.rules().keys()
+    assert RULES.keys() == discovery.rules().keys()
 
 
 @pytest.mark.parametrize("rule", RULES)

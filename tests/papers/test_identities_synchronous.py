@@ -9,7 +9,8 @@ import torch
 from oracles import EXACT, SEED, bowl, by_torch, crew, each_task, in_double, network, run
 from torch import Tensor
 
-from paceline import Task, find
+from paceline import Task
+from paceline.config import discovery
 from paceline.result import digest
 
 LR = 0.07
@@ -140,7 +141,7 @@ def test_slices_of_one_batch_are_sgd_on_the_whole_batch(name: str, batch: int, w
 
 
 def test_slices_of_real_digits_are_sgd_on_the_whole_batch() -> None:
-    task = find.task("digits-mlp")(dtype="float64")
+    task = discovery.task("digits-mlp")(dtype="float64")
     sequential = run(task, "sgd", 1, 20, batch=31)
     for workers in (2, 4):
         sliced = run(task, "sync", workers, 20, batch=31, feed="slice").vector

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracles import SEED, line, run
 
-from paceline import LossError, limits
+from paceline import LossError, stability
 
 START = abs(line().start(SEED).item())
 
@@ -46,31 +46,31 @@ class TestInTurn:
 
     @pytest.mark.parametrize(("delay", "limit"), [(0, 2), (1, 1), (2, 0.618), (3, 0.445), (9, 0.165), (19, 0.0805)])
     def test_the_limits_have_their_published_values(self, delay: int, limit: float) -> None:
-        assert limits.constant_delay(delay) == pytest.approx(limit, rel=4e-3)
+        assert stability.constant_delay(delay) == pytest.approx(limit, rel=4e-3)
 
     @pytest.mark.parametrize("delay", range(20))
     def test_at_the_limit_the_largest_root_has_length_one(self, delay: int) -> None:
         def largest(c: float) -> float:  # of z^(delay + 1) = z^delay - c
             return float(np.abs(np.roots([1.0, -1.0, *[0.0] * (delay - 1), c] if delay else [1.0, c - 1.0])).max())
 
-        limit = limits.constant_delay(delay)
+        limit = stability.constant_delay(delay)
         assert largest(limit) == pytest.approx(1, abs=1e-9)
         assert largest(0.99 * limit) < 1 < largest(1.01 * limit)
 
     @pytest.mark.parametrize(("name", "workers"), [*(("async", n) for n in (1, 2, 4, 10)), ("hogwild", 4)])
     def test_just_below_it_converges_and_just_above_it_diverges(self, name: str, workers: int) -> None:
-        limit = limits.constant_delay(workers - 1)
+        limit = stability.constant_delay(workers - 1)
         assert end(name, workers, 2000, 0.97 * limit) < 1e-3
         assert end(name, workers, 2000, 1.03 * limit) > 15
 
     def test_groups_count_as_one_worker_each(self) -> None:
-        limit = limits.constant_delay(2)
+        limit = stability.constant_delay(2)
         assert end("groups", 6, 1000, 0.97 * limit, size=2) < 1e-3
         assert end("groups", 6, 1000, 1.03 * limit, size=2) > 30
 
     @pytest.mark.parametrize("weight", ["staleness", "constant"])
     def test_dynsgd_bears_as_many_times_more_as_there_are_workers(self, weight: str) -> None:
-        limit = 4 * limits.constant_delay(3)
+        limit = 4 * stability.constant_delay(3)
         assert end("dynsgd", 4, 1200, 0.97 * limit, window=1, weight=weight) < 1e-3
         assert end("dynsgd", 4, 1200, 1.03 * limit, window=1, weight=weight) > 30
 
@@ -78,7 +78,7 @@ class TestInTurn:
 class TestExponentialWorkers:
     @pytest.mark.parametrize(("workers", "limit"), [(2, 1.281), (4, 0.843), (8, 0.566), (10, 0.5), (20, 0.342)])
     def test_the_limits_have_their_published_values(self, workers: int, limit: float) -> None:
-        assert limits.exponential_workers(workers) == pytest.approx(limit, rel=1e-3)
+        assert stability.exponential_workers(workers) == pytest.approx(limit, rel=1e-3)
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
     def test_at_the_limit_second_moments_neither_grow_nor_shrink(self, workers: int) -> None:
@@ -93,14 +93,14 @@ class TestExponentialWorkers:
                 total += np.kron(push, push) / workers
             return radius(total)
 
-        limit = limits.exponential_workers(workers)
+        limit = stability.exponential_workers(workers)
         assert growth(limit) == pytest.approx(1, abs=1e-9)
         assert growth(0.98 * limit) < 1 < growth(1.02 * limit)
 
     @pytest.mark.parametrize("workers", [2, 4, 8])
     def test_the_mean_square_shrinks_below_and_grows_above(self, workers: int) -> None:
         def mean_square(share: float) -> float:
-            c = share * limits.exponential_workers(workers)
+            c = share * stability.exponential_workers(workers)
             runs = (end("async", workers, 400, c, compute="exponential:1", seed=seed) for seed in range(8))
             return sum(x**2 for x in runs) / 8
 
@@ -108,7 +108,7 @@ class TestExponentialWorkers:
         assert mean_square(1.5) > 1e4
 
     def test_random_order_bears_more_than_taking_turns(self) -> None:
-        c = 2 * limits.constant_delay(9)
+        c = 2 * stability.constant_delay(9)
         assert end("async", 10, 1500, c) > 1e6
         assert end("async", 10, 1500, c, compute="exponential:1") < 1e-3
 
@@ -116,7 +116,7 @@ class TestExponentialWorkers:
 class TestWindows:
     """Ten workers in turn; a window covers 1 - (1 - c)^window of the distance, and that takes the place of c."""
 
-    LIMIT = limits.constant_delay(9)
+    LIMIT = stability.constant_delay(9)
 
     def downpour(self, window: int) -> float:
         return 1 - (1 - self.LIMIT) ** (1 / window)
@@ -129,14 +129,16 @@ class TestWindows:
             [0.165, 0.035, 0.018, 0.009], abs=5e-4
         )
         assert [self.agn(window) for window in (1, 5)] == pytest.approx([0.165, 0.295], abs=5e-4)
-        assert limits.window_gain(1.0, 6, normalised=True) > self.LIMIT > limits.window_gain(1.0, 7, normalised=True)
+        assert (
+            stability.window_gain(1.0, 6, normalised=True) > self.LIMIT > stability.window_gain(1.0, 7, normalised=True)
+        )
 
     @pytest.mark.parametrize("window", [1, 5, 10, 20])
     def test_the_gain_is_what_a_window_covers(self, window: int) -> None:
-        gain = limits.window_gain(self.downpour(window), window)
+        gain = stability.window_gain(self.downpour(window), window)
         assert gain == pytest.approx(self.LIMIT)
         assert end("downpour-easy", 1, 1, self.downpour(window), window=window) == pytest.approx(1 - gain)
-        mean = limits.window_gain(0.3, window, normalised=True)
+        mean = stability.window_gain(0.3, window, normalised=True)
         assert end("agn", 1, 1, 0.3, window=window) == pytest.approx(1 - mean)
 
     @pytest.mark.parametrize("window", [1, 10])
@@ -159,7 +161,7 @@ class TestElastic:
     @pytest.mark.parametrize("workers", [1, 6])
     @pytest.mark.parametrize("c", [0.3, 1.0, 1.7])
     def test_easgd_converges_below_its_beta_and_diverges_above(self, workers: int, c: float) -> None:
-        limit = limits.easgd_beta(c, workers)
+        limit = stability.easgd_beta(c, workers)
         assert end("easgd", workers, 400, c, beta=0.95 * limit) < 1e-3
         assert end("easgd", workers, 400, c, beta=1.05 * limit) > 30
 
@@ -169,22 +171,22 @@ class TestElastic:
         def growth(beta: float) -> float:  # of (mean of y, x)
             return radius(np.array([[1 - c - beta / workers, beta / workers], [beta, 1 - beta]]))
 
-        limit = limits.easgd_beta(c, workers)
+        limit = stability.easgd_beta(c, workers)
         assert growth(limit) == pytest.approx(1, abs=1e-9)
         assert growth(0.99 * limit) < 1 < growth(1.01 * limit)
 
     @pytest.mark.parametrize("workers", [1, 2, 7])
     @pytest.mark.parametrize("c", [0.3, 1.0, 1.7])
     def test_aeasgd_converges_below_its_alpha_however_many_workers(self, workers: int, c: float) -> None:
-        assert end("aeasgd", workers, 250 * workers, c, alpha=0.94 * limits.aeasgd_alpha(c), window=1) < 1e-2
+        assert end("aeasgd", workers, 250 * workers, c, alpha=0.94 * stability.aeasgd_alpha(c), window=1) < 1e-2
 
     @pytest.mark.parametrize("c", [0.3, 1.0, 1.7])
     def test_alone_aeasgd_diverges_above_its_alpha(self, c: float) -> None:
-        assert end("aeasgd", 1, 1000, c, alpha=1.04 * limits.aeasgd_alpha(c), window=1) > 30
+        assert end("aeasgd", 1, 1000, c, alpha=1.04 * stability.aeasgd_alpha(c), window=1) > 30
 
     def test_one_worker_has_one_limit_in_both_forms(self) -> None:
         for c in (0.1, 0.7, 1.3, 1.9):
-            assert limits.aeasgd_alpha(c) == pytest.approx(limits.easgd_beta(c, 1))
+            assert stability.aeasgd_alpha(c) == pytest.approx(stability.easgd_beta(c, 1))
 
     def test_many_workers_bear_a_beta_of_two(self) -> None:
-        assert limits.easgd_beta(0.5, 10**6) == pytest.approx(2, rel=1e-5)
+        assert stability.easgd_beta(0.5, 10**6) == pytest.approx(2, rel=1e-5)

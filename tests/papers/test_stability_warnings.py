@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from oracles import line, run
 
-from paceline import StabilityWarning, UsageError, limits, simulate
+from paceline import StabilityWarning, UsageError, simulate, stability
 
 
 def says(name: str, workers: int, **options: Any) -> list[str]:
@@ -63,32 +63,32 @@ def test_rates_of_their_own_add_up() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 4, 10])
 @pytest.mark.parametrize("name", ["async", "hogwild"])
 def test_asynchronous_workers_name_their_delays_limit(name: str, workers: int) -> None:
-    limit = limits.constant_delay(workers - 1)
-    random = f"exponential times: {limits.exponential_workers(workers):.3g}"
+    limit = stability.constant_delay(workers - 1)
+    random = f"exponential times: {stability.exponential_workers(workers):.3g}"
     crosses(name, workers, limit, f"crosses {limit:.3g}", f"{workers} asynchronous workers in turn", random)
 
 
 def test_groups_count_as_workers() -> None:
-    crosses("groups", 6, limits.constant_delay(1), "crosses 1", "2 asynchronous workers", size=3)
+    crosses("groups", 6, stability.constant_delay(1), "crosses 1", "2 asynchronous workers", size=3)
 
 
 @pytest.mark.parametrize("window", [1, 5, 20])
 @pytest.mark.parametrize("name", ["downpour-easy", "downpour", "adag"])
 def test_a_window_is_held_to_its_gain(name: str, window: int) -> None:
     hyper = {"window": window} | ({"server.rule": "sgd"} if name == "downpour" else {})
-    limit = 1 - (1 - limits.constant_delay(9)) ** (1 / window)
+    limit = 1 - (1 - stability.constant_delay(9)) ** (1 / window)
     crosses(name, 10, limit, "crosses 0.165", f"gain of a window of {window} =", **hyper)
 
 
 @pytest.mark.parametrize(("name", "hyper"), [("agn", {}), ("adag", {"normalise": True})])
 def test_a_normalised_window_bears_more(name: str, hyper: dict[str, Any]) -> None:
-    limit = 1 - (1 - 5 * limits.constant_delay(9)) ** (1 / 5)
+    limit = 1 - (1 - 5 * stability.constant_delay(9)) ** (1 / 5)
     crosses(name, 10, limit, "crosses 0.165", "gain of a window of 5", window=5, **hyper)
     assert says(name, 10, lr=1.0, window=7, **hyper) == []
 
 
 def test_dynsgd_is_held_to_what_its_weights_settle_at() -> None:
-    crosses("dynsgd", 4, 4 * limits.constant_delay(3), "crosses 0.445", "settled gain", window=1)
+    crosses("dynsgd", 4, 4 * stability.constant_delay(3), "crosses 0.445", "settled gain", window=1)
     crosses("dynsgd", 1, 2.0, "crosses 2", window=1)
 
 
@@ -102,7 +102,7 @@ def test_local_steps_that_diverge_by_themselves_are_named_for_even_windows_too(n
 
 @pytest.mark.parametrize("workers", [1, 4, 16])
 def test_easgd_names_its_beta(workers: int) -> None:
-    limit = limits.easgd_beta(1.7, workers)
+    limit = stability.easgd_beta(1.7, workers)
     below = simulate(line(), "easgd", workers=workers, steps=2, lr=1.7, beta=0.999 * limit, warn=lambda text: None)
     assert not any("crosses" in text for text in below.warnings)
     with pytest.warns(StabilityWarning, match=f"crosses {limit:.3g}, the stability limit of easgd"):
@@ -122,7 +122,7 @@ def test_easgd_above_one_overshoots_and_at_two_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["aeasgd", "aeamsgd"])
 def test_aeasgd_names_its_alpha(name: str) -> None:
-    crosses(name, 4, limits.aeasgd_alpha(1.0), "crosses 0.667", "alpha", rate="alpha", lr=1.0)
+    crosses(name, 4, stability.aeasgd_alpha(1.0), "crosses 0.667", "alpha", rate="alpha", lr=1.0)
 
 
 @pytest.mark.parametrize("rule", ["momentum", "nesterov"])

@@ -10,7 +10,7 @@ import pytest
 from oracles import SCHEMES, line, run
 
 from paceline import Result
-from paceline.sim.engine import Engine
+from paceline.simulator.engine import Engine
 
 ASYNCHRONOUS = [name for name, cls in SCHEMES.items() if cls.asynchronous]
 SYNCHRONOUS = [name for name, cls in SCHEMES.items() if not cls.asynchronous and not cls.alone]

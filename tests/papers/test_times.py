@@ -10,7 +10,7 @@ import pytest
 from oracles import clocks, line, run
 
 from paceline import simulate
-from paceline.sim.cost import Link
+from paceline.simulator.cost import Link
 
 
 def seconds(name: str, workers: int, steps: int, **options: object) -> float:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.directory import RunDirectory
-from paceline.plan import Plan
+from paceline.api.execute import execute
+from paceline.config.plan import Plan
+from paceline.processes.roles.main import scheme_of
 from paceline.result import Result
-from paceline.role import scheme_of
-from paceline.run import execute
+from paceline.runs.run_directory import RunDirectory
 
 PRELUDE = """
 import os, signal, sys, time
@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from sklearn.datasets import load_digits
-from paceline.attaching import attach
+from paceline.api.script.attach import attach
 
 digits = load_digits()
 X = torch.tensor(digits.data, dtype=torch.float32) / 16

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import checkpoint
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.runs import checkpoint
 
 Capture = pytest.CaptureFixture[str]
 

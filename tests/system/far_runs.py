@@ -15,9 +15,9 @@ from typing import Any
 
 from beds.hosts import Host, Running, until
 
-from paceline import checkpoint
-from paceline.directory import RunDirectory
-from paceline.progress import read
+from paceline.processes.supervisor.progress import read
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
 
 LIMIT = 120.0  # seconds that anything may take on a busy machine
 COMMAND = [sys.executable, "-P", "-m", "paceline", "train", "digits-mlp", "--scheme", "async", "lr=0.1"]

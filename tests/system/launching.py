@@ -14,7 +14,7 @@ from pathlib import Path
 
 from processes import until
 
-from paceline.launchers.job import Job
+from paceline.launcher import Job
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SECRET = bytes(range(32))
@@ -22,7 +22,7 @@ TASKS = ("chief", "worker:0", "server:0")
 LAUNCH = """
 import importlib, json, sys
 from pathlib import Path
-from paceline.launchers.job import Job
+from paceline.launcher import Job
 engine, command, tasks, directory, options = json.loads(sys.argv[1])
 def say(text): print(text, file=sys.stderr, flush=True)
 job = Job(tuple(command), tuple(tasks), Path(directory), "test", options, secret=bytes(range(32)), say=say)

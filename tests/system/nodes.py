@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from paceline.launchers import agent, quarters
-from paceline.launchers.hub import Hub
-from paceline.launchers.local import Launcher
-from paceline.launchers.way import Way
-from paceline.net import secret as secrets
-from paceline.net.tls import Certificates
-from paceline.plan import Plan
-from paceline.role import crew
+from paceline.config.plan import Plan
+from paceline.network.nodes import agent, node_memory
+from paceline.network.nodes.coordinator import Hub
+from paceline.network.nodes.join import Way
+from paceline.network.secure import secret as secrets
+from paceline.network.secure.tls import Certificates
+from paceline.processes.memory.run_memory import Node
+from paceline.processes.roles.main import crew
+from paceline.processes.supervisor.launcher import Launcher
 from paceline.scheme import Scheme
-from paceline.stage import Node
 
 LOCAL = "127.0.0.1"
 LATE = 0.7  # seconds after the others
@@ -88,7 +88,7 @@ class Nodes:
         try:
             signal.set_wakeup_fd(-1)
             if not self._one_disk:
-                quarters.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
+                node_memory.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,7 +20,7 @@ from typing import Any
 from processes import Story, leaving_nothing, run
 
 from paceline.hook import Hook, Session
-from paceline.launchers.local import Launcher, is_stopped
+from paceline.processes.supervisor.launcher import Launcher, is_stopped
 from paceline.report.live import Status
 
 WITHIN = 0.15  # seconds between the two deaths, at most

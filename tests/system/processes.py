@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint
-from paceline.directory import RunDirectory
+from paceline.api.execute import execute, planned
 from paceline.hook import Hook, Session
-from paceline.launchers.local import Launcher
+from paceline.processes.supervisor.launcher import Launcher
 from paceline.report.live import RoleStatus, Status
 from paceline.result import Result
-from paceline.run import execute, planned
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
 
 BACK = 10.0  # seconds within which a killed role must be at work again
 Kill = str | tuple[str, signal.Signals]  # a role's name, and a signal other than SIGKILL

@@ -65,9 +65,9 @@ def _chief(told: dict[str, str], folder: Path, deed: str, ended: list[int]) -> i
             aside.write_text(hub)
             aside.rename(told["PACELINE_MEET"])
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
-            from paceline.cluster import meeting
+            from paceline.network.cluster import torchrun_store
 
-            meeting.publish(os.environ, hub)
+            torchrun_store.publish(os.environ, hub)
         door.settimeout(0.1)
         names: set[str] = set()
         calls, deadline = [], time.monotonic() + LIMIT
@@ -98,9 +98,9 @@ def _hub(told: dict[str, str]) -> str:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return Path(told["PACELINE_MEET"]).read_text()
-    from paceline.cluster import meeting
+    from paceline.network.cluster import torchrun_store
 
-    return meeting.wait(os.environ, LIMIT)
+    return torchrun_store.wait(os.environ, LIMIT)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import pytest
 from command_line import Commands, paceline
 from processes import run
 
-from paceline import checkpoint, replay
+from paceline import replay
 from paceline.hook import Hook, Session
-from paceline.replaying.account import account, audit
+from paceline.runs import checkpoint
+from paceline.runs.replay.accounting import account, audit
 
 __all__ = ["paceline"]  # pytest finds it here
 

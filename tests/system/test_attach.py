@@ -11,12 +11,13 @@ import torch
 from attached import PLAIN, launch, one_thread, same, weights
 from torch import Tensor, nn
 
-from paceline import checkpoint, find
-from paceline.directory import RunDirectory
+from paceline.api.execute import execute
+from paceline.config import discovery
+from paceline.config.plan import Plan
 from paceline.errors import LossError, RunError, UsageError
-from paceline.plan import Plan
-from paceline.role import scheme_of
-from paceline.run import execute
+from paceline.processes.roles.main import scheme_of
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
 
 __all__ = ["launch", "one_thread"]  # pytest finds them here
 
@@ -49,7 +50,7 @@ class TestTheLoop:
         assert result.samples == 32 * result.gradients
         assert same(result.vector, by_hand(30, 0.2, 2))
 
-    @pytest.mark.parametrize("name", list(find.schemes()))
+    @pytest.mark.parametrize("name", list(discovery.schemes()))
     def test_every_scheme_lives_in_a_script(self, launch, name):
         body = f"""
 with attach(model, "{name}", steps=20) as pace:
@@ -58,7 +59,7 @@ with attach(model, "{name}", steps=20) as pace:
     assert pace.done and pace.updates >= 20 and pace.staleness.mean >= 0
 keep(f"{{pace.rank}}.weights", model)
 """
-        workers = 1 if find.schemes()[name].value.alone else 2
+        workers = 1 if discovery.schemes()[name].value.alone else 2
         result = launch(body, workers=workers)
         # two that add without a lock may both have begun the last update
         assert 20 <= result.updates <= (20 if name != "hogwild" else 19 + workers)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from processes import Linger, finished, leaving_nothing, run
 
-from paceline import checkpoint, progress
 from paceline.hook import Hook, Session
-from paceline.replaying.repeat import replay
+from paceline.processes.supervisor import progress
 from paceline.report.live import Status
+from paceline.runs import checkpoint
+from paceline.runs.replay.replay import replay
 
 TASK = "digits-mlp"
 

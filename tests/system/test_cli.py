@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import find
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.config import discovery
 
 FIELDS = {
     *("scheme", "task", "workers", "updates", "gradients", "samples", "virtual_seconds", "staleness", "metrics"),
@@ -60,7 +60,7 @@ def test_closing_table_tells_what_happened() -> None:
 
 def test_list_has_every_member_and_show_tells_one() -> None:
     listed = paceline("list").stdout
-    for family in find.FAMILIES.values():
+    for family in discovery.FAMILIES.values():
         for name in family():
             assert name in listed
     told = paceline("show", "downpour").stdout

@@ -16,8 +16,8 @@ from command_line import Commands, Shown
 from command_line import paceline as command
 from processes import finished, leaving_nothing, run
 
-from paceline import checkpoint, file_sums
-from paceline.directory import RunDirectory
+from paceline.runs import checkpoint, file_sums
+from paceline.runs.run_directory import RunDirectory
 
 __all__ = ["command"]  # pytest finds it here
 

@@ -20,14 +20,14 @@ from processes import Linger, Story, finished, leaving_nothing, run
 from test_kills_waiting import StaysAway
 
 from paceline import replay, simulate
-from paceline.collectives import assembly, tcp_group, torch_group
-from paceline.collectives.assembly import Assembly, Meeting
-from paceline.collectives.distributed import DistributedMeans
-from paceline.collectives.group import Broken, Building
+from paceline.api.execute import planned
 from paceline.errors import SchemeError, UsageError
 from paceline.hook import Hook
+from paceline.network.means import group_formation, process_group, tcp_group
+from paceline.network.means.distributed import DistributedMeans
+from paceline.network.means.group import Broken, Building
+from paceline.network.means.group_formation import Assembly, Meeting
 from paceline.report.live import Status
-from paceline.run import planned
 from paceline.scheme import Scheme, State, Vector
 from paceline.worker import Worker
 
@@ -48,7 +48,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def limit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Whether vectors count as large; processes are forks and see it too."""
     if request.getfixturevalue("large"):
-        monkeypatch.setattr(torch_group, "SMALL", 0)
+        monkeypatch.setattr(process_group, "SMALL", 0)
         monkeypatch.setattr(tcp_group, "SMALL", 0)
         monkeypatch.setattr(tcp_group, "SLICE", 1000)  # several pieces
 
@@ -145,7 +145,7 @@ def test_groups_of_two_are_kept_up_to_a_number_and_formed_again_beyond(
 ) -> None:
     expected = simulate("digits-mlp", Pairs(), workers=4, steps=10)
     for most in (16, 2):  # of the three that each of them needs
-        monkeypatch.setattr(assembly, "MOST_GROUPS", most)
+        monkeypatch.setattr(group_formation, "MOST_GROUPS", most)
         story = trained(tmp_path / f"run-{most}", Pairs(), workers=4, steps=10)
         assert finished(story, 10).digest == expected.digest
 

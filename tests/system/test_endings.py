@@ -21,11 +21,13 @@ import torch
 from processes import children, descriptors, finished, leaving_nothing, resident, run, shared_files
 from torch import Tensor
 
-from paceline import checkpoint, cli_train, config
-from paceline.cli import main
+from paceline.cli import train
+from paceline.cli.main import main
+from paceline.config import build
 from paceline.errors import Deadlock, RunError
 from paceline.hook import Hook, Role, Session
 from paceline.report.live import Status
+from paceline.runs import checkpoint
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.task import Batch, Task
 from paceline.worker import Worker
@@ -144,7 +146,7 @@ class Broken(Task):
     name = "broken"
 
     def __init__(self, fails: Callable[[], object]) -> None:
-        self._digits, self._fails = config.task_of("digits-mlp", {}), fails
+        self._digits, self._fails = build.task_of("digits-mlp", {}), fails
         self.batch = self._digits.batch
         self._rank = self._count = 0
 
@@ -217,13 +219,13 @@ def test_a_signal_that_comes_too_late_changes_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """The run has reached its goal, and only its result is left to be told."""
-    told, before = cli_train.show, signal.getsignal(number)
+    told, before = train.show, signal.getsignal(number)
 
     def late(*given: Any, **rest: Any) -> None:
         os.kill(os.getpid(), number)
         told(*given, **rest)
 
-    monkeypatch.setattr(cli_train, "show", late)
+    monkeypatch.setattr(train, "show", late)
     with pytest.raises(SystemExit) as ended:
         main(["train", "digits-mlp", "--steps", "5", "--json", "--dir", str(tmp_path / "run")])
     assert ended.value.code == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from processes import children, shared_files, until
 
-from paceline import checkpoint
-from paceline.directory import RunDirectory
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
 
 TRAIN = ["train", "digits-mlp", "-s", "async", "-n", "2", "--plain"]
 

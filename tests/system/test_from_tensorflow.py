@@ -13,7 +13,7 @@ from command_line import Commands, paceline
 from shells import free_ports, shells, trained
 from test_documents import ROOT, blocks
 
-from paceline import config, find
+from paceline.config import build, discovery
 
 __all__ = ["paceline"]  # pytest finds it here
 
@@ -78,9 +78,9 @@ def test_every_hook_has_its_line() -> None:
         name.removesuffix("Hook") for name in re.findall(r"\w+Hook(?=[`(])", "".join(row[1] for row in rows))
     } == set(HOOKS)
     named = [word for row in rows for word in re.findall(r"`([a-z][a-z-]+(?::[^`]*)?)`", row[2])]
-    known = [word for word in named if word.partition(":")[0] in find.hooks()]
+    known = [word for word in named if word.partition(":")[0] in discovery.hooks()]
     assert len(known) >= len(HOOKS) - 1
     for word in known:
         name, colon, options = word.partition(":")
         if colon and "function=" not in options:
-            config.hook_of(f"{name}:{options.replace('=N', '=9')}")
+            build.hook_of(f"{name}:{options.replace('=N', '=9')}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import finished, leaving_nothing, run
 
-from paceline import checkpoint
+from paceline.runs import checkpoint
 
 STEPS = 600
 STILL = 1.0  # seconds that nobody but the killed may stand still

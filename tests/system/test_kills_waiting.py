@@ -14,7 +14,7 @@ import pytest
 from processes import Linger, finished, leaving_nothing, run, until
 from torch import Tensor
 
-from paceline import config
+from paceline.config import build
 from paceline.errors import RunError
 from paceline.hook import Hook, Role, Session
 from paceline.report.live import Status
@@ -100,7 +100,7 @@ class Deadly(Task):
     name = "deadly"
 
     def __init__(self) -> None:
-        self._digits = config.task_of("digits-mlp", {})
+        self._digits = build.task_of("digits-mlp", {})
         self.batch = self._digits.batch
         self._rank = 0
 

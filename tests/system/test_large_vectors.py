@@ -16,17 +16,17 @@ import pytest
 from nodes import nodes
 from processes import finished, leaving_nothing, run
 
-from paceline.net.channel import Closed
-from paceline.replaying.repeat import replay
+from paceline.api.simulate import simulate
+from paceline.network.calls.tcp_client import Reach
+from paceline.network.calls.tcp_connection import Wire
+from paceline.network.secure.channel import Closed
+from paceline.processes.calls.landing import Landing
+from paceline.processes.calls.owed import LARGE, Owed
+from paceline.processes.calls.recycled import SMALLEST
+from paceline.runs.replay.replay import replay
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.sim.run import simulate
 from paceline.task import Task
 from paceline.tasks.quadratic import quadratic
-from paceline.transports.landing import Landing
-from paceline.transports.owed import LARGE, Owed
-from paceline.transports.recycled import SMALLEST
-from paceline.transports.tcp import Reach
-from paceline.transports.wire import Wire
 from paceline.worker import Worker
 
 LENGTH = 100_000

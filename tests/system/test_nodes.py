@@ -11,11 +11,11 @@ import pytest
 from nodes import nodes
 from processes import Linger, finished, leaving_nothing, run
 
-from paceline import checkpoint
+from paceline.api.simulate import simulate
 from paceline.errors import UsageError
-from paceline.replaying.repeat import replay
 from paceline.report.live import Status
-from paceline.sim.run import simulate
+from paceline.runs import checkpoint
+from paceline.runs.replay.replay import replay
 
 TASK = "digits-mlp"
 

@@ -11,10 +11,10 @@ import pytest
 from nodes import nodes
 from processes import Linger, Story, finished, leaving_nothing, run
 
-from paceline import checkpoint
-from paceline.launchers import hub
-from paceline.replaying.repeat import replay
+from paceline.network.nodes import coordinator
 from paceline.report.live import Status
+from paceline.runs import checkpoint
+from paceline.runs.replay.replay import replay
 
 TASK = "digits-mlp"
 
@@ -105,7 +105,7 @@ def test_a_server_that_does_not_join_is_played_where_there_is_room(tmp_path: Pat
 def test_a_task_that_is_asked_to_leave_leaves_alone(
     tmp_path: Path, scheme: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "TOGETHER", 0.5)
+    monkeypatch.setattr(coordinator, "TOGETHER", 0.5)
     gate = tmp_path / "gate"
     with leaving_nothing(), nodes() as made:
 
@@ -137,7 +137,7 @@ def test_a_server_that_is_asked_to_leave_loses_nothing_that_was_made_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No checkpoint but the first would be written: the one before it goes is the hub's doing."""
-    monkeypatch.setattr(hub, "TOGETHER", 0.5)
+    monkeypatch.setattr(coordinator, "TOGETHER", 0.5)
     gate = tmp_path / "gate"
     with leaving_nothing(), nodes() as made:
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pairs import run_with_pairs
 
-from paceline.replaying.account import account, audit
+from paceline.runs.replay.accounting import account, audit
 
 WORKER = [("worker:1", "server:0"), ("server:0", "worker:1"), ("worker:2", "server:0")]
 CHIEF = [("chief", "server:0"), ("server:0", "chief"), ("chief", "server:0")]

@@ -15,18 +15,20 @@ import torch
 from processes import Story, finished, run
 from test_kills_servers import FrailAsync, FrailSync, shoot
 
-from paceline import Batch, Hook, checkpoint, config, file_sums, find, fingerprint, journal, load, replay
-from paceline.directory import RunDirectory
+from paceline import Batch, Hook, load, replay
+from paceline.config import build, discovery
 from paceline.errors import DataError, UsageError
 from paceline.hook import Session
-from paceline.journal import place
 from paceline.result import digest
+from paceline.runs import checkpoint, file_sums, fingerprint, order_log
+from paceline.runs.order_log import place
+from paceline.runs.run_directory import RunDirectory
 from paceline.schemes.async_ import AsyncSGD
 from paceline.torch_task import Samples, TorchTask
 
 STEPS = 160
 NO_ORDER = {"hogwild"}
-WHOLE = {name for name in find.schemes() if find.scheme(name)().whole()}
+WHOLE = {name for name in discovery.schemes() if discovery.scheme(name)().whole()}
 
 
 def recorded(directory: Path, scheme: Any, kills: tuple[str, ...] = (), **settings: Any) -> Story:
@@ -50,9 +52,9 @@ def spoilt(calm: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(calm, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", sorted(set(find.schemes()) - NO_ORDER))
+@pytest.mark.parametrize("name", sorted(set(discovery.schemes()) - NO_ORDER))
 def test_every_scheme_is_repeated_bit_for_bit(name: str, tmp_path: Path) -> None:
-    scheme = find.scheme(name)
+    scheme = discovery.scheme(name)
     workers = 1 if scheme.alone else 4 if name == "groups" else 3
     kills: tuple[str, ...] = ("chief", "chief") if scheme.alone else ("worker:1", "chief")
     servers = 1 if name in WHOLE else 2
@@ -66,7 +68,7 @@ def test_every_scheme_is_repeated_bit_for_bit(name: str, tmp_path: Path) -> None
     assert told.checkpoints[-1] == told.updates
     assert not told.cut
     for log in place(tmp_path / "run", 1).glob("*.log"):  # those of killed processes too are cut to what was written
-        assert log.stat().st_size % journal.PIECE, log
+        assert log.stat().st_size % order_log.PIECE, log
 
 
 @pytest.mark.parametrize(("scheme", "servers"), [(FrailAsync, 1), (FrailAsync, 2), (FrailSync, 1)])
@@ -132,19 +134,19 @@ def test_the_first_step_that_differs(spoilt: Path, monkeypatch: pytest.MonkeyPat
     told = replay(spoilt)
     assert not told.match
     assert told.difference is not None
-    assert 50 <= told.difference.update <= 50 + journal.SELDOM  # by a loss, or by the next checksum
+    assert 50 <= told.difference.update <= 50 + order_log.SELDOM  # by a loss, or by the next checksum
     assert told.hints == ["the versions, the threads, the kind of CPU and the data are the same: the code may differ"]
     monkeypatch.setattr(fingerprint, "versions", lambda threads, device: {"torch": "9.9", "threads": 8})
     assert any("torch was" in hint and "is 9.9" in hint for hint in replay(spoilt).hints)
 
 
 def test_other_data(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = config.task_of("digits-mlp", {})
+    task = build.task_of("digits-mlp", {})
     assert isinstance(task, TorchTask)
     assert task.train.tensors is not None
     images, labels = task.train.tensors
     task.train = Samples((images.flip(0), labels.flip(0)), "train")
-    monkeypatch.setattr(find, "task", lambda _: task)
+    monkeypatch.setattr(discovery, "task", lambda _: task)
     told = replay(calm)
     assert not told.match
     assert told.hints == ["the data are others than those of the run"]
@@ -152,7 +154,7 @@ def test_other_data(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def killed_at(log: Path, size: int) -> None:
     """The log of a process that was killed at this byte, with a launcher that was killed too: room lies behind it."""
-    log.write_bytes(log.read_bytes()[:size] + bytes(-size % journal.PIECE + journal.PIECE))
+    log.write_bytes(log.read_bytes()[:size] + bytes(-size % order_log.PIECE + order_log.PIECE))
 
 
 @pytest.mark.parametrize("name", ["server-1.log", "worker-1-1.log", "about.json"])
@@ -190,7 +192,7 @@ class TestLogsThatAreNotWhole:
         assert told.cut
         assert told.updates < STEPS
 
-    @pytest.mark.parametrize("content", [b"", bytes(journal.PIECE)])
+    @pytest.mark.parametrize("content", [b"", bytes(order_log.PIECE)])
     def test_of_who_was_killed_while_it_made_its_own(self, spoilt: Path, content: bytes) -> None:
         for name in ("worker-1-2.log", "server-2.log"):
             (place(str(spoilt), 1) / name).write_bytes(content)
@@ -212,7 +214,7 @@ class TestLogsThatAreNotWhole:
             replay(spoilt)
 
     def test_of_another_version(self, spoilt: Path) -> None:
-        about = place(spoilt, 1) / journal.ABOUT
+        about = place(spoilt, 1) / order_log.ABOUT
         about.write_text(json.dumps(json.loads(about.read_text()) | {"format": 0}))
         with pytest.raises(DataError, match="is of format 0; this version of paceline reads 1"):
             replay(spoilt)

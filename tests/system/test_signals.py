@@ -20,7 +20,7 @@ from command_line import Commands, paceline
 from processes import children, shared_files, until
 from test_endings_commands import is_gone, newest, started
 
-from paceline.directory import RunDirectory, RunState
+from paceline.runs.run_directory import RunDirectory, RunState
 
 __all__ = ["paceline"]
 

@@ -16,9 +16,9 @@ from beds.hosts import until
 from beds.slurm import Slurm, cluster
 from far_runs import COMMAND, LIMIT, Story, options
 
-from paceline import checkpoint
+from paceline.launcher import Job
 from paceline.launchers import slurm as launcher
-from paceline.launchers.job import Job
+from paceline.runs import checkpoint
 
 # a hook that is there where the job is submitted, but not on the nodes
 ONLY_HERE = """

@@ -15,13 +15,15 @@ import pytest
 import torch
 from processes import leaving_nothing, run
 
-from paceline import checkpoint, find, replay
+from paceline import replay
+from paceline.config import discovery
 from paceline.hook import Hook, Session
-from paceline.replaying.account import audit
 from paceline.report.live import Status
+from paceline.runs import checkpoint
+from paceline.runs.replay.accounting import audit
 from paceline.task import Batch
 
-SERVERLESS = sorted(name for name in find.schemes() if not find.scheme(name).methods)
+SERVERLESS = sorted(name for name in discovery.schemes() if not discovery.scheme(name).methods)
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Interrupts:
 
 
 def hyper_of(scheme: str) -> dict[str, Any]:
-    return {"window": 7} if "window" in getattr(find.scheme(scheme), "__dataclass_fields__", {}) else {}
+    return {"window": 7} if "window" in getattr(discovery.scheme(scheme), "__dataclass_fields__", {}) else {}
 
 
 def check(directory: Path, workers: int) -> None:
@@ -80,7 +82,7 @@ def check(directory: Path, workers: int) -> None:
 @pytest.mark.parametrize("how", ["seconds", "interrupt", "hook"])
 @pytest.mark.parametrize("scheme", SERVERLESS)
 def test_without_a_server_all_end_with_the_same_step(scheme: str, how: str, tmp_path: Path) -> None:
-    workers = 1 if find.scheme(scheme).alone else 3
+    workers = 1 if discovery.scheme(scheme).alone else 3
     settings: dict[str, Any] = {"workers": workers, "hyper": hyper_of(scheme), "checkpoint_seconds": 60.0}
     if how == "seconds":
         settings["seconds"] = 0.5

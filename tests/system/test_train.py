@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from command_line import Commands, history_of, paceline, steps_of
 
-from paceline import checkpoint, simulate
-from paceline.directory import RunDirectory
+from paceline import simulate
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
 
 __all__ = ["paceline"]  # a fixture
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import paceline
-from paceline import Batch, Hook, Task, UsageError, checkpoint
+from paceline import Batch, Hook, Task, UsageError
+from paceline.api.train import EvalSpec, TrainSpec, train_and_evaluate
 from paceline.hook import Session
+from paceline.runs import checkpoint
 from paceline.state import Vector
-from paceline.training import EvalSpec, TrainSpec, train_and_evaluate
 
 
 class Finite(Task):

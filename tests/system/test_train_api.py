@@ -17,9 +17,10 @@ import torch
 from processes import children, until
 
 import paceline
-from paceline import Hook, UsageError, checkpoint
+from paceline import Hook, UsageError
 from paceline.report.live import Status
 from paceline.result import Result
+from paceline.runs import checkpoint
 
 MINE = '''
 import json, sys

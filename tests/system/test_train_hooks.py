@@ -11,8 +11,10 @@ import pytest
 import torch
 from command_line import Commands, history_of, paceline
 
-from paceline import checkpoint, config, load, simulate
-from paceline.sim.engine import Engine
+from paceline import load, simulate
+from paceline.config import build
+from paceline.runs import checkpoint
+from paceline.simulator.engine import Engine
 
 __all__ = ["paceline"]  # a fixture
 
@@ -144,7 +146,7 @@ def test_averaged_weights_are_in_the_checkpoint(paceline: Commands) -> None:
     words = ["-s", "allreduce", "-n", "2", "--hook", "weight-ema:decay=0.9", "--dir", "run"]
     first = paceline.train("--steps", "20", *words)
     assert history_of(first, "ema_loss")
-    expected = config.task_of("digits-mlp", {}).start(0)
+    expected = build.task_of("digits-mlp", {}).start(0)
 
     def enter(engine: Engine) -> None:
         expected.lerp_(engine.scheme.model(engine.centre), 1 - 0.9)

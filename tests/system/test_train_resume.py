@@ -9,7 +9,7 @@ import pytest
 from command_line import Commands, history_of, paceline, steps_of
 
 from paceline import simulate
-from paceline.directory import RunDirectory
+from paceline.runs.run_directory import RunDirectory
 
 __all__ = ["paceline"]  # a fixture
 

@@ -16,8 +16,9 @@ from command_line import paceline as command
 from torch import nn
 
 import paceline
-from paceline import Result, TorchTask, Verification, checkpoint, file_sums, fingerprint, sums
-from paceline.verification import Check
+from paceline import Result, TorchTask, Verification
+from paceline.runs import checkpoint, data_digest, file_sums, fingerprint
+from paceline.runs.verify import Check
 
 __all__ = ["command", "launch"]  # pytest finds them here
 
@@ -211,8 +212,8 @@ def test_an_altered_fingerprint_is_found(run: Path) -> None:
 
 
 def test_other_data_are_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_samples = sums._of_samples
-    monkeypatch.setattr(sums, "_of_samples", lambda samples: ("0" * 64, of_samples(samples)[1]))
+    of_samples = data_digest._of_samples
+    monkeypatch.setattr(data_digest, "_of_samples", lambda samples: ("0" * 64, of_samples(samples)[1]))
     assert wrong(paceline.verify(run)) == {"data": "other data than then: train, test"}
 
 
@@ -220,7 +221,7 @@ def test_data_that_are_missing_are_told(run: Path, monkeypatch: pytest.MonkeyPat
     def nowhere(*_: Any, **__: Any) -> Any:
         raise paceline.DataError("digits is nowhere to be found")
 
-    monkeypatch.setattr("paceline.verification.task_of", nowhere)
+    monkeypatch.setattr("paceline.runs.verify.task_of", nowhere)
     found = wrong(paceline.verify(run))
     assert found == {"data": "the task cannot be made again: digits is nowhere to be found"}
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 from theatre import Theatre
 
-from paceline import stage as stages
-from paceline.board import LANES, Bells
-from paceline.memory import Segment, anonymous
+from paceline.network.calls import tcp_client
+from paceline.network.calls.tcp_client import Reach
+from paceline.network.calls.tcp_connection import HEAD, WELCOME, Areas, Message, Wire
+from paceline.network.calls.tcp_server import Door
+from paceline.processes.calls.mailbox import Lane
+from paceline.processes.memory import run_memory as stages
+from paceline.processes.memory.board import LANES, Bells
+from paceline.processes.memory.run_memory import Node, Stage
+from paceline.processes.memory.segment import Segment, anonymous
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
-from paceline.stage import Node, Stage
-from paceline.transports import tcp
-from paceline.transports.door import Door
-from paceline.transports.lane import Lane
-from paceline.transports.tcp import Reach
-from paceline.transports.wire import HEAD, WELCOME, Areas, Message, Wire
 
 SECRET = bytes(range(32))
 LENGTH = 6
@@ -175,7 +175,7 @@ def worker(rank: int = 0) -> Iterator[tuple[Theatre, Stage, Reach, socket.socket
                 raise ConnectionRefusedError
             return ends.pop()
 
-        patch.setattr(tcp, "enter", enter)
+        patch.setattr(tcp_client, "enter", enter)
         theatre.board.server_port[0] = 1
         lanes = [Lane(stage, rank, number) for number in range(LANES)]
         reach = Reach(stage, rank, lanes, lambda: False)

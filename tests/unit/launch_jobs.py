@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.launchers.job import Job
+from paceline.launcher import Job
 
 SECRET = bytes(range(32))
 COMMAND = ("paceline", "train", "digits-mlp", "--scheme", "async", "--dir", "/runs/one")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.sim.cost import Cost, parse_link, parse_times
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault
+from paceline.simulator.cost import Cost, parse_link, parse_times
+from paceline.simulator.engine import Engine
+from paceline.simulator.faults import Fault
 from paceline.task import Batch, Task
 from paceline.tasks.quadratic import quadratic
 from paceline.worker import Worker

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.net.gate import Gate, enter, listener
+from paceline.network.secure.admission import Gate, enter, listener
 
 SECRET = bytes(range(32))
 PATIENCE = 20.0  # seconds after which a test has failed; nothing takes so long

@@ -16,13 +16,13 @@ from typing import Any
 
 from net_ends import PATIENCE, SECRET
 
-from paceline.board import Bells, Board
-from paceline.collectives.connections import PeerListener, connected
-from paceline.collectives.group import Building, Exchange, Header
-from paceline.collectives.tcp_group import TcpGroup
-from paceline.net.gate import Gate, listener
-from paceline.net.shelf import Shelf, StoreDesk
-from paceline.net.store import FarStore
+from paceline.network.means.group import Building, Exchange, Header
+from paceline.network.means.peer_connections import PeerListener, connected
+from paceline.network.means.tcp_group import TcpGroup
+from paceline.network.secure.admission import Gate, listener
+from paceline.network.secure.store_client import FarStore
+from paceline.network.secure.store_server import Shelf, StoreDesk
+from paceline.processes.memory.board import Bells, Board
 from paceline.state import Vector
 
 LOCAL = "127.0.0.1"

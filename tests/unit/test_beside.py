@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.errors import RunError
-from paceline.launchers import beside
-from paceline.launchers.beside import Doorstep, identity, taken
-from paceline.memory import Segment, anonymous
+from paceline.network.nodes import memory_handover
+from paceline.network.nodes.memory_handover import Doorstep, identity, taken
+from paceline.processes.memory.segment import Segment, anonymous
 
 SECRET = bytes(range(32))
 PROOF = 32 + hashlib.sha256().digest_size
@@ -109,7 +109,7 @@ def test_who_does_not_prove_the_secret_gets_nothing() -> None:
         assert refused(run, bytes(PROOF - 1), step) == b""
         assert refused(run, bytes(PROOF + 100), step) == b""
         for secret, name, node in ((b"x" * 32, run, 0), (SECRET, run + "x", 0), (SECRET, run, 1)):
-            assert refused(run, nonce + beside._proof(secret, name, node, nonce), step) == b""
+            assert refused(run, nonce + memory_handover._proof(secret, name, node, nonce), step) == b""
 
 
 def test_a_wrong_secret_is_told_apart_from_nobody_there() -> None:
@@ -126,7 +126,7 @@ def test_another_user_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.getuid()
     with segments(1) as ours, doorstep(run, ours) as step:
         monkeypatch.setattr(os, "getuid", lambda: own + 1)
-        assert refused(run, nonce + beside._proof(SECRET, run, 0, nonce), step) == b""
+        assert refused(run, nonce + memory_handover._proof(SECRET, run, 0, nonce), step) == b""
 
 
 def test_other_counts_are_another_program() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from theatre import PATIENCE, Company, played
 
-from paceline.board import LANES, RUNNING, STOP, STOPPING, Bells, Board
+from paceline.processes.memory.board import LANES, RUNNING, STOP, STOPPING, Bells, Board
 
 
 @pytest.fixture

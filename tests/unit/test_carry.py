@@ -10,9 +10,9 @@ import pytest
 import torch
 from theatre import played
 
-from paceline.carry import packed, unpacked
 from paceline.errors import UsageError
 from paceline.ops import Call
+from paceline.processes.supervisor.pickled_objects import packed, unpacked
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
 from paceline.torch_task import TorchTask
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline import checkpoint, durable
 from paceline.errors import DataError, RunError, UsageError
+from paceline.runs import atomic_files, checkpoint
 
 TENSORS = {
     "model": torch.tensor([1.0, -0.0, torch.nan, torch.inf]),
@@ -129,7 +129,7 @@ class TestDamage:
 
     def test_a_huge_manifest_is_not_read(self, tmp_path):
         path = write(tmp_path, 1)
-        os.truncate(path / "manifest.json", durable.LARGEST_JSON + 1)
+        os.truncate(path / "manifest.json", atomic_files.LARGEST_JSON + 1)
         with pytest.raises(DataError, match=r"more than 67,108,864 bytes"):
             checkpoint.load(path)
 
@@ -321,7 +321,7 @@ class TestBest:
     def test_a_crash_may_leave_two(self, tmp_path, monkeypatch):
         self.keep(tmp_path, 1, 0.5)
         with monkeypatch.context() as patched:
-            patched.setattr(durable, "discard", lambda path: None)
+            patched.setattr(atomic_files, "discard", lambda path: None)
             self.keep(tmp_path, 2, 0.25)
         assert len(names(tmp_path / "best")) == 2
         best = checkpoint.best(tmp_path)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.board import Board
-from paceline.collectives import circle as circles
-from paceline.collectives.circle import Circle, Record, Stand
 from paceline.errors import RunError, SchemeError
+from paceline.network.means import group_record as circles
+from paceline.network.means.group_record import Circle, Record, Stand
+from paceline.processes.memory.board import Board
 
 X, Y = 160, 320  # shapes
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.addresses import Interface, called, interfaces, own_address, site_rule
-from paceline.cluster.description import Cluster, Seat, Task
 from paceline.errors import UsageError
+from paceline.network.cluster.addresses import Interface, called, interfaces, own_address, site_rule
+from paceline.network.cluster.description import Cluster, Seat, Task
 
 LO = Interface("lo", "127.0.0.1")
 ETH0 = Interface("eth0", "192.168.7.4", default=True)

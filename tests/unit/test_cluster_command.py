@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import main
-from paceline.cluster import addresses
+from paceline.cli.main import main
+from paceline.network.cluster import addresses
 
 SLURM = {
     "SLURM_JOB_ID": "71",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paceline.cluster.description import Cluster, Task, address, is_host, shown
 from paceline.errors import UsageError
+from paceline.network.cluster.description import Cluster, Task, address, is_host, shown
 
 A, B, C = Task("worker", 0, "a", 1), Task("worker", 1, "b", 1), Task("server", 0, "c", 1)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster import mpi, torchrun
-from paceline.cluster.description import Cluster, Seat, Task
-from paceline.cluster.detect import seen
 from paceline.errors import UsageError
+from paceline.network.cluster import mpi, torchrun
+from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.detect import seen
 
 Environment = dict[str, str]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paceline.cluster import mpi, slurm, tf_config
-from paceline.cluster.description import Cluster, Task
-from paceline.cluster.placement import POLICIES, Place, placed, roles
 from paceline.errors import UsageError
+from paceline.network.cluster import mpi, slurm, tf_config
+from paceline.network.cluster.description import Cluster, Task
+from paceline.network.cluster.placement import POLICIES, Place, placed, roles
 
 # three nodes with 2, 3 and 1 tasks
 PLACES: list[Place] = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paceline.cluster.description import Cluster, Seat, Task
-from paceline.cluster.hostlist import counts, hosts, ports
-from paceline.cluster.slurm import seen
 from paceline.errors import UsageError
+from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.slurm import seen
+from paceline.network.cluster.slurm_hostlist import counts, hosts, ports
 
 HOSTS = [
     ("pace[1-2]", ["pace1", "pace2"]),

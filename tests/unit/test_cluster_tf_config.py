@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.description import Cluster, Task
-from paceline.cluster.tf_config import seen
 from paceline.errors import UsageError
+from paceline.network.cluster.description import Cluster, Task
+from paceline.network.cluster.tf_config import seen
 
 # the guide's cluster on one machine: a shell for each of its tasks, and one for the evaluator
 GUIDE = {

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
-from paceline import config
+from paceline.config import build
 from paceline.errors import UnknownName, UsageError
+from paceline.fields import described
 from paceline.rules import SGD, Adagrad, Adam, Momentum, Rule
 from paceline.scheme import Count, Fraction, Rate, Scheme
 from paceline.schemes.downpour import Downpour
 from paceline.schemes.sync import SyncSGD
-from paceline.values import described
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class NoRule(Scheme, name="no-rule"):
 
 
 def made(**hyper: Any) -> Any:
-    return config.scheme_of(Sample, {key.replace("__", "."): value for key, value in hyper.items()})
+    return build.scheme_of(Sample, {key.replace("__", "."): value for key, value in hyper.items()})
 
 
 def test_pairs() -> None:
-    assert config.pairs(["lr=0.1", "rule.beta1=0.5", "label=a=b", "need="]) == {
+    assert build.pairs(["lr=0.1", "rule.beta1=0.5", "label=a=b", "need="]) == {
         "lr": "0.1",
         "rule.beta1": "0.5",
         "label": "a=b",
@@ -54,9 +54,9 @@ def test_pairs() -> None:
     }
     for wrong in ("lr", "=3", "lr 0.1", ""):
         with pytest.raises(UsageError, match="is not a hyper-parameter; write it as key=value"):
-            config.pairs([wrong])
+            build.pairs([wrong])
     with pytest.raises(UsageError, match=r"'lr' is given twice: '0\.1' and '0\.2'"):
-        config.pairs(["lr=0.1", "window=3", "lr=0.2"])
+        build.pairs(["lr=0.1", "window=3", "lr=0.2"])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_pairs() -> None:
     ],
 )
 def test_values_from_text(key: str, text: Any, value: Any) -> None:
-    got = getattr(config.scheme_of(Sample, {key: text}), key)
+    got = getattr(build.scheme_of(Sample, {key: text}), key)
     assert got == value
     assert type(got) is type(value)
 
@@ -126,7 +126,7 @@ def test_values_from_text(key: str, text: Any, value: Any) -> None:
 )
 def test_wrong_values_name_what_is_allowed(key: str, text: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        config.scheme_of(Sample, {key: text})
+        build.scheme_of(Sample, {key: text})
     assert message in str(caught.value)
 
 
@@ -147,45 +147,45 @@ def test_server_words_speak_of_the_servers_rule() -> None:
 
 def test_server_words_where_the_only_rule_is_the_workers() -> None:
     with pytest.raises(UnknownName, match=r"no hyper-parameter of .* 'server.rule'"):
-        config.scheme_of(OneRule, {"server.rule": "adam"})
+        build.scheme_of(OneRule, {"server.rule": "adam"})
 
 
 def test_server_words_where_the_only_rule_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneRule, "rule_at_server", True)
-    one = config.scheme_of(OneRule, {"server.rule": "adam", "server.lr": "0.5", "server.beta1": "0.25"})
+    one = build.scheme_of(OneRule, {"server.rule": "adam", "server.lr": "0.5", "server.beta1": "0.25"})
     assert one == OneRule(lr=0.5, rule=Adam(beta1=0.25))
     with pytest.raises(UnknownName, match="no option of rule sgd 'bta'"):
-        config.scheme_of(OneRule, {"server.bta": "1"})
+        build.scheme_of(OneRule, {"server.bta": "1"})
 
 
 def test_server_words_where_there_is_no_rule() -> None:
     for key in ("server.lr", "server.rule", "rule", "rule.lr"):
         with pytest.raises(UnknownName, match=f"no hyper-parameter of no-rule '{key}'"):
-            config.scheme_of(NoRule, {key: "1"})
+            build.scheme_of(NoRule, {key: "1"})
 
 
 def test_a_scheme_by_name_class_or_instance() -> None:
-    assert config.scheme_of("sync", {"aggregate": "2"}) == SyncSGD(aggregate=2)
-    assert config.scheme_of(SyncSGD, {}) == SyncSGD()
+    assert build.scheme_of("sync", {"aggregate": "2"}) == SyncSGD(aggregate=2)
+    assert build.scheme_of(SyncSGD, {}) == SyncSGD()
     mine = SyncSGD(lr=0.5, rule=Momentum(momentum=0.25))
-    assert config.scheme_of(mine, {}) is mine
-    assert config.scheme_of(mine, {"aggregate": 2}) == SyncSGD(lr=0.5, rule=Momentum(momentum=0.25), aggregate=2)
-    assert config.scheme_of(mine, {"rule.momentum": 0.75}).rule == Momentum(momentum=0.75)  # type: ignore[attr-defined]
+    assert build.scheme_of(mine, {}) is mine
+    assert build.scheme_of(mine, {"aggregate": 2}) == SyncSGD(lr=0.5, rule=Momentum(momentum=0.25), aggregate=2)
+    assert build.scheme_of(mine, {"rule.momentum": 0.75}).rule == Momentum(momentum=0.75)  # type: ignore[attr-defined]
 
 
 def test_the_words_of_a_scheme() -> None:
-    assert config.keys_of(Downpour)[:4] == ["lr", "rule", "server.rule", "window"]
+    assert build.keys_of(Downpour)[:4] == ["lr", "rule", "server.rule", "window"]
     scheme = Downpour(lr=0.5, rule=Momentum(momentum=0.25), server_rule=Adagrad(lr=0.5, eps=1.0))
-    plain = config.hyper_of(scheme)
+    plain = build.hyper_of(scheme)
     assert plain["rule"] == "momentum"
     assert plain["rule.momentum"] == 0.25
     assert plain["server.rule"] == "adagrad"
     assert (plain["server.lr"], plain["server.eps"]) == (0.5, 1.0)
-    assert config.scheme_of("downpour", plain) == scheme
+    assert build.scheme_of("downpour", plain) == scheme
 
 
 def test_types_in_words() -> None:
-    words = {field.name: described(hint) for field, hint in config.fields(Sample)}
+    words = {field.name: described(hint) for field, hint in build.fields(Sample)}
     assert words == {
         "lr": "float, at least 0",
         "rule": "rule",

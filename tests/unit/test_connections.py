@@ -13,14 +13,14 @@ from beds.commands import certificates
 from net_ends import PATIENCE, SECRET
 from tcp_ends import LOCAL, PLAIN, company, until
 
-from paceline.collectives import connections
-from paceline.collectives.connections import NAME, PeerListener, listener_of, name_of
-from paceline.collectives.group import Broken, Header
 from paceline.errors import RunError, UsageError
-from paceline.net.gate import enter, listener
-from paceline.net.ports import Ports
-from paceline.net.tls import contexts
-from paceline.stage import Node
+from paceline.network.means import peer_connections
+from paceline.network.means.group import Broken, Header
+from paceline.network.means.peer_connections import NAME, PeerListener, listener_of, name_of
+from paceline.network.secure.admission import enter, listener
+from paceline.network.secure.ports import Ports
+from paceline.network.secure.tls import contexts
+from paceline.processes.memory.run_memory import Node
 
 
 def test_names_tell_groups_and_directions_apart() -> None:
@@ -56,7 +56,7 @@ def test_of_two_connections_of_one_name_the_later_counts_and_those_that_go_are_f
 
 
 def test_connections_that_nobody_asks_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "UNCLAIMED", 3)
+    monkeypatch.setattr(peer_connections, "UNCLAIMED", 3)
     own = PeerListener(LOCAL, SECRET, None, lambda _: None)
     with contextlib.closing(own), contextlib.ExitStack() as opened:
         for number in range(10):
@@ -150,7 +150,7 @@ def test_one_who_comes_late_is_waited_for_and_tried_again() -> None:
 
 
 def test_the_ports_of_a_node_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_listeners", {})
+    monkeypatch.setattr(peer_connections, "_listeners", {})
     taken = socket.create_server((LOCAL, 0))
     port = int(taken.getsockname()[1])
     node = Node(store=(LOCAL, 1, SECRET), ports=Ports(port, port))

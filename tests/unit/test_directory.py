@@ -14,8 +14,8 @@ from threading import Timer
 
 import pytest
 
-from paceline.directory import RunDirectory, runs_in
 from paceline.errors import DataError, RunError, UsageError
+from paceline.runs.run_directory import RunDirectory, runs_in
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ class TestOpen:
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.directory import RunDirectory
+from paceline.runs.run_directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).lock():
     print("held", flush=True)
     sys.stdin.read()

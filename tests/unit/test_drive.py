@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.drive import Driver
 from paceline.errors import SchemeError, UsageError
 from paceline.ops import Grad, Sleep
+from paceline.runtime.step_driver import Driver
 from paceline.scheme import Scheme, State
 from paceline.worker import Worker
 

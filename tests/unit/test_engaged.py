@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline import partaking
-from paceline.cluster import tf_config
-from paceline.cluster.description import Cluster, Task
-from paceline.cluster.engaged import Engaged, in_cluster, told
-from paceline.config import scheme_of
+from paceline.config.build import scheme_of
 from paceline.errors import UsageError
+from paceline.network.cluster import tf_config
+from paceline.network.cluster.assignment import Engaged, in_cluster, told
+from paceline.network.cluster.description import Cluster, Task
+from paceline.network.nodes import participate
 
 CLUSTER = {"PACELINE_CLUSTER": "chief=1,worker=2,ps=1,evaluator=1"}
 
@@ -139,52 +139,52 @@ def test_tasks_of_one_job_name_the_same_file_where_nothing_else_is_known(monkeyp
 
 def test_one_process_of_an_engine_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Cluster("mpirun", (Task("worker", 0, "a", 1),), Task("worker", 0, "a", 1), by_role=False)
-    monkeypatch.setattr("paceline.cluster.detect.seen", lambda _: alone)
-    assert partaking.here(None) is None
+    monkeypatch.setattr("paceline.network.cluster.detect.seen", lambda _: alone)
+    assert participate.here(None) is None
 
 
 @pytest.mark.parametrize("kind", ["chief", "master", "worker"])
 def test_a_cluster_of_one_named_task_has_one_worker_on_this_machine(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"cluster": {kind: ["a:1"]}, "task": {"type": kind, "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    given = partaking.here(None)
+    given = participate.here(None)
     assert given is not None
     assert (given.chief, given.alone) == (True, True)
     scheme = scheme_of("async", {})
-    assert partaking.counted(given, {}, scheme) == {"workers": 1, "servers": 1}
-    assert partaking.counted(given, {"servers": 3}, scheme) == {"workers": 1, "servers": 3}
-    assert partaking.counted(given, {}, scheme_of("allreduce", {})) == {"workers": 1, "servers": 0}
+    assert participate.counted(given, {}, scheme) == {"workers": 1, "servers": 1}
+    assert participate.counted(given, {"servers": 3}, scheme) == {"workers": 1, "servers": 3}
+    assert participate.counted(given, {}, scheme_of("allreduce", {})) == {"workers": 1, "servers": 0}
     with pytest.raises(UsageError, match="--workers 2, but TF_CONFIG has 1"):
-        partaking.counted(given, {"workers": 2}, scheme)
-    assert partaking.hub_of(given, partaking.Network(), "nowhere", print) is partaking.Launcher
+        participate.counted(given, {"workers": 2}, scheme)
+    assert participate.hub_of(given, participate.Network(), "nowhere", print) is participate.Launcher
 
 
 def test_nobody_waits_for_the_evaluator_of_a_cluster_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(UsageError, match="add --evaluator"):
-        partaking.here(None)
+        participate.here(None)
 
 
 def test_numbers_that_contradict_the_cluster_are_refused() -> None:
     given = Engaged("TF_CONFIG", ("chief",), 3, 1, False, ("a", 1))
     scheme = scheme_of("async", {})
-    assert partaking.counted(given, {"workers": 3}, scheme) == {"workers": 3, "servers": 1}
+    assert participate.counted(given, {"workers": 3}, scheme) == {"workers": 3, "servers": 1}
     with pytest.raises(UsageError, match="--workers 2, but TF_CONFIG has 3"):
-        partaking.counted(given, {"workers": 2}, scheme)
+        participate.counted(given, {"workers": 2}, scheme)
     without = Engaged("TF_CONFIG", ("chief",), 3, 0, False, ("a", 1))
     with pytest.raises(UsageError, match="needs a server"):
-        partaking.counted(without, {}, scheme)
-    assert partaking.counted(without, {}, scheme_of("allreduce", {}))["servers"] == 0
+        participate.counted(without, {}, scheme)
+    assert participate.counted(without, {}, scheme_of("allreduce", {}))["servers"] == 0
 
 
 def test_the_secret_is_looked_for_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("PACELINE_SECRET", raising=False)
     monkeypatch.delenv("PACELINE_SECRET_FILE", raising=False)
-    mine = partaking.secret_of(None)
-    assert partaking.secret_of(str(tmp_path)) == mine
-    partaking.secrets.write(tmp_path / "secret", b"r" * 32)
-    assert partaking.secret_of(str(tmp_path)) == b"r" * 32
+    mine = participate.secret_of(None)
+    assert participate.secret_of(str(tmp_path)) == mine
+    participate.secrets.write(tmp_path / "secret", b"r" * 32)
+    assert participate.secret_of(str(tmp_path)) == b"r" * 32
     monkeypatch.setenv("PACELINE_SECRET", "ab" * 32)
-    assert partaking.secret_of(str(tmp_path)) == bytes.fromhex("ab" * 32)
+    assert participate.secret_of(str(tmp_path)) == bytes.fromhex("ab" * 32)

@@ -12,7 +12,7 @@ from machine import Logging, engine, log, push_once, scheme_with
 
 from paceline.errors import SchemeError
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.sim.faults import Fault
+from paceline.simulator.faults import Fault
 from paceline.worker import Worker
 
 

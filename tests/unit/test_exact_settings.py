@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from paceline import attach, config, exact, find, simulate
+from paceline import attach, simulate
+from paceline.api.execute import check, planned
+from paceline.config import build, discovery, exact
+from paceline.config.plan import Plan
 from paceline.errors import UsageError
-from paceline.hosting import hosted
-from paceline.plan import Plan
-from paceline.role import Part, crew, ranks
-from paceline.run import check, planned
+from paceline.processes.roles.main import Part, crew, ranks
+from paceline.processes.roles.worker_threads import hosted
 from paceline.scheme import Scheme
 from paceline.tasks.toy import toy
 from paceline.worker import Worker
@@ -34,10 +35,10 @@ class Mute(Scheme, name="mute"):
 
 class TestSchemes:
     def test_who_can(self) -> None:
-        made = {name: config.scheme_of(found.value, {}) for name, found in find.schemes().items()}
+        made = {name: build.scheme_of(found.value, {}) for name, found in discovery.schemes().items()}
         assert {name for name, scheme in made.items() if scheme.exact(8) is None} == ALWAYS | {"sgd"}
-        assert config.scheme_of("groups", {"size": 8}).exact(8) is None
-        assert config.scheme_of("sync", {"aggregate": 8}).exact(8) is None
+        assert build.scheme_of("groups", {"size": 8}).exact(8) is None
+        assert build.scheme_of("sync", {"aggregate": 8}).exact(8) is None
 
     @pytest.mark.parametrize(
         ("scheme", "hyper", "why"),
@@ -115,7 +116,7 @@ class TestSettings:
 
     def test_a_script_is_one_worker(self) -> None:
         with pytest.raises(UsageError, match="a script cannot be exact: its loop is that of one worker"):
-            check(Plan(script=["mine.py"], exact=True), config.scheme_of("sync", {}))
+            check(Plan(script=["mine.py"], exact=True), build.scheme_of("sync", {}))
         with pytest.raises(UsageError, match="a script cannot be exact"):
             attach(None, "sync", exact=True)  # type: ignore[arg-type]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli_far import ordered, task_command
-from paceline.config import scheme_of
+from paceline.cli.cluster_options import ordered, task_command
+from paceline.config.build import scheme_of
+from paceline.config.plan import Plan
 from paceline.errors import UsageError
-from paceline.plan import Plan
 
 
 def tasks(by: str | None, **settings: int) -> tuple[str, ...]:

@@ -14,17 +14,17 @@ import torch
 from far_ends import LENGTH, Server, bytes_of, is_open, opened, said, server, small, worker
 from theatre import Company, Theatre, waiting
 
-from paceline.board import FAILED, LANES, RING, STOP, STOPPING
+from paceline.network.calls import tcp_server as doors
+from paceline.network.calls.tcp_client import address_of, words_of
+from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
+from paceline.network.calls.tcp_server import Following
 from paceline.ops import Call
-from paceline.server import Server as Serving
-from paceline.stage import Stage
-from paceline.transports import door as doors
-from paceline.transports.door import Following
-from paceline.transports.lane import GENERATIONS, JOINED, LEFT, SAVE, SET, SHOW, TELL, got, put, received
-from paceline.transports.shared import Link
-from paceline.transports.tcp import address_of, words_of
-from paceline.transports.wire import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
-from paceline.wire import NONE, TENSOR, TEXT, WHOLE, encode
+from paceline.processes.calls.client import Link
+from paceline.processes.calls.mailbox import GENERATIONS, JOINED, LEFT, SAVE, SET, SHOW, TELL, got, put, received
+from paceline.processes.memory.board import FAILED, LANES, RING, STOP, STOPPING
+from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.roles.server import Server as Serving
 
 BOTH, LOOK, MANY = range(3)  # the numbers of the scheme's methods
 EMPTY = [0]

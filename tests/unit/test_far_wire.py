@@ -11,10 +11,23 @@ import pytest
 import torch
 from far_ends import Pair, bytes_of, segment
 
-from paceline.net.channel import Closed, ProtocolError
-from paceline.transports.pieces import Cutting, of_tensors, of_words
-from paceline.transports.wire import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Areas, Message, Pieces
-from paceline.wire import DTYPES, MOST, NONE, REAL, TENSOR, TEXT, TRUTH, TUPLE, WHOLE, check, decode, encode
+from paceline.network.calls.tcp_connection import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Areas, Message, Pieces
+from paceline.network.secure.channel import Closed, ProtocolError
+from paceline.processes.memory.byte_ranges import Cutting, of_tensors, of_words
+from paceline.processes.memory.call_codec import (
+    DTYPES,
+    MOST,
+    NONE,
+    REAL,
+    TENSOR,
+    TEXT,
+    TRUTH,
+    TUPLE,
+    WHOLE,
+    check,
+    decode,
+    encode,
+)
 
 
 def message(kind: int = POST, words: tuple[int, ...] = ()) -> Message:

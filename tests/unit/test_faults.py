@@ -8,7 +8,7 @@ import pytest
 
 from paceline import simulate
 from paceline.errors import UsageError
-from paceline.sim.faults import Fault, Place, check_faults, parse_fault
+from paceline.simulator.faults import Fault, Place, check_faults, parse_fault
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import feed
+from paceline import sampling
 from paceline.errors import UsageError
-from paceline.feed import Stream, permute, portion, sample_seed
+from paceline.sampling import Stream, permute, portion, sample_seed
 from paceline.task import Feed
 
 FEEDS = get_args(Feed)
@@ -82,7 +82,7 @@ def test_seeking_equals_iterating(n, batch, kind, shuffle, rank, first, seed):
 def test_chunks_change_nothing(monkeypatch, chunk):
     stream = Stream(37, 5, "shared", True, 2, 4, 11)
     before = take(stream, 3, 100)
-    monkeypatch.setattr(feed, "CHUNK", chunk)
+    monkeypatch.setattr(sampling, "CHUNK", chunk)
     assert np.array_equal(take(stream, 3, 100), before)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline import file_sums
 from paceline.errors import DataError
-from paceline.journal import GRAD, Journal
+from paceline.runs import file_sums
+from paceline.runs.order_log import GRAD, Journal
 
 
 @pytest.fixture

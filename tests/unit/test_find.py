@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline import find, reading, simulate
+from paceline import simulate, user_code
+from paceline.config import discovery
 from paceline.errors import DataError, UnknownName, UsageError
-from paceline.interrupts import Interrupted
 from paceline.scheme import Scheme
 from paceline.schemes.sync import SyncSGD
+from paceline.signals import Interrupted
 from paceline.task import Task
 from paceline.tasks.toy import Toy
 
@@ -49,10 +50,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_by_name() -> None:
-    assert find.scheme("sync") is SyncSGD
-    assert isinstance(find.task("toy")(), Toy)
-    assert set(find.FAMILIES) >= {"schemes", "tasks", "rules", "compute", "data"}
-    for family in find.FAMILIES.values():
+    assert discovery.scheme("sync") is SyncSGD
+    assert isinstance(discovery.task("toy")(), Toy)
+    assert set(discovery.FAMILIES) >= {"schemes", "tasks", "rules", "compute", "data"}
+    for family in discovery.FAMILIES.values():
         members = family()
         assert list(members) == sorted(members)
         for name, member in members.items():
@@ -62,36 +63,36 @@ def test_by_name() -> None:
 
 
 def test_files_that_begin_with_an_underscore_are_not_members() -> None:
-    assert "windowed" not in find.schemes()
-    assert not any(name.startswith("_") for name in find.schemes())
+    assert "windowed" not in discovery.schemes()
+    assert not any(name.startswith("_") for name in discovery.schemes())
 
 
 def test_a_misspelt_name_suggests() -> None:
     with pytest.raises(UnknownName, match=r"no scheme 'downpor'; did you mean 'downpour'\?"):
-        find.scheme("downpor")
+        discovery.scheme("downpor")
     with pytest.raises(UnknownName, match=r"no task 'tooy'; did you mean 'toy'\?"):
-        find.task("tooy")
+        discovery.task("tooy")
     with pytest.raises(UnknownName, match=r"no scheme 'zzzzzz'; there are: adag, "):
-        find.scheme("zzzzzz")
+        discovery.scheme("zzzzzz")
     with pytest.raises(UnknownName, match=r"did you mean 'adagrad'\?"):
-        find.anything("adagrda")
+        discovery.anything("adagrda")
 
 
 def test_by_file(file: Path) -> None:
-    scheme = find.scheme("my_own.py:Mine")
+    scheme = discovery.scheme("my_own.py:Mine")
     assert issubclass(scheme, Scheme)
     assert scheme.name == "mine"
-    assert find.scheme(f"{file}:Mine") is scheme  # one module per file, however it is named
+    assert discovery.scheme(f"{file}:Mine") is scheme  # one module per file, however it is named
     result = simulate("toy", "my_own.py:Mine", workers=2, steps=4)
     assert (result.scheme, result.updates) == ("mine", 4)
-    family, found = find.anything("my_own.py:Mine")
+    family, found = discovery.anything("my_own.py:Mine")
     assert (family, found.summary, found.file) == ("schemes", "A scheme of one's own.", str(file))
 
 
 def test_by_module() -> None:
-    assert find.scheme("paceline.schemes.sync:SyncSGD") is SyncSGD
-    assert find.task("paceline.tasks.toy:toy")().name == "toy"
-    assert find.anything("paceline.tasks.toy:toy")[0] == "tasks"
+    assert discovery.scheme("paceline.schemes.sync:SyncSGD") is SyncSGD
+    assert discovery.task("paceline.tasks.toy:toy")().name == "toy"
+    assert discovery.anything("paceline.tasks.toy:toy")[0] == "tasks"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_by_module() -> None:
 )
 def test_wrong_references_say_what_is_wrong(file: Path, reference: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find.scheme(reference)
+        discovery.scheme(reference)
     assert message in str(caught.value)
 
 
@@ -165,28 +166,28 @@ def test_a_broken_file_says_where(file: Path, text: str, told: str) -> None:
     file.write_text(text)
     (file.parent / "half_written.py").write_text("def (\n")
     with pytest.raises(UsageError) as caught:
-        find.scheme("my_own.py:Mine")
+        discovery.scheme("my_own.py:Mine")
     assert str(caught.value) == f"cannot read my_own.py: {told.replace('PLACE', str(file.parent))}"
     assert type(caught.value.__cause__).__name__ == told.partition(":")[0].partition(" ")[0]
     file.write_text(SCHEME)
-    assert find.scheme("my_own.py:Mine").name == "mine"  # a repaired file is read anew
+    assert discovery.scheme("my_own.py:Mine").name == "mine"  # a repaired file is read anew
 
 
 def test_a_broken_module_says_where(file: Path) -> None:
     (file.parent / "unfinished_one.py").write_text("x = 1\n1 / 0\n")
     with pytest.raises(UsageError) as caught:
-        find.task("unfinished_one:task")
+        discovery.task("unfinished_one:task")
     place = file.parent / "unfinished_one.py"
     assert str(caught.value) == f"cannot read unfinished_one: ZeroDivisionError: division by zero ({place}, line 2)"
     (file.parent / "unfinished_two.py").write_text("import no_such_thing_at_all\n")
     with pytest.raises(UsageError, match="cannot read unfinished_two: ModuleNotFoundError: No module named 'no_such"):
-        find.task("unfinished_two:task")
+        discovery.task("unfinished_two:task")
 
 
 def test_an_error_of_paceline_in_a_file_stays_what_it_is(file: Path) -> None:
     file.write_text("from paceline.errors import DataError\n\nraise DataError('no pictures')\n")
     with pytest.raises(DataError, match="no pictures") as caught:
-        find.task("my_own.py:task")
+        discovery.task("my_own.py:task")
     assert caught.value.__notes__ == ["while reading my_own.py (line 3)"]
 
 
@@ -203,36 +204,36 @@ def test_only_what_could_be_meant_is_suggested(file: Path) -> None:
         ("hook", "Log, Watch"),
     ):
         with pytest.raises(UnknownName) as caught:
-            getattr(find, family)("my_own.py:qqqqqq")
+            getattr(discovery, family)("my_own.py:qqqqqq")
         assert str(caught.value) == f"no {family} in my_own.py 'qqqqqq'; there are: {names}"
     with pytest.raises(UnknownName, match=r"there are: Log, Mine, Own, Watch, made, ready, toy$"):
-        find.anything("my_own.py:qqqqqq")
+        discovery.anything("my_own.py:qqqqqq")
 
 
 def test_a_reference_belongs_to_the_family_of_what_it_is(file: Path) -> None:
     file.write_text(
         SCHEME
         + "from functools import partial\nfrom paceline import Hook, Task\nfrom paceline.rules import SGD\n"
-        + "from paceline.sim.laws import Pareto\nfrom paceline.tasks.toy import Toy, toy\n"
+        + "from paceline.compute_times import Pareto\nfrom paceline.tasks.toy import Toy, toy\n"
         + "class Watch(Hook): pass\nclass Rule(SGD): pass\nready = toy()\nlater = partial(toy)\n"
     )
     for name, family, where in (
         ("Mine", "schemes", str(file)),
         ("Watch", "hooks", str(file)),
         ("Rule", "rules", str(file)),
-        ("Pareto", "compute", "paceline/sim/laws.py"),
+        ("Pareto", "compute", "paceline/compute_times.py"),
         ("ready", "tasks", "paceline/tasks/toy.py"),
         ("toy", "tasks", "paceline/tasks/toy.py"),
         ("Toy", "tasks", "paceline/tasks/toy.py"),
     ):
-        got, found = find.anything(f"my_own.py:{name}")
+        got, found = discovery.anything(f"my_own.py:{name}")
         assert (got, found.file) == (family, where), name
-    family, found = find.anything("my_own.py:later")
+    family, found = discovery.anything("my_own.py:later")
     assert family == "tasks"
     assert found.file
     with pytest.raises(UsageError, match=r"'my_own.py:number' is a int; there is something to show of a scheme, rule"):
-        find.anything("my_own.py:number")
-    assert find.Found("sum", sum).file == "?"
+        discovery.anything("my_own.py:number")
+    assert discovery.Found("sum", sum).file == "?"
 
 
 @pytest.fixture
@@ -248,12 +249,12 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("broken")
 def test_a_broken_member_breaks_no_other() -> None:
     told = "cannot read paceline/schemes/half_done.py: ZeroDivisionError: division by zero (line 1)"
-    assert find.scheme("sync") is SyncSGD
-    assert find.anything("sync")[1].value is SyncSGD
-    assert "half-done" not in find.schemes()
-    assert find.schemes().keys() == find.FAMILIES["schemes"]().keys() - {"half-done"}
-    assert find.FAMILIES["schemes"]()["half-done"].summary == told
-    for ask in (find.scheme, find.anything):
+    assert discovery.scheme("sync") is SyncSGD
+    assert discovery.anything("sync")[1].value is SyncSGD
+    assert "half-done" not in discovery.schemes()
+    assert discovery.schemes().keys() == discovery.FAMILIES["schemes"]().keys() - {"half-done"}
+    assert discovery.FAMILIES["schemes"]()["half-done"].summary == told
+    for ask in (discovery.scheme, discovery.anything):
         with pytest.raises(UsageError) as caught:
             ask("half-done")
         assert str(caught.value) == told
@@ -268,7 +269,7 @@ def test_members_that_cannot_be_made_are_broken(broken: Path) -> None:
         "from paceline.scheme import Scheme, on_server\nclass Mine(Scheme):\n"
         "    @on_server\n    async def push(self, s): pass\n"
     )
-    summary = find.FAMILIES["schemes"]()["half-done"].summary
+    summary = discovery.FAMILIES["schemes"]()["half-done"].summary
     assert "'async def' under @on_server" in summary
     assert summary.endswith("; while reading paceline/schemes/half_done.py (line 3)")
 
@@ -278,10 +279,10 @@ def test_a_task_with_a_type_that_is_not_there_is_broken(monkeypatch: pytest.Monk
 
     (tmp_path / "untyped.py").write_text("from __future__ import annotations\ndef odd(n: Absent) -> Task: ...\n")
     monkeypatch.setattr(paceline.tasks, "__path__", [*paceline.tasks.__path__, str(tmp_path)])
-    assert find.FAMILIES["tasks"]()["untyped"].summary == (
+    assert discovery.FAMILIES["tasks"]()["untyped"].summary == (
         "cannot read paceline/tasks/untyped.py: NameError: name 'Absent' is not defined"
     )
-    assert "toy" in find.tasks()
+    assert "toy" in discovery.tasks()
 
 
 def test_a_broken_entry_point_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,28 +291,28 @@ def test_a_broken_entry_point_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -
         EntryPoint("number", "math:pi", "paceline.schemes"),
         EntryPoint("other", "paceline.schemes.sync:SyncSGD", "paceline.schemes"),
     ]
-    monkeypatch.setattr(find, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
-    assert find.scheme("other") is SyncSGD
-    assert {"gone", "number"} <= find.FAMILIES["schemes"]().keys() - find.schemes().keys()
+    monkeypatch.setattr(discovery, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+    assert discovery.scheme("other") is SyncSGD
+    assert {"gone", "number"} <= discovery.FAMILIES["schemes"]().keys() - discovery.schemes().keys()
     with pytest.raises(UsageError) as caught:
-        find.scheme("gone")
+        discovery.scheme("gone")
     assert str(caught.value) == (
         "cannot read the entry point gone = no_such_thing_at_all:Mine of paceline.schemes: "
         "ModuleNotFoundError: No module named 'no_such_thing_at_all'"
     )
     with pytest.raises(UsageError, match=r"the entry point number = math:pi is not one of paceline.schemes"):
-        find.scheme("number")
+        discovery.scheme("number")
 
 
 def test_every_task_is_made_of_its_defaults_only() -> None:
     """Adding a file to the folder is enough: it needs no options to be tried."""
-    for name, found in find.tasks().items():
+    for name, found in discovery.tasks().items():
         assert callable(found.value), name
-    assert isinstance(find.tasks()["quadratic"].value(), Task)
+    assert isinstance(discovery.tasks()["quadratic"].value(), Task)
 
 
 def test_a_signal_while_a_file_is_read_is_not_the_files_fault(tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
-    path.write_text("from paceline.interrupts import Interrupted\nraise Interrupted\n")
+    path.write_text("from paceline.signals import Interrupted\nraise Interrupted\n")
     with pytest.raises(Interrupted):
-        reading.file("hook", path)
+        user_code.file("hook", path)

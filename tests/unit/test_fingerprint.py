@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import DataError, Hook, TorchTask, config, fingerprint, sums
-from paceline.fingerprint import Fingerprint, differing
+from paceline import DataError, Hook, TorchTask
+from paceline.config import build
+from paceline.config.plan import Plan
 from paceline.hooks.checkpoint_saver import CheckpointSaver
-from paceline.plan import Plan
+from paceline.runs import data_digest, fingerprint
+from paceline.runs.fingerprint import Fingerprint, differing
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -46,7 +48,7 @@ class Squares:
 
 
 def scheme(**hyper: Any) -> Scheme:
-    return config.scheme_of("sync", hyper)
+    return build.scheme_of("sync", hyper)
 
 
 def settings(plan: Plan = PLAN, task: Task | None = None, hooks: tuple[Hook, ...] = (), **hyper: Any) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def regression(x: Tensor, test: Any = None, **options: Any) -> TorchTask:
 
 
 def hashes(task: Task, x0: Tensor | None = None) -> dict[str, Any]:
-    data, reason = sums.data_of(task, x0)
+    data, reason = data_digest.data_of(task, x0)
     assert data is not None, reason
     return data
 
@@ -95,7 +97,7 @@ def test_hyper_parameters_count_with_the_options_of_their_rules() -> None:
 
 
 def test_the_tasks_options_are_written_out_in_their_own_types() -> None:
-    task = config.task_of("digits-mlp", {})
+    task = build.task_of("digits-mlp", {})
     plain = settings(task=task)
     assert plain["task_options"] == {"hidden": 32, "dtype": "float32"}
     assert (plain["batch"], plain["feed"], plain["shuffle"]) == (32, "shared", True)
@@ -148,15 +150,15 @@ def test_data_are_hashed_once_until_they_change(monkeypatch: pytest.MonkeyPatch)
     task = regression(x)
     before = hashes(task)
     with monkeypatch.context() as patch:
-        patch.setattr(sums, "_of_tensors", lambda _: pytest.fail("hashed again"))
+        patch.setattr(data_digest, "_of_tensors", lambda _: pytest.fail("hashed again"))
         assert hashes(task.configured(batch=2)) == before
     x[2] = 1.0
     assert hashes(task)["train"] != before["train"]
 
 
 def test_a_large_tensor_is_hashed_in_part_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "WHOLE", 8)
-    monkeypatch.setattr(sums, "ROWS", 3)
+    monkeypatch.setattr(data_digest, "WHOLE", 8)
+    monkeypatch.setattr(data_digest, "ROWS", 3)
     x = torch.arange(9.0).reshape(9, 1)
     found = hashes(regression(x))
     assert found["train_covers"] == "3 of 9 samples"
@@ -169,7 +171,7 @@ def test_samples_that_are_made_on_demand_are_taken_from_a_copy() -> None:
     data = Squares(100)
     task = TorchTask(lambda: nn.Linear(1, 1), nn.MSELoss(), data)
     found = hashes(task)
-    assert found["train_covers"] == f"{sums.TAKEN} of 100 samples"
+    assert found["train_covers"] == f"{data_digest.TAKEN} of 100 samples"
     assert data.asked == 0
     assert torch.equal(torch.get_rng_state(), state)
     assert np.random.get_state()[1].tolist() == drawn  # type: ignore[index]
@@ -180,7 +182,7 @@ def test_data_that_cannot_be_read_are_no_obstacle() -> None:
         def __getitem__(self, index: int) -> Any:
             raise OSError("the disk is gone")
 
-    data, reason = sums.data_of(TorchTask(lambda: nn.Linear(1, 1), nn.MSELoss(), Broken()), None)
+    data, reason = data_digest.data_of(TorchTask(lambda: nn.Linear(1, 1), nn.MSELoss(), Broken()), None)
     assert data is None
     assert reason is not None
     assert "the disk is gone" in reason
@@ -205,7 +207,7 @@ def test_what_prepare_looks_up_belongs_to_the_data() -> None:
     [("toy", {"dtype": "float64"}), ("quadratic", {"noise": 0.5}), ("logistic", {"l2": 0.5})],
 )
 def test_a_task_of_plain_numbers_is_hashed_by_them(name: str, options: dict[str, Any]) -> None:
-    first, again, other = (config.task_of(name, given) for given in ({}, {}, options))
+    first, again, other = (build.task_of(name, given) for given in ({}, {}, options))
     x = first.start(0)
     first.evaluate(x)
     first.grad(x, next(first.batches(0, 1, 0)))
@@ -214,9 +216,9 @@ def test_a_task_of_plain_numbers_is_hashed_by_them(name: str, options: dict[str,
 
 
 def test_a_task_that_holds_something_else_says_what() -> None:
-    task = config.task_of("toy", {})
+    task = build.task_of("toy", {})
     task.engine = object()  # type: ignore[attr-defined]
-    data, reason = sums.data_of(task, None)
+    data, reason = data_digest.data_of(task, None)
     assert data is None
     assert reason is not None
     assert "'engine' is a object" in reason

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from net_ends import SECRET
 
-from paceline.net import handshake
-from paceline.net.channel import HEADER, Channel, Closed, ProtocolError, plain
-from paceline.net.gate import Gate, Refused
+from paceline.network.secure import handshake
+from paceline.network.secure.admission import Gate, Refused
+from paceline.network.secure.channel import HEADER, Channel, Closed, ProtocolError, plain
 
 MORE = os.environ.get("PACELINE_FUZZ")
 FRAMES = int(MORE or 20_000)

@@ -26,19 +26,19 @@ from far_ends import Pair, Server, bytes_of, opened, said, server, small, worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from paceline.board import LANES, STOP, Board
-from paceline.launchers.talk import LIMITS, Bulk, Inbox, write_piece
-from paceline.memory import Segment
-from paceline.mirror import Mirror
-from paceline.net.channel import Channel, Closed, ProtocolError
-from paceline.stage import HEAD_WORDS, Stage
-from paceline.transports import owed as owing
-from paceline.transports import tcp
-from paceline.transports.landing import Landing
-from paceline.transports.lane import SAVE, SET, SHOW, TELL, put, received
-from paceline.transports.tcp import Reach
-from paceline.transports.wire import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME, Areas
-from paceline.wire import MOST, TENSOR, TEXT, decode, encode
+from paceline.network.calls import tcp_client
+from paceline.network.calls.tcp_client import Reach
+from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME, Areas
+from paceline.network.nodes.board_replication import Mirror
+from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
+from paceline.network.secure.channel import Channel, Closed, ProtocolError
+from paceline.processes.calls import owed as owing
+from paceline.processes.calls.landing import Landing
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, put, received
+from paceline.processes.memory.board import LANES, STOP, Board
+from paceline.processes.memory.call_codec import MOST, TENSOR, TEXT, decode, encode
+from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.processes.memory.segment import Segment
 
 MORE = os.environ.get("PACELINE_FUZZ")
 FRAMES = int(MORE or 20_000) // 8  # of each of the tests
@@ -331,7 +331,7 @@ def connected_anew(reach: Reach) -> socket.socket:
     near.setblocking(False)
     near.sendall(bytes_of(WELCOME, words=[0] * (2 * LANES)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tcp, "enter", lambda *_, **__: far)
+        patch.setattr(tcp_client, "enter", lambda *_, **__: far)
         reach._tried.clear()
         reach._reconnect()
     return near

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launchers.gathering import Gathering, Verdict, rejoin_time
-from paceline.partaking import Network
+from paceline.network.nodes.join_wait import Gathering, Verdict, rejoin_time
+from paceline.network.nodes.participate import Network
 
 ROLES = ["chief", "worker:1", "worker:2", "server:0", "evaluator"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hook_session import FakeSession
 
-from paceline.config import hook_of
+from paceline.config.build import hook_of
 from paceline.errors import UsageError
 from paceline.hooks.feed_function import FeedFunction
 from paceline.task import Batch

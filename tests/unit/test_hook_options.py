@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline import find
-from paceline.config import hook_of
+from paceline.config import discovery
+from paceline.config.build import hook_of
 from paceline.errors import UsageError
 from paceline.hooks.log import Log
 from paceline.hooks.stop_at_step import StopAtStep
@@ -37,12 +37,12 @@ NAMES = {
 
 
 def test_every_hook_is_found() -> None:
-    assert find.hooks().keys() >= NAMES
+    assert discovery.hooks().keys() >= NAMES
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_hook_is_one_documented_dataclass(name: str) -> None:
-    found = find.hooks()[name]
+    found = discovery.hooks()[name]
     assert found.value.roles <= {"chief", "worker"}
     assert found.summary.endswith(".")
     assert dataclasses.is_dataclass(found.value)

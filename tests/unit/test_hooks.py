@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 
 import paceline
-from paceline import find
-from paceline.config import hook_of
+from paceline.config import discovery
+from paceline.config.build import hook_of
 from paceline.errors import LossError, UsageError
 from paceline.hook import Hook, Role, Session
 from paceline.hooks.target import Target
@@ -128,7 +128,7 @@ def test_options_are_checked() -> None:
         with pytest.raises(UsageError, match=said):
             hook_of(text)
     assert hook_of("paceline.hooks.target:Target:value=0.5,every=3") == Target(value=0.5, every=3)
-    assert {"target", "log", "final-metrics"} <= find.hooks().keys()
+    assert {"target", "log", "final-metrics"} <= discovery.hooks().keys()
 
 
 def test_the_hook_of_the_docs_runs(tmp_path: Path) -> None:

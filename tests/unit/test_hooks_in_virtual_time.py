@@ -14,7 +14,7 @@ from paceline.errors import LossError, UsageError
 from paceline.hook import Hook, Role, Session
 from paceline.hooks.feed_function import FeedFunction
 from paceline.result import Result
-from paceline.sim.engine import Engine
+from paceline.simulator.engine import Engine
 from paceline.task import Batch
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import interrupts
+from paceline import signals
 
 
 def test_the_first_module_of_a_command_loads_no_library() -> None:
-    code = "import sys, paceline.start; print([m for m in ('torch', 'numpy', 'typer', 'rich') if m in sys.modules])"
+    code = "import sys, paceline.__main__; print([m for m in ('torch', 'numpy', 'typer', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -43,16 +43,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = paceline.trian  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("number", interrupts.ASKED)
+@pytest.mark.parametrize("number", signals.ASKED)
 def test_a_counter_counts_inside_and_gives_back_what_was_there(number: signal.Signals) -> None:
-    before = [signal.getsignal(one) for one in interrupts.ASKED]
-    counter = interrupts.Counter()
-    with interrupts.counted(counter):
+    before = [signal.getsignal(one) for one in signals.ASKED]
+    counter = signals.Counter()
+    with signals.counted(counter):
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
         assert counter.count == 2
         assert counter.hung_up == (number == signal.SIGHUP)
-    assert [signal.getsignal(one) for one in interrupts.ASKED] == before
+    assert [signal.getsignal(one) for one in signals.ASKED] == before
 
 
 WORK = """
@@ -90,7 +90,7 @@ def test_ctrl_c_while_libraries_load_is_raised_afterwards() -> None:
     loaded = []
 
     def load() -> None:
-        with interrupts.deferred():
+        with signals.deferred():
             with suppress(BaseException):  # as libraries do
                 os.kill(os.getpid(), signal.SIGINT)
             loaded.append(True)

@@ -13,9 +13,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import journal
 from paceline.errors import DataError
-from paceline.journal import CALL, CHANGE, END, GRAD, MEMBER, NOTE, PROBED, READ, STEP, Journal, probe_of, read, trim
+from paceline.runs import order_log
+from paceline.runs.order_log import (
+    CALL,
+    CHANGE,
+    END,
+    GRAD,
+    MEMBER,
+    NOTE,
+    PROBED,
+    READ,
+    STEP,
+    Journal,
+    probe_of,
+    read,
+    trim,
+)
 
 
 def written(path: Path, records: int = 20) -> Path:
@@ -41,7 +55,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     log.add(END)
     log.close()
     told = read(tmp_path / "a.log")
-    assert told.header == {"format": journal.FORMAT, "role": "server", "life": 3}
+    assert told.header == {"format": order_log.FORMAT, "role": "server", "life": 3}
     assert told.records == [
         (CALL, (255, 65535, 3, 2**32 - 1)),
         (CALL, (1, 2, 3, None)),
@@ -65,13 +79,13 @@ def test_a_full_disk_ends_the_log_and_not_the_run(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    for number in range(2 * journal.PIECE // 15):
+    for number in range(2 * order_log.PIECE // 15):
         log.add(GRAD, float(number))
         log.flush()
     log.close()
     told = read(tmp_path / "a.log")
     assert [record.values[0] for record in told.records] == [1.0, *range(len(told.records) - 1)]
-    assert journal.PIECE // 2 < (tmp_path / "a.log").stat().st_size < journal.PIECE
+    assert order_log.PIECE // 2 < (tmp_path / "a.log").stat().st_size < order_log.PIECE
     assert capsys.readouterr().err == "the order log ends here: No space left on device\n"
 
 
@@ -105,7 +119,7 @@ def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
 def room_behind(path: Path, content: bytes) -> None:
     """The log as a killed process leaves it: the file is as long as the room that it had asked for."""
     path.write_bytes(
-        content + bytes(-(-(len(content) + journal.LARGEST) // journal.PIECE) * journal.PIECE - len(content))
+        content + bytes(-(-(len(content) + order_log.LARGEST) // order_log.PIECE) * order_log.PIECE - len(content))
     )
 
 
@@ -184,7 +198,7 @@ def test_a_log_that_is_being_written_is_not_trimmed(tmp_path: Path) -> None:
     log.add(GRAD, 1.0)
     log.flush()
     trim(tmp_path / "a.log")
-    assert (tmp_path / "a.log").stat().st_size == journal.PIECE
+    assert (tmp_path / "a.log").stat().st_size == order_log.PIECE
     log.add(GRAD, 2.0)
     log.close()
     assert [record.values[0] for record in read(tmp_path / "a.log").records] == [1.0, 2.0]
@@ -205,7 +219,7 @@ def test_frames_cannot_change_places(tmp_path: Path) -> None:
 
 
 def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "FORMAT", 99)
+    monkeypatch.setattr(order_log, "FORMAT", 99)
     written(tmp_path / "a.log")
     monkeypatch.undo()
     with pytest.raises(DataError, match=r"a\.log is of format 99; this version of paceline reads 1"):

@@ -14,9 +14,9 @@ from test_launch_kubernetes import found, job
 
 from paceline.errors import UsageError
 from paceline.launchers import kubernetes
-from paceline.launchers.kubernetes_settings import KINDS, LARGEST
-from paceline.launchers.kubernetes_template import merged
-from paceline.net.ports import Ports
+from paceline.launchers._kubernetes_settings import KINDS, LARGEST
+from paceline.launchers._kubernetes_template import merged
+from paceline.network.secure.ports import Ports
 
 # what a site asks of its pods
 TEMPLATE = """

@@ -8,11 +8,11 @@ import socket
 import torch
 from far_ends import LENGTH, bytes_of, said, worker
 
-from paceline.stage import Stage
-from paceline.transports.landing import Landing
-from paceline.transports.tcp import Reach
-from paceline.transports.wire import REPLY
-from paceline.wire import encode
+from paceline.network.calls.tcp_client import Reach
+from paceline.network.calls.tcp_connection import REPLY
+from paceline.processes.calls.landing import Landing
+from paceline.processes.memory.call_codec import encode
+from paceline.processes.memory.run_memory import Stage
 
 SIZE = 4 * LENGTH
 X = torch.arange(float(LENGTH)) + 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from beds.commands import need
 
-from paceline.launchers.command import Running, free_port, in_this_python, why
+from paceline.launchers._child_process import Running, free_port, in_this_python, why
 
 LIMIT = 30.0  # seconds that anything here may take
 
@@ -81,7 +81,7 @@ def test_signals_that_the_parent_blocks_or_ignores_reach_the_command() -> None:
 
 def test_a_command_dies_with_its_parent() -> None:
     code = (
-        "import sys; from paceline.launchers.command import Running; "
+        "import sys; from paceline.launchers._child_process import Running; "
         "r = Running([sys.executable, '-c', 'import signal; signal.pause()'], {}); "
         "print(r.process.pid, flush=True); r.heard(60)"
     )

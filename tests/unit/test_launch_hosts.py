@@ -18,8 +18,8 @@ from beds.commands import need
 from launch_jobs import SECRET, made
 
 from paceline.errors import UsageError
-from paceline.launchers import far, hosts, ssh
-from paceline.launchers.foreground import seats
+from paceline.launchers import _ssh_connection, _ssh_remote, hosts
+from paceline.launchers._foreground import seats
 
 
 def test_each_task_has_its_ssh(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def orders(listen: str | None = None, one_host: bool = False, **environment: str
 def test_the_address_is_that_at_which_ssh_came(
     told: dict[str, Any], server: str, expected: tuple[str | None, str | None]
 ) -> None:
-    got = far.environment_of(told, {"SSH_CONNECTION": f"10.0.0.8 51 {server} 22", "HOME": "/root"})
+    got = _ssh_remote.environment_of(told, {"SSH_CONNECTION": f"10.0.0.8 51 {server} 22", "HOME": "/root"})
     assert (got.get("PACELINE_ADDRESS"), got.get("PACELINE_HUB")) == expected
     assert got["HOME"] == "/root"
 
@@ -114,11 +114,11 @@ def at_the_far_end(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """far.py as ssh would run it, with a shell script as the task."""
     need({"sh": "dash", "sleep": "coreutils"}, "a task that is a shell script")
-    boot = f"import sys; exec(sys.stdin.buffer.read({len(ssh.source())}))"
-    text = ssh.source()
-    if silence != far.SILENCE:
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(_ssh_connection.source())}))"
+    text = _ssh_connection.source()
+    if silence != _ssh_remote.SILENCE:
         text = text.replace(b"SILENCE = 30.0", f"SILENCE = {silence:4.1f}".encode())
-        assert len(text) == len(ssh.source())
+        assert len(text) == len(_ssh_connection.source())
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", boot, "sh", "-c", script],
         bufsize=0,
@@ -195,16 +195,19 @@ def test_however_it_ends_the_task_ends() -> None:
 
 
 def test_a_task_without_orders_is_never_begun() -> None:
-    boot = f"import sys; exec(sys.stdin.buffer.read({len(ssh.source())}))"
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(_ssh_connection.source())}))"
     ran = subprocess.run(
-        [sys.executable, "-I", "-c", boot, "echo", "begun"], input=ssh.source(), capture_output=True, check=False
+        [sys.executable, "-I", "-c", boot, "echo", "begun"],
+        input=_ssh_connection.source(),
+        capture_output=True,
+        check=False,
     )
     assert (ran.returncode, ran.stdout) == (0, b"")
 
 
 def test_a_program_that_is_not_there() -> None:
-    boot = f"import sys; exec(sys.stdin.buffer.read({len(ssh.source())}))"
-    text = ssh.source() + json.dumps(orders()).encode() + b"\n"
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(_ssh_connection.source())}))"
+    text = _ssh_connection.source() + json.dumps(orders()).encode() + b"\n"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", boot, "/no/such/python"], input=text, capture_output=True, check=False
     )
@@ -213,5 +216,5 @@ def test_a_program_that_is_not_there() -> None:
 
 
 def test_it_needs_nothing_but_python() -> None:
-    lines = [line for line in ssh.source().decode().splitlines() if line.startswith(("import ", "from "))]
+    lines = [line for line in _ssh_connection.source().decode().splitlines() if line.startswith(("import ", "from "))]
     assert {line.split()[1].partition(".")[0] for line in lines} <= sys.stdlib_module_names

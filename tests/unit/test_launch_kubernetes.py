@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from paceline.errors import RunError, UsageError
+from paceline.launcher import Job
 from paceline.launchers import kubernetes
-from paceline.launchers.job import Job
-from paceline.launchers.kubernetes_manifests import secret
-from paceline.launchers.kubernetes_settings import KINDS, Settings
+from paceline.launchers._kubernetes_manifests import secret
+from paceline.launchers._kubernetes_settings import KINDS, Settings
 
 TASKS = ("chief", "worker:0", "worker:1", "server:0", "evaluator")
 SECRET = bytes(range(32))

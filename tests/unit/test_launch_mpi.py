@@ -14,7 +14,7 @@ from beds.commands import need
 from launch_jobs import SECRET, made, program
 
 from paceline.errors import UsageError
-from paceline.launchers import foreground, mpi
+from paceline.launchers import _foreground, mpi
 
 OPEN_MPI = "mpirun (Open MPI) 4.1.4"
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.8"
@@ -127,7 +127,7 @@ def test_no_mpi_and_something_that_is_none(bin: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreground, "PAUSE", 0.0)
+    monkeypatch.setattr(_foreground, "PAUSE", 0.0)
 
 
 def once_then(first: str, then: str = "exit 0") -> str:
@@ -158,9 +158,9 @@ def test_how_often_it_is_begun_again(bin: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_pause")
 def test_a_newer_checkpoint_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, codes = [[10], [20], [30], [30]], [137, 137, 137, 0]
-    monkeypatch.setattr(foreground.checkpoint, "steps", lambda _: saved.pop(0))
+    monkeypatch.setattr(_foreground.checkpoint, "steps", lambda _: saved.pop(0))
     run = made(tmp_path)
-    assert foreground.repeated(run.job, lambda: codes.pop(0), 1) == 0
+    assert _foreground.repeated(run.job, lambda: codes.pop(0), 1) == 0
     assert [text.rpartition("from ")[2] for text in run.said] == [
         f"the checkpoint of update {step}, 1 of 1" for step in (10, 20, 30)
     ]
@@ -168,17 +168,17 @@ def test_a_newer_checkpoint_is_progress(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("code", "over"), [(0, True), (2, True), (3, True), (130, True), (137, False), (9, False)])
 def test_exit_codes_that_say_it_all(code: int, over: bool, tmp_path: Path) -> None:
-    assert foreground.ended_by_itself(code, tmp_path) is over
+    assert _foreground.ended_by_itself(code, tmp_path) is over
 
 
 def test_a_run_that_says_why_it_failed_is_not_begun_again(tmp_path: Path) -> None:
-    assert not foreground.ended_by_itself(1, tmp_path)  # nobody has said anything
+    assert not _foreground.ended_by_itself(1, tmp_path)  # nobody has said anything
     (tmp_path / "result.json").write_text(json.dumps({"updates": 3}))
-    assert not foreground.ended_by_itself(1, tmp_path)
+    assert not _foreground.ended_by_itself(1, tmp_path)
     (tmp_path / "result.json").write_text(json.dumps({"error": "the loss is nan"}))
-    assert foreground.ended_by_itself(1, tmp_path)
+    assert _foreground.ended_by_itself(1, tmp_path)
     (tmp_path / "result.json").write_text("{")
-    assert not foreground.ended_by_itself(1, tmp_path)
+    assert not _foreground.ended_by_itself(1, tmp_path)
 
 
 @pytest.fixture
@@ -190,20 +190,20 @@ def shell() -> None:
 def test_an_interruption_is_handed_on_and_ends_in_order() -> None:
     before = signal.getsignal(signal.SIGINT)
     script = "trap 'exit 7' USR1; kill -INT $PPID; while :; do sleep 0.02; done"
-    assert foreground.followed(["sh", "-c", script], {}, signal.SIGUSR1) == 130
+    assert _foreground.followed(["sh", "-c", script], {}, signal.SIGUSR1) == 130
     assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.usefixtures("shell")
 def test_a_second_interruption_kills() -> None:
     script = "trap 'kill -INT $PPID' USR1; kill -TERM $PPID; while :; do sleep 0.02; done"
-    assert foreground.followed(["sh", "-c", script], {}, signal.SIGUSR1) == 130
+    assert _foreground.followed(["sh", "-c", script], {}, signal.SIGUSR1) == 130
 
 
 @pytest.mark.usefixtures("shell")
 def test_whatever_comes_of_it_an_interruption_is_one() -> None:
     script = "trap 'exit 0' TERM; kill -INT $PPID; while :; do sleep 0.02; done"
-    assert foreground.followed(["sh", "-c", script], {}) == 130
+    assert _foreground.followed(["sh", "-c", script], {}) == 130
 
 
 @pytest.mark.usefixtures("shell")
@@ -211,7 +211,7 @@ def test_the_engine_ends_with_its_launcher() -> None:
     """Killed without a word, the launcher leaves nobody behind: the engine's end of the pipe is closed too."""
     deed = "trap 'echo ended; exit' TERM; echo here; while :; do sleep 0.02; done"
     code = (
-        f"from paceline.launchers.foreground import followed; followed(['timeout', '20', 'sh', '-c', {deed!r}], {{}})"
+        f"from paceline.launchers._foreground import followed; followed(['timeout', '20', 'sh', '-c', {deed!r}], {{}})"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert launcher.stdout is not None

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import RunError, UsageError
-from paceline.launchers import ray, ray_crew
-from paceline.launchers.job import Job
-from paceline.launchers.ray_crew import Crew
-from paceline.net.ports import Ports
+from paceline.launcher import Job
+from paceline.launchers import _ray_actors, ray
+from paceline.launchers._ray_actors import Crew
+from paceline.network.secure.ports import Ports
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
@@ -128,7 +128,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time goes a second at every look; nobody sleeps."""
     now = iter(range(10**9))
     monkeypatch.setattr(
-        ray_crew, "time", SimpleNamespace(monotonic=lambda: float(next(now)), sleep=lambda seconds: None)
+        _ray_actors, "time", SimpleNamespace(monotonic=lambda: float(next(now)), sleep=lambda seconds: None)
     )
 
 
@@ -188,7 +188,7 @@ def test_a_chief_that_fails_is_not_begun_again() -> None:
 
 
 def test_who_fails_with_the_run_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_crew, "TOGETHER", 1e9)  # however long the chief takes to say it
+    monkeypatch.setattr(_ray_actors, "TOGETHER", 1e9)  # however long the chief takes to say it
     said: list[str] = []
     chief = {"address": [("h", 7)], "heard": [([], None)] * 9 + [([], 1)]}
     made, actors = crew(chief, {"heard": [([], 1)]}, {"heard": [([], 1)]}, said=said)

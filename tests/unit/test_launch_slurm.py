@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import RunError, UnknownName, UsageError
-from paceline.launchers import slurm, slurm_job
-from paceline.launchers.job import Job
-from paceline.launchers.slurm_memory import Node, Partition, asked, parsed, partition, share
+from paceline.launcher import Job
+from paceline.launchers import _slurm_follow, slurm
+from paceline.launchers._slurm_memory import Node, Partition, asked, parsed, partition, share
 
 FOUR = ("chief", "worker:0", "worker:1", "server:0")
 SECRET = b"an unlikely secret of 32 bytes ."
@@ -468,7 +468,7 @@ def test_near_the_time_limit_a_job_without_progress_is_not_queued_again(
 
 def _told(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
     """Each look at the job gets the next of the answers; all but the number and the state is as in every one."""
-    monkeypatch.setattr(slurm_job._Watch, "pause", lambda _: 0.0)
+    monkeypatch.setattr(_slurm_follow._Watch, "pause", lambda _: 0.0)
     for number, answer in enumerate(answers, 1):
         rest = "" if "\n" in answer else " Requeue=1 BatchFlag=1"
         (tmp_path / f"answer{number}").write_text(f"{answer}{rest}\n")
@@ -487,7 +487,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, fake: Fake, monkeypatch: p
     )
     output = tmp_path / "slurm-7.out"
     output.write_text("trained\nno end of line")
-    assert slurm_job.follow("7", output, said.append) == 0
+    assert _slurm_follow.follow("7", output, said.append) == 0
     assert said == [
         *("job 7 waits (Resources)", "trained", "job 7 runs on n[1-2]"),
         "job 7 was put into the queue again (restart 1): a node was lost, or its time was over; it goes on from its "
@@ -510,7 +510,7 @@ def test_a_job_that_failed_gives_its_code(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, state: str, exit_code: str, code: int, words: str
 ) -> None:
     said = _told(fake, tmp_path, monkeypatch, f"JobId=7 JobState={state} Reason=None ExitCode={exit_code}")
-    assert slurm_job.follow("7", None, said.append) == code
+    assert _slurm_follow.follow("7", None, said.append) == code
     assert words in said[-1]
 
 
@@ -523,7 +523,7 @@ def test_of_a_sweep_the_worst_code_counts(tmp_path: Path, fake: Fake, monkeypatc
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=COMPLETED ExitCode=0:0\n"
         "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED ExitCode=3:0 StdOut=/x/slurm-7_0.out",
     )
-    assert slurm_job.follow("7", None, said.append) == 3
+    assert _slurm_follow.follow("7", None, said.append) == 3
     assert said[0] == "job 7_0-1 waits (Priority)"
     ended = "job 7_0 has ended: failed, exit code 3; see /x/slurm-7_0.out"
     assert sorted(said[1:]) == sorted(["job 7_1 runs on n1", ended, "job 7_1 has ended"])
@@ -540,8 +540,8 @@ def test_ctrl_c_asks_for_an_end_in_order_and_the_second_one_cancels(
         os.kill(os.getpid(), signal.SIGINT)
         return 0.0
 
-    monkeypatch.setattr(slurm_job._Watch, "pause", press)
-    assert slurm_job.follow("7", None, said.append) == 143
+    monkeypatch.setattr(_slurm_follow._Watch, "pause", press)
+    assert _slurm_follow.follow("7", None, said.append) == 143
     assert (tmp_path / "cancelled").read_text() == "--signal=INT 7\n7\n"
     assert any("with a last checkpoint (again to cancel it)" in line for line in said)
 
@@ -549,7 +549,7 @@ def test_ctrl_c_asks_for_an_end_in_order_and_the_second_one_cancels(
 def test_a_job_that_slurm_has_forgotten(tmp_path: Path, fake: Fake) -> None:
     fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     with pytest.raises(RunError, match="no longer knows job 7"):
-        slurm_job.follow("7", None, print)
+        _slurm_follow.follow("7", None, print)
 
 
 def test_a_controller_that_is_away_for_a_while_is_waited_for(
@@ -557,11 +557,11 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(
 ) -> None:
     said = _told(fake, tmp_path, monkeypatch, "", "JobId=7 JobState=COMPLETED ExitCode=0:0")
     fake("scontrol", 'echo look >>looks; [ "$(wc -l <looks)" -gt 1 ] || exit 1; cat answer2')
-    assert slurm_job.follow("7", None, said.append) == 0
-    monkeypatch.setattr(slurm_job, "_PATIENCE", -1.0)
+    assert _slurm_follow.follow("7", None, said.append) == 0
+    monkeypatch.setattr(_slurm_follow, "_PATIENCE", -1.0)
     fake("scontrol", "echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(RunError, match=r"Unable to contact slurm controller.*see squeue -j 7"):
-        slurm_job.follow("7", None, said.append)
+        _slurm_follow.follow("7", None, said.append)
 
 
 @pytest.mark.usefixtures("here")

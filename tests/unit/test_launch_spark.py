@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunError, UsageError
+from paceline.launcher import Job
 from paceline.launchers import spark
-from paceline.launchers.command import Running
-from paceline.launchers.job import Job
-from paceline.launchers.spark_seat import LOGS, MARK, STOP, followed
+from paceline.launchers._child_process import Running
+from paceline.launchers._spark_task import LOGS, MARK, STOP, followed
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))

@@ -13,10 +13,10 @@ from launch_jobs import made
 from torch.distributed import TCPStore
 from torch.distributed.run import get_args_parser
 
-from paceline.cluster import meeting
-from paceline.cluster.engaged import told
 from paceline.errors import UsageError
 from paceline.launchers import torchrun
+from paceline.network.cluster import torchrun_store
+from paceline.network.cluster.assignment import told
 
 
 def command(directory: Path, *tasks: str, **options: object) -> list[str]:
@@ -148,43 +148,44 @@ def agent() -> Iterator[dict[str, str]]:
 
 
 def test_the_hub_is_told_to_who_asks(agent: dict[str, str]) -> None:
-    meeting.publish(agent, "10.0.0.7:7070")
-    assert meeting.wait(agent, 10) == "10.0.0.7:7070"
-    meeting.publish(agent, "[fd00::2]:7071")  # a node has joined: the same round, another hub
-    assert meeting.wait(agent, 10) == "[fd00::2]:7071"
+    torchrun_store.publish(agent, "10.0.0.7:7070")
+    assert torchrun_store.wait(agent, 10) == "10.0.0.7:7070"
+    torchrun_store.publish(agent, "[fd00::2]:7071")  # a node has joined: the same round, another hub
+    assert torchrun_store.wait(agent, 10) == "[fd00::2]:7071"
 
 
 def test_who_asks_first_waits(agent: dict[str, str]) -> None:
     code = (
-        "import os; from paceline.cluster.meeting import wait; print('asks', flush=True); print(wait(os.environ, 30))"
+        "import os; from paceline.network.cluster.torchrun_store import wait; "
+        "print('asks', flush=True); print(wait(os.environ, 30))"
     )
     asking = subprocess.Popen([sys.executable, "-c", code], env=agent, stdout=subprocess.PIPE, text=True)
     assert asking.stdout is not None
     with asking.stdout:
         assert asking.stdout.readline() == "asks\n"
-        meeting.publish(agent, "10.0.0.7:7070")
+        torchrun_store.publish(agent, "10.0.0.7:7070")
         assert asking.stdout.read() == "10.0.0.7:7070\n"
     assert asking.wait() == 0
 
 
 def test_rounds_and_runs_are_kept_apart(agent: dict[str, str]) -> None:
-    meeting.publish(agent, "10.0.0.7:7070")
+    torchrun_store.publish(agent, "10.0.0.7:7070")
     for other in ({"TORCHELASTIC_RESTART_COUNT": "1"}, {"TORCHELASTIC_RUN_ID": "j2"}):
         with pytest.raises(TimeoutError, match="has not told the hub's address"):
-            meeting.wait(agent | other, 0.2)
+            torchrun_store.wait(agent | other, 0.2)
 
 
 def test_what_is_no_address_is_neither_told_nor_believed(agent: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="is not an address"):
-        meeting.publish(agent, "nowhere near")
+        torchrun_store.publish(agent, "nowhere near")
     TCPStore("127.0.0.1", int(agent["MASTER_PORT"]), is_master=False, wait_for_workers=False).set(
         "paceline/hub/j1/0", "x" * 100_000
     )
     with pytest.raises(UsageError, match="is not an address"):
-        meeting.wait(agent, 10)
+        torchrun_store.wait(agent, 10)
 
 
 def test_whether_there_is_a_store(agent: dict[str, str]) -> None:
-    assert meeting.present(agent)
+    assert torchrun_store.present(agent)
     for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-        assert not meeting.present({key: value for key, value in agent.items() if key != name})
+        assert not torchrun_store.present({key: value for key, value in agent.items() if key != name})

@@ -9,7 +9,7 @@ from machine import engine, got, log, means, push_once, scheme_with
 
 from paceline import simulate
 from paceline.errors import Deadlock, RunError
-from paceline.sim.faults import Fault
+from paceline.simulator.faults import Fault
 from paceline.worker import Worker
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import watching
-from paceline.board import DONE, ENDING, STARTING, TRAINING, WAITING
+from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
+from paceline.processes.supervisor import status as statuses
 from paceline.report import tables
 from paceline.report.live import STYLES, TROUBLE, Display, Pace, RoleState, RoleStatus, Status, duration
 from paceline.result import Result, Staleness
@@ -75,7 +75,7 @@ def team(size: int, **states: str) -> tuple[RoleStatus, ...]:
 
 def test_every_state_of_a_role_has_a_style_and_every_word_on_the_board_a_state() -> None:
     assert set(STYLES) == set(RoleState)
-    assert set(watching.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
+    assert set(statuses.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
 
 
 @pytest.mark.parametrize("state", RoleState)

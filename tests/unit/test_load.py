@@ -16,11 +16,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
-from paceline import checkpoint, cli_runs, config
-from paceline.directory import RunDirectory
+from paceline.cli import runs
+from paceline.config import build
 from paceline.errors import DataError, PacelineError, UsageError
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
+from paceline.runs.trained_model import evaluate, load, predict
 from paceline.torch_task import TorchTask
-from paceline.trained import evaluate, load, predict
 
 
 def parameters(module: nn.Module) -> list:
@@ -100,7 +102,7 @@ class TestLoad:
         assert torch.equal(module.frozen.weight, mine.frozen.weight)
 
     def test_the_task_is_made_again_from_the_plan(self, tmp_path):
-        made = config.task_of("digits-mlp", {"hidden": 5})
+        made = build.task_of("digits-mlp", {"hidden": 5})
         path = trained(tmp_path, made, "digits-mlp", hidden=5)
         assert torch.equal(weights(load(path)), made.start(200))
         assert evaluate(path) == made.evaluate(made.start(200))
@@ -141,9 +143,9 @@ class TestLoad:
         with pytest.raises(UsageError, match=r"made in Python.*give task=, or to load a model, model="):
             load(path)
         with pytest.raises(UsageError, match="trains a plain vector"):
-            load(path, task=config.task_of("toy", {}))
+            load(path, task=build.task_of("toy", {}))
         with pytest.raises(UsageError, match=r"has 4 parameters, checkpoint .* 66"):
-            evaluate(path, task=config.task_of("toy", {}))
+            evaluate(path, task=build.task_of("toy", {}))
         empty = RunDirectory.create(tmp_path / "empty", "x")
         with pytest.raises(UsageError, match="has no checkpoint yet"):
             load(empty.path, task=made)
@@ -177,7 +179,7 @@ class TestPredict:
         assert torch.equal(predict(path, DATA[0], task=made), load(path, task=made)(DATA[0]).detach())
 
     def test_samples_that_do_not_fit(self, tmp_path):
-        made = config.task_of("digits-mlp", {})
+        made = build.task_of("digits-mlp", {})
         path = trained(tmp_path, made, "digits-mlp")
         with pytest.raises(UsageError, match=r"shape \(8, 8\), so N samples have \(N, 8, 8\); these have \(3, 8, 7\)"):
             predict(path, torch.zeros(3, 8, 7))
@@ -191,19 +193,19 @@ class TestPredict:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
-    made = config.task_of("digits-mlp", {})
+    made = build.task_of("digits-mlp", {})
     return trained(tmp_path_factory.mktemp("digits"), made, "digits-mlp")
 
 
 def command(*words: object):
     app = typer.Typer()
-    for function in (cli_runs.runs, cli_runs.evaluate, cli_runs.predict):
+    for function in (runs.runs, runs.evaluate, runs.predict):
         app.command()(function)
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 class TestCommands:
-    images = config.task_of("digits-mlp", {}).test.tensors[0][:4]
+    images = build.task_of("digits-mlp", {}).test.tensors[0][:4]
 
     def test_evaluate(self, digits):
         told = json.loads(command("evaluate", digits, "--json", "--which", "100").stdout)

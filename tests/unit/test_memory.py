@@ -13,8 +13,8 @@ from hypothesis import strategies as some
 from theatre import played
 
 from paceline.errors import RunError
-from paceline.memory import ALIGN, HEAD, Layout, Segment, anonymous
-from paceline.wire import DTYPES
+from paceline.processes.memory.call_codec import DTYPES
+from paceline.processes.memory.segment import ALIGN, HEAD, Layout, Segment, anonymous
 
 SIZE = HEAD + (1 << 16)
 

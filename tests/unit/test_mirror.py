@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from far_ends import opened, small
 
-from paceline.board import FAILED, GENERATION, RUNNING, STOP, STOPPING, Board
-from paceline.mirror import PAIR, Mirror
-from paceline.stage import Stage
+from paceline.network.nodes.board_replication import PAIR, Mirror
+from paceline.processes.memory.board import FAILED, GENERATION, RUNNING, STOP, STOPPING, Board
+from paceline.processes.memory.run_memory import Stage
 
 
 @dataclass

@@ -17,8 +17,8 @@ import pytest
 from beds.commands import certificates
 from net_ends import PATIENCE, Door
 
-from paceline.net.channel import DEEPEST, HEADER, LARGEST_JSON, Channel, Closed, ProtocolError, plain
-from paceline.net.tls import contexts
+from paceline.network.secure.channel import DEEPEST, HEADER, LARGEST_JSON, Channel, Closed, ProtocolError, plain
+from paceline.network.secure.tls import contexts
 
 SMALL, BULK, JSON = 1, 2, 3
 LIMITS = {SMALL: 100, BULK: 64 << 20, JSON: 1000}

@@ -17,8 +17,8 @@ import pytest
 from net_ends import PATIENCE, SECRET, Clock, Door, exactly, names
 
 from paceline.errors import UsageError
-from paceline.net import handshake
-from paceline.net.gate import Refused, enter, listener
+from paceline.network.secure import handshake
+from paceline.network.secure.admission import Refused, enter, listener
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from net_ends import names
 
 from paceline.errors import UsageError
-from paceline.net import secret
+from paceline.network.secure import secret
 
 
 def test_a_secret_and_its_text() -> None:

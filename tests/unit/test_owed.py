@@ -6,9 +6,9 @@ import pytest
 import torch
 from far_ends import LENGTH, Server, server
 
-from paceline.board import LANES
-from paceline.transports import owed
-from paceline.transports.owed import Owed
+from paceline.processes.calls import owed
+from paceline.processes.calls.owed import Owed
+from paceline.processes.memory.board import LANES
 
 SIZE = 4 * LENGTH
 

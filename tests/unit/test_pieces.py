@@ -9,8 +9,8 @@ import torch
 from machine import Spoilt, engine
 
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.sim.cost import Cost, Exponential, Times
-from paceline.sim.faults import Fault
+from paceline.simulator.cost import Cost, Exponential, Times
+from paceline.simulator.faults import Fault
 from paceline.worker import Worker
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.api.execute import check, planned
+from paceline.config.plan import Plan
 from paceline.errors import UnknownName, UsageError
 from paceline.hooks.log import Log
-from paceline.plan import Plan
-from paceline.role import crew
-from paceline.run import check, planned
+from paceline.processes.roles.main import crew
 from paceline.schemes.sync import SyncSGD
 from paceline.tasks.toy import toy
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from test_live import role, status
 
-from paceline import progress
-from paceline.directory import RunDirectory
+from paceline.config.plan import Plan
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
-from paceline.plan import Plan
-from paceline.progress import Progress
+from paceline.processes.supervisor import progress
+from paceline.processes.supervisor.progress import Progress
 from paceline.report.live import Pace, time_left
-from paceline.report.runs import detail, summary
+from paceline.report.run_tables import detail, summary
+from paceline.runs.run_directory import RunDirectory
 
 
 @pytest.fixture

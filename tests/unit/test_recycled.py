@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.transports.recycled import BLOCKS, SMALLEST, Recycled
+from paceline.processes.calls.recycled import BLOCKS, SMALLEST, Recycled
 
 LARGE = SMALLEST // 4
 

@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from paceline import checkpoint, cli_runs
-from paceline.directory import RunDirectory, RunState
-from paceline.report.runs import detail, listing, summary
+from paceline.cli import runs
+from paceline.report.run_tables import detail, listing, summary
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory, RunState
 
 PLAN = {"task": "mnist-mlp", "scheme": "sync", "workers": 4, "servers": 1, "hyper": {"lr": 0.1}, "title": ""}
 RESULT = {
@@ -116,10 +117,10 @@ class TestStates:
             assert json.loads(json.dumps(summary(run)))["state"] == state
             assert state in printed(listing([run])).splitlines()[2]
             assert f"(run, {state})" in printed(*detail(run))
-            monkeypatch.setattr(cli_runs, "screen", Console(width=200, force_terminal=True))
-            cli_runs.runs(tmp_path)
-            cli_runs.runs(tmp_path, as_json=True)
-            assert cli_runs.show_run(run.path)
+            monkeypatch.setattr(runs, "screen", Console(width=200, force_terminal=True))
+            runs.runs(tmp_path)
+            runs.runs(tmp_path, as_json=True)
+            assert runs.show_run(run.path)
         assert capsys.readouterr().out.count(state) >= 3
 
     def test_an_interruption_before_the_first_checkpoint_is_no_failure(self, tmp_path):
@@ -167,7 +168,7 @@ class TestDetail:
 class TestCommands:
     def runs(self, *words: str):
         app = typer.Typer()
-        app.command()(cli_runs.runs)
+        app.command()(runs.runs)
         return CliRunner().invoke(app, list(words))
 
     def test_runs(self, tmp_path):
@@ -186,15 +187,15 @@ class TestCommands:
     def test_show_run(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         made(Path("runs"))
-        monkeypatch.setattr(cli_runs, "screen", Console(width=200))
-        assert cli_runs.show_run("mnist-001")
+        monkeypatch.setattr(runs, "screen", Console(width=200))
+        assert runs.show_run("mnist-001")
         assert "mnist-001 (run, broken off)" in capsys.readouterr().out
-        assert cli_runs.show_run(tmp_path / "runs" / "mnist-001")
-        assert not cli_runs.show_run("sync")
+        assert runs.show_run(tmp_path / "runs" / "mnist-001")
+        assert not runs.show_run("sync")
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (4_100, "4.1 kB"), (13_100_000, "13.1 MB")])
 def test_sizes(count: int, shown: str) -> None:
-    from paceline.report.runs import _size
+    from paceline.report.run_tables import _size
 
     assert _size(count) == shown

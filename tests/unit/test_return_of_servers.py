@@ -11,23 +11,24 @@ import torch
 from test_shared_transport import LENGTH, Ledgered
 from theatre import Theatre
 
-from paceline import config, snapshots
-from paceline.board import LANES
-from paceline.control import Control
-from paceline.launchers.recovery import Recovery
-from paceline.role import Part
-from paceline.server import Server
-from paceline.session import RealSession
-from paceline.transports.lane import GENERATIONS, Lane
-from paceline.transports.tcp import Reach
+from paceline.config import build
+from paceline.network.calls.tcp_client import Reach
+from paceline.processes.calls.mailbox import GENERATIONS, Lane
+from paceline.processes.memory import snapshot
+from paceline.processes.memory.board import LANES
+from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.main import Part
+from paceline.processes.roles.server import Server
+from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.supervisor.recovery import Recovery
 
 
 @pytest.fixture
 def theatre(tmp_path: Path) -> Iterator[Theatre]:
     made = Theatre(Ledgered(), torch.arange(float(LENGTH)), servers=1, directory=tmp_path)
     stage = made.stage(0)
-    snapshots.keep_all(stage)
-    snapshots.write(stage, "chief", {})
+    snapshot.keep_all(stage)
+    snapshot.write(stage, "chief", {})
     yield made
     made.close()
 
@@ -93,7 +94,7 @@ class Mender(Recovery):
     def __init__(self, theatre: Theatre) -> None:
         self.plan, self.board = theatre.plan, theatre.board
         self._stage = theatre.stage(theatre.board.launcher)
-        self._restored = snapshots.find(self._stage, 0)
+        self._restored = snapshot.find(self._stage, 0)
 
     def mend(self, rank: int) -> None:
         self._restore_absent(Part("worker", rank))
@@ -131,7 +132,7 @@ def test_a_life_that_the_launcher_has_set_back_meanwhile_stands_where_its_cells_
     board.t[1], board.gradients[1] = 20, 20
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        session = RealSession(theatre.stage(1), config.task_of("toy", {}), 1, [], Control(theirs))
+        session = RealSession(theatre.stage(1), build.task_of("toy", {}), 1, [], Control(theirs))
         board.t[1], board.gradients[1] = 7, 7
         session._enter()
     assert session.worker.t == 7

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.board import Board
-from paceline.launchers.routes import Routes
+from paceline.network.nodes.routes import Routes
+from paceline.processes.memory.board import Board
 
 PATIENCE = 10.0
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from theatre import PATIENCE, Company, Theatre, waiting
 
-from paceline.collectives.shared import SMALL, SharedMeans
 from paceline.errors import SchemeError
 from paceline.ops import Mean
+from paceline.processes.means import SMALL, SharedMeans
 from paceline.scheme import Scheme
 from paceline.state import Vector, mean_of
 

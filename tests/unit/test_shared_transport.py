@@ -11,12 +11,12 @@ import pytest
 import torch
 from theatre import Company, Theatre
 
-from paceline.board import LANES, STOP
 from paceline.errors import SchemeError
 from paceline.ops import Call
+from paceline.processes.calls.client import Link
+from paceline.processes.calls.mailbox import SAVE, SET
+from paceline.processes.memory.board import LANES, STOP
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
-from paceline.transports.lane import SAVE, SET
-from paceline.transports.shared import Link
 
 LENGTH = 7  # not a multiple of any number of servers
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from paceline.api.script.loader_sharding import own_items, size_of
 from paceline.errors import UsageError
-from paceline.sharing import own_items, size_of
 
 SAMPLES = torch.arange(40)
 

@@ -11,11 +11,11 @@ from machine import engine, log, push_once, scheme_with
 from typer.testing import CliRunner
 
 from paceline import simulate
-from paceline.cli import app
+from paceline.cli.main import app
 from paceline.errors import RunError, UsageError
-from paceline.sim.engine import Engine
-from paceline.sim.faults import Fault, Place, parse_fault
-from paceline.sim.schedule import Crew, drawn, planned
+from paceline.simulator.engine import Engine
+from paceline.simulator.fault_schedule import Crew, drawn, planned
+from paceline.simulator.faults import Fault, Place, parse_fault
 
 CREW = Crew(workers=3, servers=2, updates=20)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline import TorchTask, simulate
 from paceline.errors import LossError, RunError
-from paceline.sim.engine import Engine
+from paceline.simulator.engine import Engine
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])

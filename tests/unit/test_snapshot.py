@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from paceline import TorchTask
-from paceline.config import scheme_of
+from paceline.config.build import scheme_of
 from paceline.errors import RunError, SchemeError
 from paceline.scheme import Scheme
-from paceline.sim import snapshot
-from paceline.sim.cost import Cost, parse_times
-from paceline.sim.engine import Engine
+from paceline.simulator import snapshot
+from paceline.simulator.cost import Cost, parse_times
+from paceline.simulator.engine import Engine
 from paceline.task import Task
 from paceline.tasks.quadratic import quadratic
 from paceline.worker import Worker

@@ -12,11 +12,12 @@ import torch
 from theatre import Company, Theatre
 from torch import Tensor
 
-from paceline import checkpoint, snapshots
-from paceline.board import Bells
 from paceline.errors import DataError, UsageError
+from paceline.processes.memory import snapshot
+from paceline.processes.memory.board import Bells
+from paceline.processes.memory.run_memory import Stage
+from paceline.runs import checkpoint
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
-from paceline.stage import Stage
 
 LENGTH = 7
 
@@ -74,18 +75,18 @@ def test_all_of_it_there_and_back(servers: int, tmp_path: Path) -> None:
     stage = made.stage(0)
     scribbled(stage, 3.0)
     before = cells(stage)
-    snapshots.keep_all(stage)
+    snapshot.keep_all(stage)
     scribbled(stage, 9.0)  # what comes later is not in it
-    path = snapshots.write(stage, "average", {"own": torch.ones(2)})
+    path = snapshot.write(stage, "average", {"own": torch.ones(2)})
     saved = checkpoint.load(path)
     assert saved.step == 3
     assert stage.board.get("checkpoint") == 3
     assert torch.equal(saved.tensors["model"], torch.full((LENGTH,), 3.0))
     assert torch.equal(saved.tensors["hook.own"], torch.ones(2))
     for shard in range(servers):
-        snapshots.restore_shard(stage, shard, saved)
+        snapshot.restore_shard(stage, shard, saved)
     for rank in range(2):
-        snapshots.restore_worker(stage, rank, saved)
+        snapshot.restore_worker(stage, rank, saved)
     after = cells(stage)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert [stage.board.t[1], stage.board.gradients[1], stage.board.samples[1]] == [3, 4, 5]
@@ -98,12 +99,12 @@ def test_another_number_of_servers(first: int, then: int, tmp_path: Path) -> Non
     stage = made.stage(0)
     stage.tensor("server.x").copy_(torch.randn(LENGTH))
     stage.tensor("server.0.count").fill_(4)
-    snapshots.keep_all(stage)
-    saved = checkpoint.load(snapshots.write(stage, "average", {}))
+    snapshot.keep_all(stage)
+    saved = checkpoint.load(snapshot.write(stage, "average", {}))
     other = theatre(Kept(), tmp_path, then)
     there = other.stage(0)
     for shard in range(then):
-        snapshots.restore_shard(there, shard, saved)
+        snapshot.restore_shard(there, shard, saved)
         assert there.shard_state(shard).count == 4
     assert torch.equal(there.server_state().x, stage.server_state().x)
     made.close()
@@ -113,11 +114,11 @@ def test_another_number_of_servers(first: int, then: int, tmp_path: Path) -> Non
 def test_parts_are_kept_at_their_own_moments(tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path)
     stage = made.stage(0)
-    snapshots.keep_all(stage)
+    snapshot.keep_all(stage)
     low, high = stage.bounds(1)
     scribbled(stage, 5.0)
-    snapshots.keep_shard(stage, 1)
-    snapshots.keep_worker(stage, 0, None)
+    snapshot.keep_shard(stage, 1)
+    snapshot.keep_worker(stage, 0, None)
     kept = stage.tensor("keep.server.x").tolist()
     assert kept[low:high] == [5.0] * (high - low)
     assert kept[:low] == [float(k) for k in range(low)]
@@ -131,8 +132,8 @@ def test_what_was_changed_on_the_way_is_in_it(tmp_path: Path) -> None:
     stage = made.stage(0)
     stage.save_overrides({"lr": 0.5})
     assert made.stage(1).scheme == Kept(lr=0.5)
-    snapshots.keep_all(stage)
-    assert checkpoint.load(snapshots.write(stage, "average", {})).numbers["overrides"] == {"lr": 0.5}
+    snapshot.keep_all(stage)
+    assert checkpoint.load(snapshot.write(stage, "average", {})).numbers["overrides"] == {"lr": 0.5}
     made.close()
 
 
@@ -141,12 +142,12 @@ def test_no_more_are_kept_than_asked_for(tmp_path: Path) -> None:
     stage = made.stage(0)
     for version in range(6):
         stage.tensor("server.0.v").fill_(version)
-        snapshots.keep_all(stage)
-        snapshots.write(stage, "average", {})
+        snapshot.keep_all(stage)
+        snapshot.write(stage, "average", {})
     assert checkpoint.steps(tmp_path / "checkpoints") == [3, 4, 5]
-    assert snapshots.find(stage, 4).step == 4
+    assert snapshot.find(stage, 4).step == 4
     with pytest.raises(DataError, match="the checkpoint of update 0 is not in"):
-        snapshots.find(stage, 0)
+        snapshot.find(stage, 0)
     made.close()
 
 
@@ -156,25 +157,25 @@ def test_the_centre_without_a_server_is_that_of_the_lowest_living(tmp_path: Path
     for rank in range(2):
         stage.tensor(f"worker.{rank}.x").fill_(float(rank))
         stage.tensor(f"worker.{rank}.v").fill_(10 + rank)
-    assert snapshots.model_of(stage).tolist() == [0.0] * LENGTH
+    assert snapshot.model_of(stage).tolist() == [0.0] * LENGTH
     stage.board.alive[0] = 0
-    assert snapshots.model_of(stage).tolist() == [1.0] * LENGTH
-    snapshots.keep_all(stage)
-    assert checkpoint.load(snapshots.write(stage, "average", {})).step == 11
+    assert snapshot.model_of(stage).tolist() == [1.0] * LENGTH
+    snapshot.keep_all(stage)
+    assert checkpoint.load(snapshot.write(stage, "average", {})).step == 11
     made.close()
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path)
     stage = made.stage(0)
-    snapshots.keep_all(stage)
-    saved = checkpoint.load(snapshots.write(stage, "average", {}))
-    snapshots.check(made.plan, Kept(lr=9.0), saved)
-    snapshots.check(dataclasses.replace(made.plan, servers=1), Kept(), saved)
+    snapshot.keep_all(stage)
+    saved = checkpoint.load(snapshot.write(stage, "average", {}))
+    snapshot.check(made.plan, Kept(lr=9.0), saved)
+    snapshot.check(dataclasses.replace(made.plan, servers=1), Kept(), saved)
     with pytest.raises(UsageError, match="written with scheme 'kept'; it cannot go on with 'alone'"):
-        snapshots.check(made.plan, Alone(), saved)
+        snapshot.check(made.plan, Alone(), saved)
     with pytest.raises(UsageError, match="written with workers 2; it cannot go on with 3"):
-        snapshots.check(dataclasses.replace(made.plan, workers=3), Kept(), saved)
+        snapshot.check(dataclasses.replace(made.plan, workers=3), Kept(), saved)
     made.close()
 
 
@@ -192,13 +193,13 @@ class TestBuffers:
         made.close()
 
     def test_the_mean_over_those_who_trained(self, stage: Stage) -> None:
-        found = snapshots.buffers_of(stage, "average")
+        found = snapshot.buffers_of(stage, "average")
         assert (found["mean"].tolist(), int(found["number"])) == ([1.5, 1.5], 5)
         stage.board.gradients[0] = 0
-        assert snapshots.buffers_of(stage, "average")["mean"].tolist() == [2.0, 2.0]
+        assert snapshot.buffers_of(stage, "average")["mean"].tolist() == [2.0, 2.0]
 
     def test_or_the_chiefs(self, stage: Stage) -> None:
-        found = snapshots.buffers_of(stage, "chief")
+        found = snapshot.buffers_of(stage, "chief")
         assert (found["mean"].tolist(), int(found["number"])) == ([1.0, 1.0], 5)
         found["mean"].fill_(7.0)
         assert stage.tensor("buffer.0.mean").tolist() == [1.0, 1.0]
@@ -219,7 +220,7 @@ def test_a_copy_of_the_model_is_of_one_moment(servers: int, tmp_path: Path) -> N
     try:
         stage = made.stage(0)
         while stage.updates < 300:
-            copy = snapshots.steady(stage)
+            copy = snapshot.steady(stage)
             for shard in range(servers):  # of each server; the servers follow each other
                 low, high = stage.bounds(shard)
                 assert float(copy[low:high].min()) == float(copy[low:high].max())

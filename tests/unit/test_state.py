@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import SchemeError
-from paceline.ledger import Ledger
+from paceline.runtime.staleness import Ledger
 from paceline.state import Reading, State, mean_of, sum_of
 
 

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.collectives.group import Broken, Header
-from paceline.collectives.torch_group import TorchGroup
-from paceline.net import secret
-from paceline.net.channel import ProtocolError
-from paceline.net.gate import Gate, listener
-from paceline.net.shelf import Ask, Shelf, StoreDesk, StoreError, packed, unpacked
-from paceline.net.store import FarStore
+from paceline.network.means.group import Broken, Header
+from paceline.network.means.process_group import TorchGroup
+from paceline.network.secure import secret
+from paceline.network.secure.admission import Gate, listener
+from paceline.network.secure.channel import ProtocolError
+from paceline.network.secure.store_client import FarStore
+from paceline.network.secure.store_server import Ask, Shelf, StoreDesk, StoreError, packed, unpacked
 
 SECRET = secret.fresh()
 

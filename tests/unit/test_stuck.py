@@ -11,7 +11,7 @@ from machine import Logging, engine, line_of, push_once, scheme_with
 from paceline import simulate
 from paceline.errors import Deadlock, RunError, SchemeError
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.sim.faults import Fault
+from paceline.simulator.faults import Fault
 from paceline.tasks.quadratic import quadratic
 from paceline.worker import Worker
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from far_ends import segment
 
-from paceline.launchers import talk
-from paceline.launchers.talk import CHUNK, FILE, LIMITS, PIECES, TAKEN, Bulk, Inbox, write_piece
-from paceline.net.channel import Channel, ProtocolError
-from paceline.transports.wire import Areas
+from paceline.network.calls.tcp_connection import Areas
+from paceline.network.nodes import protocol
+from paceline.network.nodes.protocol import CHUNK, FILE, LIMITS, PIECES, TAKEN, Bulk, Inbox, write_piece
+from paceline.network.secure.channel import Channel, ProtocolError
 
 SIZE = 1 << 14
 
@@ -23,7 +23,7 @@ def piece(offset: int, data: bytes, size: int | None = None) -> bytearray:
     return bytearray(struct.pack("<qq", offset, len(data) if size is None else size) + data)
 
 
-def joined(chunks: talk.Chunks) -> list[tuple[int, bytearray]]:
+def joined(chunks: protocol.Chunks) -> list[tuple[int, bytearray]]:
     return [(kind, bytearray(b"".join(bytes(part) for part in parts))) for kind, parts in chunks]
 
 
@@ -34,7 +34,7 @@ def test_pieces_come_to_where_they_were() -> None:
     one, other = segment(SIZE), segment(SIZE)
     one.bytes.random_(0, 256)
     view = memoryview(one.memory)
-    for kind, payload in joined(talk.pieces([(0, view[:100]), (4000, view[4000:SIZE]), (200, view[200:200])])):
+    for kind, payload in joined(protocol.pieces([(0, view[:100]), (4000, view[4000:SIZE]), (200, view[200:200])])):
         assert kind == PIECES
         assert len(payload) <= LIMITS[PIECES]
         write_piece(payload, other, None)
@@ -44,7 +44,7 @@ def test_pieces_come_to_where_they_were() -> None:
 
 
 def test_large_pieces_are_cut() -> None:
-    found = joined(talk.pieces([(64, memoryview(bytes(2 * CHUNK + 1)))]))
+    found = joined(protocol.pieces([(64, memoryview(bytes(2 * CHUNK + 1)))]))
     assert [struct.unpack_from("<qq", payload) for _, payload in found] == [
         (64, CHUNK),
         (64 + CHUNK, CHUNK),
@@ -113,7 +113,7 @@ def test_files_arrive_whole(box: Box, tmp_path: Path) -> None:
     contents = {"order/0/a.log": b"", "order/0/b.log": b"x" * 100, "order/c": bytes(range(256)) * (CHUNK // 128)}
     for name, data in contents.items():
         (source / name).write_bytes(data)
-    for kind, payload in joined(talk.files(source, [source / name for name in contents])):
+    for kind, payload in joined(protocol.files(source, [source / name for name in contents])):
         assert kind == FILE
         assert len(payload) <= LIMITS[FILE]
         box.inbox.take(payload)
@@ -123,7 +123,7 @@ def test_files_arrive_whole(box: Box, tmp_path: Path) -> None:
 
 def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
-    found = joined(talk.files(tmp_path, [tmp_path / "gone", tmp_path / "a"]))
+    found = joined(protocol.files(tmp_path, [tmp_path / "gone", tmp_path / "a"]))
     assert len(found) == 1
     assert b'"a"' in found[0][1]
 
@@ -240,7 +240,7 @@ def test_batches_are_counted() -> None:
     one, other = (Bulk(Channel(end, limits=LIMITS)) for end in (near, far))
     try:
         assert not one.busy
-        one.give(talk.after(talk.pair(3, 4)), talk.layout(b"{}", 5))
+        one.give(protocol.after(protocol.pair(3, 4)), protocol.layout(b"{}", 5))
         one.give()
         assert (one.busy, one.pending) == (True, True)
         one.feed()
@@ -250,7 +250,7 @@ def test_batches_are_counted() -> None:
             kinds.append(kind)
             if kind == TAKEN and other.counted(payload):
                 other.answer()
-        assert kinds == [talk.AFTER, talk.LAYOUT, TAKEN, TAKEN]
+        assert kinds == [protocol.AFTER, protocol.LAYOUT, TAKEN, TAKEN]
         assert one.busy
         for kind, payload in one.channel.receive():
             assert kind == TAKEN
@@ -264,15 +264,15 @@ def test_batches_are_counted() -> None:
 
 def test_what_waits_is_handed_on_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be sent is made only when the connection can take it."""
-    monkeypatch.setattr(talk, "AHEAD", 1 << 16)
+    monkeypatch.setattr(protocol, "AHEAD", 1 << 16)
     near, far = socket.socketpair()
     bulk, other = Bulk(Channel(near, limits=LIMITS)), Channel(far, limits=LIMITS)
     made = []
 
-    def parts() -> talk.Chunks:
+    def parts() -> protocol.Chunks:
         for number in range(100):
             made.append(number)
-            yield talk.LAYOUT, (bytes(1 << 16),)
+            yield protocol.LAYOUT, (bytes(1 << 16),)
 
     try:
         bulk.give(parts())
@@ -285,7 +285,7 @@ def test_what_waits_is_handed_on_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> 
         found += [kind for kind, _ in other.receive()]
         while len(found) < 101:  # a flood comes in shares
             found += [kind for kind, _ in other.receive()]
-        assert found == [talk.LAYOUT] * 100 + [TAKEN]
+        assert found == [protocol.LAYOUT] * 100 + [TAKEN]
     finally:
         bulk.channel.close()
         other.close()

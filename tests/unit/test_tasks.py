@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import find
-from paceline.data import Dataset
+from paceline.config import discovery
+from paceline.datasets import Dataset
 from paceline.errors import UsageError
 from paceline.task import Batch, Task
 from paceline.tasks.char_lm import CharLM, char_lm
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def built_in() -> dict:
-    return {name: found.value for name, found in find.tasks().items()}
+    return {name: found.value for name, found in discovery.tasks().items()}
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from hypothesis import strategies as some
 from net_ends import SECRET
 from tcp_ends import LOCAL, PLAIN, Recorder, company, until
 
-from paceline.collectives import tcp_group
-from paceline.collectives.group import HEAD, Broken, Header
-from paceline.collectives.tcp_group import GIVEN, LIMITS, PART, START, SUM, TcpGroup
 from paceline.errors import SchemeError
-from paceline.net.channel import HEADER
-from paceline.net.gate import Refused, enter
-from paceline.net.tls import contexts
+from paceline.network.means import tcp_group
+from paceline.network.means.group import HEAD, Broken, Header
+from paceline.network.means.tcp_group import GIVEN, LIMITS, PART, START, SUM, TcpGroup
+from paceline.network.secure.admission import Refused, enter
+from paceline.network.secure.channel import HEADER
+from paceline.network.secure.tls import contexts
 from paceline.state import Vector, mean_of
 
 
@@ -174,7 +174,7 @@ def frame(kind: int, payload: bytes, claimed: int | None = None) -> bytes:
 
 def member_and_raw_socket() -> tuple[TcpGroup, socket.socket, Any]:
     """One real member, and the other end of its connection."""
-    from paceline.board import Bells, Board
+    from paceline.processes.memory.board import Bells, Board
 
     server = socket.create_server((LOCAL, 0))
     raw = socket.create_connection(server.getsockname())

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from paceline.errors import SchemeError
-from paceline.wire import DTYPES, MOST, decode, encode
+from paceline.processes.memory.call_codec import DTYPES, MOST, decode, encode
 
 
 def crossed(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from paceline.board import Bells, Board
-from paceline.memory import anonymous
-from paceline.plan import Plan
+from paceline.config.plan import Plan
+from paceline.processes.calls.client import Link
+from paceline.processes.memory.board import Bells, Board
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.segment import anonymous
+from paceline.processes.roles.server import Server
 from paceline.scheme import Scheme
-from paceline.server import Server
-from paceline.stage import Stage
 from paceline.state import Vector
-from paceline.transports.shared import Link
 
 PATIENCE = 30.0  # seconds for anything that should take milliseconds
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.data import idx
-from paceline.data.published import File, Published, md5
+from paceline.datasets import _idx
+from paceline.datasets._published import File, Published, md5
 
 CONTENT = {
-    "train-images-idx3-ubyte": idx.write(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
-    "train-labels-idx1-ubyte": idx.write(np.arange(3, dtype=np.uint8)),
+    "train-images-idx3-ubyte": _idx.write(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
+    "train-labels-idx1-ubyte": _idx.write(np.arange(3, dtype=np.uint8)),
 }
 TINY = Published(
     "tiny",

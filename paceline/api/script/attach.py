@@ -1,0 +1,239 @@
+"""An existing PyTorch script becomes a worker: `attach` in the script, `play` in the role that runs it."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.api.execute import check
+from paceline.api.script import standalone
+from paceline.api.script.loop import Evaluate, Pace, ScriptTask
+from paceline.config import build, discovery
+from paceline.config.plan import Plan
+from paceline.errors import RunError, UsageError
+from paceline.hook import Hook
+from paceline.processes.memory.board import FAILED, STOP
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.main import hooks_of, prepare, wait_until_joined, wait_until_ready
+from paceline.processes.roles.worker_session import RealSession
+from paceline.scheme import Scheme
+from paceline.seeds import mixed
+
+HooksWith = Callable[[list[Hook]], list[Hook]]  # those that attach() was given, and those of the whole run
+
+
+@dataclass
+class _Role:
+    """What a launcher has given this process to do."""
+
+    stage: Stage
+    rank: int
+    hooks_with: HooksWith
+    control: Control
+    pace: Pace | None = None
+
+
+_role: _Role | None = None  # None: the script was started by itself
+_alone: Pace | None = None
+
+
+def attach(
+    model: nn.Module,
+    scheme: str | Scheme | type[Scheme] = "async",
+    *,
+    steps: int | None = None,
+    evaluate: Evaluate | None = None,
+    hooks: Iterable[str | Hook] = (),
+    seed: int = 0,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    **hyper: Any,
+) -> Pace:
+    """Train this model in the script's own loop, under any scheme, as one of the workers of `paceline run script.py`.
+
+    with paceline.attach(model, scheme="downpour", lr=0.05, steps=2000) as pace:
+        for images, labels in pace.share(loader):
+            pace.step(F.cross_entropy(model(images), labels))
+
+    steps:     updates of the centre, after which the run ends;   evaluate: of the model, gives metrics by name;
+    directory: of a script that runs by itself (`python script.py`), and resume=True to go on in it. A launched script
+               has that of `paceline run`, whose --scheme, --steps and hyper-parameters take the place of these.
+    After the block the model holds the final weights of the centre, in memory of its own.
+    """
+    if hyper.keys() & {"exact", "micro"}:
+        raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
+    listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
+    own = [build.hook_of(hook) for hook in listed]
+    if _role is not None:
+        return _launched(_role, model, scheme, hyper, steps, evaluate, own, seed, directory)
+    return _by_itself(model, scheme, hyper, steps, evaluate, own, seed, directory, resume)
+
+
+def play(stage: Stage, rank: int, hooks_with: HooksWith, control: Control) -> None:
+    """Run the plan's script as a worker."""
+    global _role
+    script, *arguments = stage.plan.script
+    if not Path(script).is_file():
+        raise UsageError(f"no script {script!r} (looked in {Path.cwd()})")
+    _role = role = _Role(stage, rank, hooks_with, control)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code:
+            raise RunError(f"{script} called sys.exit({error.code!r})") from error
+    if stage.board.run[STOP] == FAILED:
+        return  # another one has told why
+    if role.pace is None:
+        raise UsageError(
+            f"{script} has ended without paceline.attach(): put its training loop into a block "
+            "`with paceline.attach(model, …) as pace:`, or run it with python"
+        )
+    if not role.pace.begun:
+        raise UsageError(f"{script} has called paceline.attach() and never entered its block: write `with` before it")
+    if not role.pace.ended:
+        raise RunError(f"{script} called sys.exit() inside the block of attach(); use break, or pace.stop(reason)")
+
+
+def _launched(
+    role: _Role,
+    model: nn.Module,
+    scheme: str | Scheme | type[Scheme],
+    hyper: dict[str, Any],
+    steps: int | None,
+    evaluate: Evaluate | None,
+    own: list[Hook],
+    seed: int,
+    directory: str | Path | None,
+) -> Pace:
+    if role.pace is not None:
+        raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
+    stage, plan, control, chief = role.stage, role.stage.plan, role.control, role.rank == 0
+    name, chosen = _chosen(plan, scheme, hyper)
+    task = ScriptTask(model, evaluate, Path(plan.script[0]).stem)
+    decided: dict[str, Any] = {
+        "steps": steps if plan.steps is None else plan.steps,
+        "seed": plan.seed or seed,
+        "servers": plan.servers if chosen.methods else 0,
+        "device": str(task.device),
+    }
+    if chief and not stage.board.get("ready"):
+        for text in _overridden(plan, scheme, steps, directory):
+            control.send({"say": text})
+    stage.plan = replace(plan, **decided)
+    stage.scheme = stage.first_scheme = chosen
+    check(stage.plan, chosen)
+    if chief and not stage.board.get("ready"):
+        control.send({"task": task.name})
+        noted = {"name": name, "hyper": build.hyper_of(chosen)}
+        notes = {"scheme": noted, "plan": decided, "parameters": task.flat.named()}
+        prepare(stage, task, task.start(stage.plan.seed).cpu(), notes, control)
+        stage.open()
+    else:
+        wait_until_ready(stage)
+    wait_until_joined(stage)
+    hooks = role.hooks_with(own)
+    session = RealSession(stage, task, role.rank, hooks, control)
+    role.pace = Pace(session, task, hooks, ExitStack())
+    _seed(session)
+    return role.pace
+
+
+def _by_itself(
+    model: nn.Module,
+    scheme: str | Scheme | type[Scheme],
+    hyper: dict[str, Any],
+    steps: int | None,
+    evaluate: Evaluate | None,
+    own: list[Hook],
+    seed: int,
+    directory: str | Path | None,
+    resume: bool,
+) -> Pace:
+    global _alone
+    if _alone is not None and not _alone.done:
+        raise UsageError("paceline.attach() was called a second time, before the block of the first one has ended")
+    chosen = build.scheme_of(scheme, hyper)
+    script = Path(sys.argv[0]).stem or "script"
+    task = ScriptTask(model, evaluate, script)
+    plan = Plan(
+        scheme=chosen.name,
+        hyper=build.hyper_of(chosen),
+        workers=1,
+        servers=1 if chosen.methods else 0,
+        steps=steps,
+        seed=seed,
+        device=str(task.device),
+        script=sys.argv[:1],
+        title=f"{script} by itself",
+    )
+    check(plan, chosen)
+    place = standalone.directory_for(f"{script}-{chosen.name}", directory, resume)
+    plan = replace(plan, directory=str(place.path))
+    hooks = hooks_of(plan, {"hooks": own}, "chief")
+    with ExitStack() as around:
+        session = standalone.session_of(plan, chosen, task, hooks, {"parameters": task.flat.named()}, around)
+        print(f"paceline: {script} runs by itself, as the only worker of {chosen.name}, in {place.path}", flush=True)
+        _alone = Pace(session, task, hooks, around.pop_all())
+    _seed(session)
+    return _alone
+
+
+def _seed(session: RealSession) -> None:
+    """Dropout and the like differ from worker to worker, and are not what they were before a restart."""
+    torch.manual_seed(mixed(session.stage.plan.seed, session.rank, session.worker.t))
+
+
+def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, Any]) -> tuple[str, Scheme]:
+    """The scheme, and a name by which every process of the run finds its class."""
+    if plan.scheme is not None and plan.scheme != scheme:
+        return _absolute(plan.scheme), build.scheme_of(plan.scheme, plan.hyper)
+    chosen = build.scheme_of(scheme, hyper | plan.hyper)
+    return _absolute(scheme) if isinstance(scheme, str) else _reference(type(chosen)), chosen
+
+
+def _absolute(name: str) -> str:
+    """A script may change the directory; a file is found all the same."""
+    where, _, attribute = name.rpartition(":")
+    return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
+
+
+def _reference(scheme: type[Scheme]) -> str:
+    known = discovery.schemes().get(scheme.name)
+    if known is not None and known.value is scheme:
+        return str(scheme.name)
+    home, name = scheme.__module__, scheme.__qualname__
+    if home == "__main__" or "<locals>" in name:
+        raise UsageError(
+            f"the servers cannot find the scheme {name}, which the script itself defines: put the class into a file "
+            f"of its own and name it, attach(model, 'my_scheme.py:{scheme.__name__}')"
+        )
+    # a module of the script's folder is a file; one of a package is imported by its name
+    return f"{home}:{name}" if "." in home else f"{Path(inspect.getfile(scheme)).resolve()}:{name}"
+
+
+def _overridden(
+    plan: Plan, scheme: str | Scheme | type[Scheme], steps: int | None, directory: str | Path | None
+) -> Iterable[str]:
+    """What the script asks for and does not get."""
+    asked = scheme if isinstance(scheme, str) else scheme.name
+    if plan.scheme is not None and plan.scheme != asked:
+        yield f"the command line's --scheme {plan.scheme} takes the place of the script's {asked}"
+    elif plan.hyper:
+        words = " ".join(f"{key}={value}" for key, value in plan.hyper.items())
+        yield f"the command line's {words} takes the place of the script's"
+    if plan.steps is not None and steps is not None and plan.steps != steps:
+        yield f"the command line's --steps {plan.steps} takes the place of the script's {steps}"
+    if directory is not None:
+        yield f"the script's directory={str(directory)!r} is not used: this run is kept in {plan.directory}"

@@ -1,0 +1,168 @@
+"""A script that was started by itself: one worker that is its own server, its own chief and its own launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.api.execute import last_result, result_of
+from paceline.config.plan import Plan
+from paceline.errors import UsageError
+from paceline.hook import Hook
+from paceline.processes.calls.in_process import InProcess
+from paceline.processes.memory.board import RUNNING, STOP, STOPPING, Bells, Board
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.segment import anonymous
+from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.main import prepare
+from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.supervisor.recovery import Outcome
+from paceline.runs import checkpoint, fingerprint
+from paceline.runs.accounts import Totals
+from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.run_directory import RunDirectory
+from paceline.scheme import Scheme
+from paceline.task import Task
+
+
+class LoneSession(RealSession):
+    """A session whose server is in the same process."""
+
+    def __init__(self, stage: Stage, task: Task, hooks: Sequence[Hook], control: Control) -> None:
+        super().__init__(stage, task, 0, hooks, control)
+        if stage.scheme.methods:
+            self._link = InProcess(stage)
+            self._link.device = self.device
+
+
+class Records(Control):
+    """What a launcher would be told is kept here, and in the run directory."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory, self.outcome = directory, Outcome()
+
+    def send(self, message: dict[str, Any]) -> None:
+        outcome = self.outcome
+        for kind, content in message.items():
+            match kind:
+                case "say":
+                    pass  # the session has printed it
+                case "warn":
+                    _warn(content)
+                case "record":
+                    outcome.history.append(content)
+                    self.directory.append_history(content)
+                case "stopped":
+                    outcome.stopped = outcome.stopped or content
+                case "result" | "batch" | "task" | "notice":
+                    setattr(outcome, kind, content)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def directory_for(name: str, path: str | Path | None, resume: bool) -> RunDirectory:
+    """Where such a run is kept: a new directory, or the one that it goes on in."""
+    if not resume:
+        return RunDirectory.create(path, name)
+    if path is None:
+        raise UsageError("attach(resume=True) needs the run to go on with: attach(directory='runs/NAME')")
+    return RunDirectory.open(path)
+
+
+def session_of(
+    plan: Plan, scheme: Scheme, task: Task, hooks: Sequence[Hook], notes: dict[str, Any], around: ExitStack
+) -> LoneSession:
+    """All that a launcher and its roles would set up. `around` undoes it, and writes down how the run ended."""
+    directory = RunDirectory.open(plan.directory)
+    around.enter_context(directory.lock())
+    before = directory.history(_warn)
+    last = last_result(directory)
+    directory.begin()
+    directory.write_plan(dataclasses.asdict(plan))
+    first = checkpoint.newest(directory.checkpoints, lambda _: None)
+    totals = Totals.of(last, first)
+    launched = fingerprint.of(plan, scheme, None, None, hooks)
+    fingerprint.write(directory.path, launched, first.step if first else 0, _warn)
+    board = Board.create(1, 1)
+    ends, state = Bells.create(board.roles), anonymous("paceline-state")
+    for descriptor in (*ends, state, board.descriptor):
+        around.callback(os.close, descriptor)
+    stage = Stage(plan, scheme, board, Bells(board, ends, 0), state)
+    board.put("began", stage.now())
+    board.put("checkpoint", -1)
+    board.put("restarts", totals.restarts)
+    board.put("rolled_back", totals.rolled_back)
+    board.alive[0] = board.known[0] = 1
+    control = Records(directory)
+    around.enter_context(_written_down(stage, control, before, first))
+    control.send({"task": task.name})
+    prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
+    stage.open()
+    around.enter_context(_interruptible(stage, control.outcome))
+    return LoneSession(stage, task, hooks, control)
+
+
+@contextmanager
+def _written_down(
+    stage: Stage, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
+) -> Iterator[None]:
+    """How the run ended, in its directory. `first`: the checkpoint that it goes on from."""
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        board, outcome = stage.board, control.outcome
+        names = ("began", "first_step", "stopped", "rolled_back", "restarts")
+        outcome.words = {name: board.get(name) for name in names}
+        outcome.words["stopped"] = outcome.words["stopped"] or stage.now()
+        reached = stage.furthest if board.get("ready") else 0
+        outcome.words |= {"samples": sum(board.samples), "reached": reached}
+        result = result_of(stage.plan, stage.first_scheme, outcome, before, first)
+        told = {} if result is None else result.as_dict()
+        failed = {} if error is None or outcome.result else {"error": f"{type(error).__name__}: {error}"}
+        control.directory.write_result(told | failed)
+
+
+@contextmanager
+def _interruptible(stage: Stage, outcome: Outcome) -> Iterator[None]:
+    """Ctrl-C ends the run in order, with a last checkpoint; a second one ends it at once."""
+    board = stage.board
+
+    def heard(*_: object) -> None:
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        outcome.interrupted = True
+        if board.run[STOP] == RUNNING:
+            print("interrupted: ending in order, with a last checkpoint (again to end at once)", file=sys.stderr)
+            outcome.stopped = "interrupted"
+            board.put("stopped", stage.now())
+            board.put("stop", STOPPING)
+
+    with _handling(signal.SIGINT, heard):
+        yield
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _handling(number: int, handler: Callable[..., None]) -> Iterator[None]:
+    try:
+        before = signal.signal(number, handler)
+    except ValueError:  # not in the main thread, where signals are heard
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -1,0 +1,248 @@
+"""Training from Python: `train(task, scheme, …)` and `train_and_evaluate`, from scripts and notebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline.api.detached import launch
+from paceline.api.execute import planned
+from paceline.config import build, discovery
+from paceline.config.plan import Collective, Quorum, Start
+from paceline.errors import RunError, UsageError
+from paceline.hook import Hook
+from paceline.network.nodes import participate
+from paceline.report.live import Display, Status
+from paceline.result import Result
+from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory, is_run
+from paceline.scheme import Scheme
+from paceline.signals import EXIT_CODE
+from paceline.task import Feed, Task
+
+
+def train(
+    task: str | Task | None = None,
+    scheme: str | Scheme | type[Scheme] = "sync",
+    *,
+    workers: int | None = None,
+    servers: int = 1,
+    steps: int | None = 1000,
+    seconds: float | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    exact: bool = False,
+    micro: int | None = None,
+    hooks: Iterable[str | Hook] = (),
+    quorum: Quorum | None = None,
+    patience: float = 30.0,
+    restarts: int = 3,
+    start: Start = "fork",
+    device: str = "cpu",
+    collective: Collective = "shared",
+    threads: int = 1,
+    feed: Feed | None = None,
+    shuffle: bool | None = None,
+    task_options: Mapping[str, Any] | None = None,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_steps: int | None = None,
+    checkpoint_seconds: float | None = 60.0,
+    keep: int = 5,
+    evaluator: bool = False,
+    throttle: float = 0.0,
+    start_delay: float = 0.0,
+    eval_steps: int | None = None,
+    eval_device: str = "",
+    best: str = "",
+    every: int = 0,
+    summaries: bool = True,
+    record: bool = True,
+    curvature: float | None = None,
+    say: Callable[[str], None] | None = None,
+    watch: Callable[[Status], None] | None = None,
+    **hyper: Any,
+) -> Result:
+    """Train in real processes on this machine until the centre has had `steps` updates (or `seconds` have passed).
+
+    The arguments that `simulate` has mean the same here. `directory` keeps checkpoints, logs and summaries
+    (default: a new one under runs/); `resume=True` goes on from its newest checkpoint. With `evaluator` another process
+    follows the checkpoints and keeps the best. A task, scheme or hook may be an object of the caller's own, also one
+    defined in a notebook. With `exact` every batch is cut in `micro` parts (default: 8), which the processes share: no
+    number of processes, and no death of any, changes a bit of the result. The work is done by other processes; this one
+    waits, and hands Ctrl-C on.
+
+    In a cluster (TF_CONFIG, or what an engine says of it) every task runs the same program, and this call takes part in
+    the run. The chief gets the result; a program that is another task ends here when the run is over, with SystemExit.
+    """
+    seat = participate.here(directory)
+    if seat is not None and not seat.chief:
+        own = {"task": task} if isinstance(task, Task) else {}
+        raise SystemExit(_took_part(own, scheme, hooks, hyper, say))
+    if seat is not None:
+        counts = {"workers": workers, "servers": servers if servers != 1 else None}
+        settled = participate.counted(seat, counts, build.scheme_of(scheme, hyper))
+        workers, servers, evaluator = settled["workers"], settled["servers"], evaluator or seat.evaluator
+        resume = resume or (directory is not None and is_run(Path(directory)))
+    if isinstance(task, str) and ":" not in task:
+        discovery.task(task)  # a misspelt name is told before anything is made
+    plan, chosen, objects = planned(
+        task,
+        scheme,
+        hooks=hooks,
+        hyper=hyper,
+        workers=workers,
+        servers=servers,
+        steps=steps,
+        seconds=seconds,
+        batch=batch,
+        seed=seed,
+        exact=exact,
+        micro=micro,
+        quorum=quorum,
+        patience=patience,
+        restarts=restarts,
+        start=start,
+        device=device,
+        collective=collective,
+        threads=threads,
+        feed=feed,
+        shuffle=shuffle,
+        task_options=dict(task_options or {}),
+        checkpoint_steps=checkpoint_steps,
+        checkpoint_seconds=checkpoint_seconds,
+        keep=keep,
+        evaluator=evaluator,
+        throttle=throttle,
+        delay=start_delay,
+        eval_steps=eval_steps,
+        eval_device=eval_device,
+        best=best,
+        every=every,
+        summaries=summaries,
+        record=record,
+        curvature=curvature,
+    )
+    if checkpoint_seconds is None:
+        plan = dataclasses.replace(plan, checkpoint_seconds=None)
+    endless = steps is None and seconds is None and not hooks and not evaluator
+    if endless:
+        raise UsageError("nothing would end this run: give steps, seconds, or a hook that stops it")
+    name = f"{task if isinstance(task, str) else getattr(task, 'name', 'task')}-{chosen.name}"
+    if resume and directory is None:
+        raise UsageError("resume=True goes on with an existing run: give its directory")
+    if resume and directory:
+        place = RunDirectory.open(directory)
+    else:
+        place = RunDirectory.create(directory, folder_name(name), prepared=seat is not None)
+    plan = dataclasses.replace(plan, directory=str(place.path.absolute()), title=name)
+    console = Console(stderr=True, highlight=False)
+    shows = watch is None and (console.is_terminal or console.is_jupyter)
+    with Display(console) if shows else nullcontext() as display:
+
+        def tell(kind: str, text: str) -> None:
+            if say is not None:
+                say(text)
+            elif display is not None:
+                (display.say if kind == "say" else display.warn)(text)
+            elif kind != "say":
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
+            else:
+                print(text, file=sys.stderr)
+
+        look = watch or (display.update if display is not None else lambda _: None)
+        try:
+            launch(plan, objects, tell=tell, watch=look)
+        except RunError as error:
+            error.result = reached(place)
+            raise
+    result = reached(place)
+    if result is None:
+        raise RunError(f"the run left no result in {place.path}")
+    return result
+
+
+def _took_part(
+    objects: dict[str, Any],
+    scheme: str | Scheme | type[Scheme],
+    hooks: Iterable[str | Hook],
+    hyper: Mapping[str, Any],
+    say: Callable[[str], None] | None,
+) -> int:
+    """Be another task than the chief; gives the exit code."""
+    if not isinstance(scheme, str):
+        objects["scheme"] = build.scheme_of(scheme, hyper)
+    if own := [hook for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks) if isinstance(hook, Hook)]:
+        objects["hooks"] = own
+    show = say or (lambda text: print(text, file=sys.stderr))
+    try:
+        launch(None, objects, tell=lambda _, text: show(text), watch=lambda _: None)
+    except KeyboardInterrupt:  # the run was interrupted, or this task was asked to leave
+        return EXIT_CODE
+    return 0
+
+
+def reached(place: RunDirectory) -> Result | None:
+    """What a run directory holds as its result."""
+    told, found = place.result(), checkpoint.newest(place.checkpoints, lambda _: None)
+    if told is None or found is None or "updates" not in told:
+        return None
+    return Result.from_dict(told, found.tensors["model"])
+
+
+def folder_name(name: str) -> str:
+    """A name that can be a folder's."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(name).name)
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """What `train_and_evaluate` trains: a task under a scheme, for at most `max_steps` updates."""
+
+    task: str | Task
+    scheme: str | Scheme | type[Scheme] = "sync"
+    max_steps: int | None = None
+    hooks: tuple[str | Hook, ...] = ()
+    hyper: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """How it is evaluated: `steps` batches of the test data (None: all), not more often than every `throttle` seconds,
+    not before `start_delay`. The best checkpoint by `metric` is kept."""
+
+    steps: int | None = None
+    throttle: float = 0.0
+    start_delay: float = 0.0
+    metric: str = ""
+
+
+def train_and_evaluate(train_spec: TrainSpec, eval_spec: EvalSpec | None = None, **settings: Any) -> Result:
+    """Train, evaluate every new checkpoint beside it, keep the best; ends when training ends or its data run out.
+
+    `settings` are those of `train`: one worker or many, the call is the same.
+    """
+    evaluation = eval_spec or EvalSpec()
+    more = settings.pop("hooks", ())
+    settings.setdefault("checkpoint_seconds", max(evaluation.throttle, 1.0))
+    return train(
+        train_spec.task,
+        train_spec.scheme,
+        steps=train_spec.max_steps,
+        hooks=(*train_spec.hooks, *([more] if isinstance(more, str | Hook) else more)),
+        evaluator=True,
+        throttle=evaluation.throttle,
+        start_delay=evaluation.start_delay,
+        eval_steps=evaluation.steps,
+        best=evaluation.metric,
+        **settings,
+        **train_spec.hyper,
+    )

@@ -1,0 +1,166 @@
+"""Turns names and `key=value` words into schemes and tasks, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, get_type_hints
+
+from paceline.config import discovery
+from paceline.errors import UnknownName, UsageError
+from paceline.fields import converted
+from paceline.hook import Hook
+from paceline.rules import Rule, made
+from paceline.scheme import Scheme, bounds, fields
+from paceline.task import Task
+
+
+def pairs(words: Iterable[str]) -> dict[str, str]:
+    """`["lr=0.1", "window=5"]` as a dictionary."""
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{word!r} is not a hyper-parameter; write it as key=value")
+        if key in found:
+            raise UsageError(f"{key!r} is given twice: {found[key]!r} and {value!r}")
+        found[key] = value
+    return found
+
+
+def scheme_of(scheme: str | Scheme | type[Scheme], hyper: Mapping[str, Any]) -> Scheme:
+    """A scheme by name, class or instance, with hyper-parameters (`lr`, `rule`, `rule.beta1`, `server.rule`, …)."""
+    if isinstance(scheme, Scheme):
+        kept = {field.name: getattr(scheme, field.name) for field, _ in fields(type(scheme))}
+        return _built(type(scheme), hyper, kept) if hyper else scheme
+    return _built(discovery.scheme(scheme) if isinstance(scheme, str) else scheme, hyper, {})
+
+
+def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
+    """A task by name, reference or instance, with its own options."""
+    named = discovery.task(task) if isinstance(task, str) else task
+    if isinstance(named, Task):
+        if options:
+            raise UsageError(f"task {named.name!r} is already made and takes no options, not {', '.join(options)}")
+        return named
+    if not callable(named):
+        raise UsageError(
+            f"{task!r} is a {type(named).__name__}; a task is a paceline.Task or a function that makes one"
+        )
+    hints = get_type_hints(named)
+    parameters = inspect.signature(named).parameters
+    for key in options:
+        if key not in parameters:
+            raise UnknownName(f"option of task {task}", key, parameters)
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and parameter.kind not in free and key not in options:
+            raise UsageError(f"task {task} needs {key}: give it as task.{key}=VALUE")
+    values = {key: converted(f"task {task}", key, value, hints.get(key, Any)) for key, value in options.items()}
+    built = named(**values)
+    if not isinstance(built, Task):
+        raise UsageError(f"{task!r} gave a {type(built).__name__}, not a paceline.Task")
+    return built
+
+
+def hook_of(hook: str | Hook) -> Hook:
+    """A hook, or `name`, `name:key=value,key=value`; the name may be `file.py:Class` or `package.module:Class`."""
+    if isinstance(hook, Hook):
+        return hook
+    name, _, rest = hook.partition(":")
+    attribute, _, options = rest.partition(":")
+    if attribute and "=" not in attribute:  # a reference has a colon of its own
+        name, rest = f"{name}:{attribute}", options
+    cls = discovery.hook(name)
+    if not (inspect.isclass(cls) and issubclass(cls, Hook) and dataclasses.is_dataclass(cls)):
+        raise UsageError(f"{name!r} is not a hook: it must name a dataclass that is a paceline.Hook")
+    hints = get_type_hints(cls, include_extras=True)
+    known = [field.name for field in dataclasses.fields(cls)]
+    words: list[str] = []
+    for word in filter(None, rest.split(",")):
+        if "=" in word or not words:
+            words.append(word)
+        else:
+            words[-1] += f",{word}"  # one more item of a list
+    given = pairs(words)
+    for key in given:
+        if key not in known:
+            raise UnknownName(f"option of hook {name}", key, known)
+    values = {key: converted(f"hook {name}", key, text, hints[key]) for key, text in given.items()}
+    for key, value in values.items():
+        for bound in bounds(hints[key]):
+            bound.check(f"hook {name}", key, value)
+    built: Hook = cls(**values)
+    return built
+
+
+def keys_of(scheme: type[Scheme]) -> list[str]:
+    """The words that a scheme takes on the command line."""
+    return [_shown(field.name, hint) for field, hint in fields(scheme)]
+
+
+def hyper_of(scheme: Scheme) -> dict[str, Any]:
+    """The hyper-parameters that a scheme has, as plain data."""
+    plain: dict[str, Any] = {}
+    for field, hint in fields(type(scheme)):
+        value = getattr(scheme, field.name)
+        if isinstance(value, Rule):
+            key = _shown(field.name, hint)
+            plain[key] = value.name
+            prefix = "server" if key == "server.rule" else "rule"
+            for option in dataclasses.fields(value):
+                if getattr(value, option.name) != option.default:
+                    plain[f"{prefix}.{option.name}"] = getattr(value, option.name)
+        else:
+            plain[field.name] = value
+    return plain
+
+
+def _shown(field: str, hint: Any) -> str:
+    return "server.rule" if hint is Rule and field == "server_rule" else field
+
+
+def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) -> Scheme:
+    known = {field.name: hint for field, hint in fields(cls)}
+    defaults = {field.name: field.default for field, _ in fields(cls)} | kept
+    values: dict[str, Any] = dict(kept)
+    options: dict[str, dict[str, Any]] = {}
+    for key, value in hyper.items():
+        own = _own_key(key, cls, known)
+        if own != key and own in hyper:
+            raise UsageError(f"{cls.name}: {key!r} and {own!r} mean the same here; give one of them")
+        head, _, option = own.partition(".")
+        if option and known.get(head) is Rule:
+            options.setdefault(head, {})[option] = value
+        elif not option and head in known:
+            values[head] = converted(cls.name, key, value, known[head])
+        else:
+            words = [_shown(name, hint) for name, hint in known.items()]
+            raise UnknownName(f"hyper-parameter of {cls.name}", key, words)
+    for head, given in options.items():
+        values[head] = _with_options(values.get(head, defaults[head]), given)
+    return cls(**values)
+
+
+def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:
+    """`server.rule` and `server.lr` speak of the server's rule; where the only rule is the server's, of that one."""
+    if not key.startswith("server."):
+        return key
+    option = key.removeprefix("server.")
+    if "server_rule" in known:
+        return "server_rule" if option == "rule" else f"server_rule.{option}"
+    if not cls.rule_at_server:
+        return key
+    return option if option in ("rule", "lr") else f"rule.{option}"
+
+
+def _with_options(rule: Rule | str, given: Mapping[str, Any]) -> Rule:
+    rule = rule if isinstance(rule, Rule) else made(rule)
+    hints = get_type_hints(type(rule), include_extras=True)
+    known = [field.name for field in dataclasses.fields(rule)]
+    for key in given:
+        if key not in known:
+            raise UnknownName(f"option of rule {rule.name}", key, known)
+    owner = f"rule {rule.name}"
+    return dataclasses.replace(rule, **{k: converted(owner, k, v, hints[k]) for k, v in given.items()})

@@ -1,0 +1,264 @@
+"""Finds the members of a family by name: first the files of its folder, then what other packages register.
+
+Adding a file to `paceline/schemes/` (or an entry point of the group `paceline.schemes`) is all it takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from paceline import user_code
+from paceline.errors import PacelineError, UnknownName, UsageError
+from paceline.hook import Hook
+from paceline.scheme import Scheme
+from paceline.task import Task
+
+
+@dataclass(frozen=True)
+class Found:
+    """A member of a family. A broken one has no value but an `error`, which is raised where it is asked for."""
+
+    name: str
+    value: Any
+    error: PacelineError | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring, or why it cannot be read."""
+        if self.error is None:
+            return self.doc.partition("\n")[0]
+        return "; ".join((str(self.error), *getattr(self.error, "__notes__", ())))
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.value) or ""
+
+    @property
+    def file(self) -> str:
+        """The file that defines it, from the package's root where it lies in the package."""
+        value = self.value
+        if not (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)):
+            value = type(value)
+        try:
+            path = Path(inspect.getsourcefile(value) or "?").resolve()
+        except TypeError:  # made in C
+            return "?"
+        root = Path(__file__).resolve().parent.parent
+        return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def schemes() -> dict[str, Found]:
+    """Every scheme that can be read: public classes of the files in paceline/schemes/."""
+    return _sound(_members("schemes"))
+
+
+def tasks() -> dict[str, Found]:
+    """Every task that can be read: functions that return one, in the files of paceline/tasks/."""
+    return _sound(_members("tasks"))
+
+
+def rules() -> dict[str, Found]:
+    """Every update rule."""
+    from paceline.rules import rules as known
+
+    return {name: Found(name, rule) for name, rule in sorted(known().items())}
+
+
+def compute() -> dict[str, Found]:
+    """Every law of compute times."""
+    from paceline.compute_times import laws
+
+    return {name: Found(name, law) for name, law in sorted(laws().items())}
+
+
+def data() -> dict[str, Found]:
+    """Every data set."""
+    from paceline import datasets as sets
+
+    return {name: Found(name, sets.module(name)) for name in sets.names()}
+
+
+def hooks() -> dict[str, Found]:
+    """Every hook that can be read: public classes of the files in paceline/hooks/."""
+    return _sound(_members("hooks"))
+
+
+# all that there is, broken members too
+FAMILIES: dict[str, Callable[[], dict[str, Found]]] = {
+    "schemes": lambda: _members("schemes"),
+    "tasks": lambda: _members("tasks"),
+    "rules": rules,
+    "hooks": lambda: _members("hooks"),
+    "compute": compute,
+    "data": data,
+}
+
+
+_ANY = "scheme, task, rule or hook"
+
+
+def scheme(name: str) -> type[Scheme]:
+    """A scheme by its name, or by `file.py:Class` or `package.module:Class`."""
+    if ":" in name:
+        value = _reference("scheme", name)
+        if _family(value) != "schemes":
+            raise UsageError(f"{name!r} is not a scheme: it must name a subclass of paceline.Scheme")
+        return value  # type: ignore[no-any-return]
+    return _named("scheme", name)  # type: ignore[no-any-return]
+
+
+def task(name: str) -> Any:
+    """A task by its name, or by `file.py:name` or `package.module:name`: a Task, or a function that makes one."""
+    return _reference("task", name) if ":" in name else _named("task", name)
+
+
+def hook(name: str) -> Any:
+    """A hook by its name, or by `file.py:Class` or `package.module:Class`."""
+    return _reference("hook", name) if ":" in name else _named("hook", name)
+
+
+def anything(name: str) -> tuple[str, Found]:
+    """A member of whichever family has that name, and the family."""
+    if ":" in name:
+        value = _reference(_ANY, name)
+        kind = _family(value)
+        if kind is None:
+            raise UsageError(
+                f"{name!r} is a {type(value).__name__}; there is something to show of a scheme, rule, hook or compute "
+                "law (a class) and of a task (a paceline.Task, or a function that makes one)"
+            )
+        return kind, Found(name, value)
+    every = [(family, found) for family, get in FAMILIES.items() for found in get().values()]
+    for family, found in every:
+        if found.name == name:
+            return family, _checked(found)
+    what = "scheme, task, rule, hook, compute law or data set"
+    raise _unknown(what, name, (found for _, found in every))
+
+
+def _named(kind: str, name: str) -> Any:
+    known = _members(f"{kind}s")
+    if name not in known:
+        raise _unknown(kind, name, known.values())
+    return _checked(known[name]).value
+
+
+def _checked(found: Found) -> Found:
+    if found.error is not None:
+        raise found.error
+    return found
+
+
+def _unknown(kind: str, name: str, known: Iterable[Found]) -> UnknownName:
+    """What is not there; it may well be what a broken file would have held."""
+    known = list(known)
+    error = UnknownName(kind, name, {found.name for found in known})
+    for found in known:
+        if found.error is not None:
+            error.add_note(found.summary)
+    return error
+
+
+def _sound(members: dict[str, Found]) -> dict[str, Found]:
+    return {name: found for name, found in members.items() if found.error is None}
+
+
+def _members(family: str) -> dict[str, Found]:
+    """A family's folder and entry points. What cannot be read is a member by its file's name, and breaks no other."""
+    package = importlib.import_module(f"paceline.{family}")
+    found: dict[str, Found] = {}
+    broken: dict[str, Found] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.name.startswith("_"):
+            try:
+                place = f"paceline/{family}/{info.name}.py"
+                found |= user_code.attempt(place, _of_file, family, f"{package.__name__}.{info.name}")
+            except PacelineError as error:
+                name = info.name.rstrip("_").replace("_", "-")
+                broken[name] = Found(name, None, error)
+    for entry in entry_points(group=f"paceline.{family}"):
+        if entry.name not in found:
+            try:
+                value = user_code.attempt(
+                    f"the entry point {entry.name} = {entry.value} of paceline.{family}", entry.load
+                )
+                if _family(value) != family:
+                    raise UsageError(f"the entry point {entry.name} = {entry.value} is not one of paceline.{family}")
+                found[entry.name] = Found(entry.name, value)
+            except PacelineError as error:
+                broken[entry.name] = Found(entry.name, None, error)
+    return dict(sorted((broken | found).items()))
+
+
+def _of_file(family: str, name: str) -> dict[str, Found]:
+    members = {"schemes": _classes(Scheme), "hooks": _classes(Hook), "tasks": _tasks_of}[family]
+    return {name: Found(name, value) for name, value in members(importlib.import_module(name))}
+
+
+def _family(value: Any) -> str | None:
+    """The family of a thing, told by what it is."""
+    from paceline.compute_times import Times
+    from paceline.rules import Rule
+
+    if not inspect.isclass(value):
+        return "tasks" if isinstance(value, Task) or callable(value) else None
+    families = {"schemes": Scheme, "hooks": Hook, "rules": Rule, "compute": Times, "tasks": Task}
+    return next((family for family, of in families.items() if issubclass(value, of)), None)
+
+
+def _classes(of: type[Scheme] | type[Hook]) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
+    def members(module: ModuleType) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(module).items():
+            own = inspect.isclass(value) and value.__module__ == module.__name__
+            if own and issubclass(value, of) and not name.startswith("_"):
+                yield value.name, value
+
+    return members
+
+
+def _tasks_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+            gives = get_type_hints(value).get("return")
+            if inspect.isclass(gives) and issubclass(gives, Task):
+                yield name.replace("_", "-"), value
+
+
+def _reference(kind: str, text: str) -> Any:
+    where, _, attribute = text.rpartition(":")
+    module = user_code.file(kind, Path(where)) if where.endswith(".py") else user_code.module(kind, where)
+    if not hasattr(module, attribute):
+        raise UnknownName(f"{kind} in {where}", attribute, _meant(kind, module))
+    return getattr(module, attribute)
+
+
+def _meant(kind: str, module: ModuleType) -> Iterator[str]:
+    """The names in a module that such a reference could be meant for."""
+    for name, value in vars(module).items():
+        family = None if name.startswith("_") else _family(value)
+        if family is None or kind not in (_ANY, family.removesuffix("s")):
+            continue
+        if isinstance(value, Task):
+            yield name
+            continue
+        # of what it imported only members: neither Scheme itself nor some function
+        home = getattr(value, "__module__", None) or ""
+        own = home == module.__name__ or f"{home}.".startswith(f"paceline.{family}.")
+        if own and (family != "tasks" or inspect.isclass(value) or _may_make_a_task(value)):
+            yield name
+
+
+def _may_make_a_task(function: Any) -> bool:
+    try:
+        gives = get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return False
+    return gives is None or (inspect.isclass(gives) and issubclass(gives, Task))

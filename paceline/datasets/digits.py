@@ -1,0 +1,40 @@
+"""1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn (Alpaydin and Kaynak, UCI, 1998)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.datasets._dataset import Dataset, Say
+from paceline.sampling import permute
+from paceline.seeds import mixed
+
+TEST = 360
+
+
+def load(directory: str | Path | None = None, *, say: Say | None = None) -> Dataset:
+    """Images (n, 8, 8) of 0 to 16 as uint8, labels; 1,437 to train on, 360 to test, always the same."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = torch.from_numpy(found.images.astype(np.uint8))
+    labels = torch.from_numpy(found.target.astype(np.int64))
+    train, test = split(len(labels), TEST)
+    return Dataset(
+        "digits",
+        (images[train], labels[train]),
+        (images[test], labels[test]),
+        None,
+        "scikit-learn's own copy",
+    )
+
+
+def split(n: int, test: int) -> tuple[Tensor, Tensor]:
+    """Which of n samples to train on and which to test: drawn once, for a stored order is seldom random."""
+    places = np.arange(n, dtype=np.uint64)
+    order = permute(places, n, np.array([mixed("split", n)], np.uint64)).astype(np.int64)
+    drawn = torch.from_numpy(order)
+    return drawn[test:].sort().values, drawn[:test].sort().values

@@ -1,0 +1,170 @@
+"""The manifests of a run under Kubernetes: an Indexed Job or a JobSet, service, config, secret and NetworkPolicy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.launchers._kubernetes_pod import pod
+from paceline.launchers._kubernetes_settings import Settings
+from paceline.launchers._kubernetes_template import CONTAINER, Manifest
+
+if TYPE_CHECKING:
+    from paceline.launcher import Job
+
+ASKED_TO_END = (130, 143)  # exit codes after SIGINT, or an interrupted run; after SIGTERM
+ENDLESS = 2**31 - 1  # of replacements of one pod: Kubernetes waits longer and longer between two
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+def manifests(job: Job) -> list[Manifest]:
+    """Everything but the secret, in the order in which it is to be applied."""
+    settings = Settings.of(job)
+    found = [_config(job, settings)]
+    found += [_code(settings)] if settings.code else []
+    found += [_policy(job, settings)] if settings.policy else []
+    if settings.kind == "jobset":
+        return [*found, _jobset(job, settings)]
+    return [*found, _service(settings), _job(job, settings)]
+
+
+def resources(settings: Settings) -> list[tuple[str, str]]:
+    """Kind and name of what belongs to a run, but for the job itself, in the order in which it is to be deleted."""
+    found = [("service", settings.name)] if settings.kind == "job" else []
+    found += [("networkpolicy", settings.name)] if settings.policy else []
+    found += [("configmap", f"{settings.name}-code")] if settings.code else []
+    return [*found, ("configmap", f"{settings.name}-config"), ("secret", f"{settings.name}-secret")]
+
+
+def secret(job: Job, settings: Settings) -> Manifest:
+    metadata = settings.metadata(f"{settings.name}-secret")
+    return {
+        **{"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"},
+        "stringData": {"secret": job.secret.hex()},
+    }
+
+
+def _config(job: Job, settings: Settings) -> Manifest:
+    chief = job.tasks.index("chief")
+    host = f"{settings.name}-chief-0-0" if settings.kind == "jobset" else f"{settings.name}-{chief}"
+    told = {
+        "PACELINE_CLUSTER": job.cluster(),
+        "PACELINE_HUB": f"{host}.{settings.name}:{settings.ports.first}",
+        "PACELINE_PORTS": str(settings.ports),
+    }
+    if settings.kind == "job":
+        told["PACELINE_TASKS"] = ",".join(job.tasks)
+    return {
+        **{"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings.metadata(f"{settings.name}-config")},
+        "data": told,
+    }
+
+
+def _code(settings: Settings) -> Manifest:
+    """The user's own files."""
+    return {
+        **{"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings.metadata(f"{settings.name}-code")},
+        "data": dict(settings.code),
+    }
+
+
+def _policy(job: Job, settings: Settings) -> Manifest:
+    """Only pods of this run may connect to its pods, and only where paceline listens."""
+    own = {"podSelector": {"matchLabels": {"paceline/run": settings.name}}}
+    listens = [{"protocol": "TCP", "port": settings.ports.first, "endPort": settings.ports.last}]
+    chosen = job.option("--collective") in ("gloo", "nccl")  # which choose their own ports
+    allowed = {"from": [own], **({} if chosen else {"ports": listens})}
+    return {
+        **{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": settings.metadata(settings.name)},
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [allowed]},
+    }
+
+
+def _service(settings: Settings) -> Manifest:
+    """Without an address of its own: it gives the pods their names. They are needed before anybody is ready."""
+    return {
+        **{"apiVersion": "v1", "kind": "Service", "metadata": settings.metadata(settings.name)},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": settings.name},
+            "ports": [{"name": "hub", "port": settings.ports.first, "protocol": "TCP"}],
+        },
+    }
+
+
+def _queued(settings: Settings) -> tuple[Manifest, Manifest]:
+    """Metadata of a job, and what its spec needs: with Kueue it is suspended until there is room for all of it."""
+    metadata = settings.metadata(settings.name)
+    queue = settings.options.get("queue")
+    if queue is None:
+        return metadata, {}
+    return metadata | {"labels": metadata["labels"] | {QUEUE: queue}}, {"suspend": True}
+
+
+def _job(job: Job, settings: Settings) -> Manifest:
+    metadata, waits = _queued(settings)
+    return {
+        **{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata},
+        "spec": {
+            **waits,
+            **_indexed(len(job.tasks), settings.number("restarts", 3)),
+            # the chief's end is the run's: a pod that was replaced at the last moment has nobody to meet, and a worker
+            # that has failed too often was done without
+            "successPolicy": {"rules": [{"succeededIndexes": str(job.tasks.index("chief"))}]},
+            "ttlSecondsAfterFinished": settings.number("ttl", 86_400),
+            "template": pod(job, settings, None, volume=True),
+        },
+    }
+
+
+def _jobset(job: Job, settings: Settings) -> Manifest:
+    """A job for each role. Only the chief's pod holds the volume, so one that a single node can mount will do."""
+    roles: dict[str, list[str]] = {}
+    for task in job.tasks:
+        roles.setdefault(task.partition(":")[0], []).append(task)
+    jobs = []
+    for role, tasks in roles.items():
+        chief = role == "chief"
+        template = pod(job, settings, role, volume=chief, tasks=tasks)
+        # a wrong request is the chief's to find; others end with 2 also where a predecessor is not yet known dead
+        hopeless = (2, 3) if chief else (3,)
+        # a job that fails would fail the set: workers and servers, which a run can do without, are replaced for ever
+        limit = settings.number("restarts", 3) if chief else ENDLESS
+        spec = {**_indexed(len(tasks), limit, hopeless), "template": template}
+        jobs.append({"name": role, "replicas": 1, "template": {"spec": spec}})
+    metadata, waits = _queued(settings)
+    return {
+        **{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata},
+        "spec": {
+            **waits,
+            "network": {"enableDNSHostnames": True, "subdomain": settings.name, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
+            "failurePolicy": {"maxRestarts": 0},  # the chief's own job counts its restarts
+            "ttlSecondsAfterFinished": settings.number("ttl", 86_400),
+            "replicatedJobs": jobs,
+        },
+    }
+
+
+def _indexed(count: int, restarts: int, hopeless: tuple[int, ...] = (3,)) -> Manifest:
+    """Pods with numbers, each replaced when it is killed. `hopeless`: exit codes with which the next would end too.
+    A pod that has failed more than `restarts` times is not replaced again; the others go on."""
+    return {
+        **{"completions": count, "parallelism": count, "completionMode": "Indexed"},
+        "backoffLimitPerIndex": restarts,
+        "podFailurePolicy": {
+            "rules": [
+                # a drained or lost node is nobody's fault and does not count
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                # nor does a task that was asked to leave, or whose run was: another takes its place
+                {
+                    "action": "Ignore",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(ASKED_TO_END)},
+                },
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(hopeless)},
+                },
+            ]
+        },
+    }

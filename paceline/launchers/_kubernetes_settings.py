@@ -1,0 +1,177 @@
+"""What `--engine` says to `--on kubernetes`, checked before anything is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import UnknownName, UsageError
+from paceline.launchers._foreground import truth
+from paceline.launchers._kubernetes_template import CONTAINER, ROLES, Manifest, merged, read
+from paceline.network.secure.ports import Ports
+
+if TYPE_CHECKING:
+    from paceline.launcher import Job
+
+KEYS = (
+    *("image", "namespace", "kind", "memory", "cpu", "gpus", "volume", "service-account", "image-pull-policy", "ttl"),
+    *("restarts", "grace", "shm", "queue", "network-policy", "code", "template"),
+    *(f"template-{role}" for role in ROLES),
+)
+KINDS = ("job", "jobset")
+PULL = ("Always", "IfNotPresent", "Never")
+PORTS = Ports(7070, 7089)  # a pod has its own address: they are free
+LARGEST = 1_000_000  # bytes of a ConfigMap, a little less than what a cluster's store takes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run, and the names that follow from them."""
+
+    name: str
+    kind: str
+    options: dict[str, str]
+    ports: Ports
+    policy: bool  # a NetworkPolicy is wanted
+    templates: dict[str, Manifest] = field(default_factory=dict)  # by role; "": of all
+    code: dict[str, str] = field(default_factory=dict)  # the user's own files: name and text
+
+    @classmethod
+    def of(cls, job: Job) -> Settings:
+        job.refuse_unknown(KEYS)
+        options = job.options
+        kind = options.get("kind", "job").lower()
+        if kind not in KINDS:
+            raise UnknownName("kind of a Kubernetes run", kind, KINDS)
+        _check_values(options)
+        templates = {
+            role: read(Path(options[key]), key)
+            for role, key in [("", "template"), *((role, f"template-{role}") for role in ROLES)]
+            if key in options
+        }
+        found = cls(
+            _name(job.name, len(job.tasks)),
+            kind,
+            options,
+            job.ports or PORTS,
+            truth(job, "network-policy", True),
+            templates,
+            _code(options.get("code", "")),
+        )
+        found._check_roles(job)
+        return found
+
+    def _check_roles(self, job: Job) -> None:
+        own = sorted(role for role in self.templates if role)
+        if own and self.kind == "job":
+            raise UsageError(
+                f"--engine template-{own[0]}=: the pods of a Job are all alike; roles that differ need --engine "
+                "kind=jobset (and the JobSet controller in the cluster)"
+            )
+        idle = sorted({task.partition(":")[0] for task in job.tasks if not job.gpus_of(task)})
+        if job.gpus and idle and self.kind == "job" and "gpus" not in self.options:
+            raise UsageError(
+                f"the pods of a Job are all alike: {' and '.join(idle)} would hold a GPU without use. Use --engine "
+                "kind=jobset (which needs the JobSet controller), or allow it with --engine gpus=1"
+            )
+        if job.option("--tls") == "generated" and (self.kind == "jobset" or not self.options.get("volume")):
+            raise UsageError(
+                "--tls generated needs a directory that all tasks see, and these pods have none in common: give a "
+                "certificate and a key by a mounted secret (--tls CERTIFICATE,KEY and --engine template=…), or use "
+                "kind=job with --engine volume=CLAIM"
+            )
+        for role in {task.partition(":")[0] for task in job.tasks}:
+            if not self.options.get("image") and not self._image(role):
+                raise UsageError(
+                    "--on kubernetes needs --engine image=…: an image in which paceline is installed (or "
+                    f"`image` of the container {CONTAINER} in --engine template=…)"
+                )
+
+    def _image(self, role: str) -> str | None:
+        whole = self.templated({"spec": {"containers": [{"name": CONTAINER}]}}, role)
+        return next((one.get("image") for one in whole["spec"]["containers"] if one["name"] == CONTAINER), None)
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The tasks' command with the user's own files where the pods have them: tasks/my.py:task is my.py:task."""
+        found = list(words)
+        for path in filter(None, map(str.strip, self.options.get("code", "").split(","))):
+            for at, word in enumerate(found):
+                if word == path or word.startswith(f"{path}:"):
+                    found[at] = Path(path).name + word.removeprefix(path)
+        return found
+
+    def templated(self, base: Manifest, role: str | None) -> Manifest:
+        """A pod with the user's templates laid over it: that of all roles, then the role's own."""
+        for key in dict.fromkeys(("", role or "")):
+            if key in self.templates:
+                base = merged(base, self.templates[key])
+        return base
+
+    def gpus(self, job: Job, role: str | None) -> int:
+        """Of each pod of a role; `role` None: of every pod."""
+        given = int(self.options["gpus"]) if "gpus" in self.options else None
+        if role is None:
+            return job.gpus if given is None else given
+        each = job.gpus_of(role)
+        return given if given is not None and (each or role in ("chief", "worker")) else each
+
+    def number(self, key: str, default: int) -> int:
+        return int(self.options.get(key, default))
+
+    def arguments(self, *words: str) -> list[str]:
+        """kubectl, in the namespace that was asked for."""
+        namespace = self.options.get("namespace")
+        return ["kubectl", *(["--namespace", namespace] if namespace else []), *words]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"app.kubernetes.io/name": "paceline", "paceline/run": self.name}
+
+    def metadata(self, name: str) -> Manifest:
+        namespace = {"namespace": self.options["namespace"]} if self.options.get("namespace") else {}
+        return {"name": name, **namespace, "labels": self.labels}
+
+
+def _check_values(options: dict[str, str]) -> None:
+    if options.get("image-pull-policy", "Always") not in PULL:
+        raise UnknownName("image-pull-policy", options["image-pull-policy"], PULL)
+    for key in ("gpus", "ttl", "restarts", "grace"):
+        if key in options and not (options[key].isascii() and options[key].isdigit()):
+            raise UsageError(f"--engine {key}={options[key]}: a whole number is needed")
+    for key in ("cpu", "memory", "shm"):
+        if key in options and not re.fullmatch(r"\d+(\.\d+)?([mkKMGTPE]|[KMGTPE]i)?", options[key]):
+            raise UsageError(f"--engine {key}={options[key]}: a quantity of Kubernetes is needed (2, 500m, 4Gi)")
+    if "queue" in options and not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", options["queue"]):
+        raise UsageError(f"--engine queue={options['queue']}: the name of a LocalQueue of Kueue is needed")
+
+
+def _code(text: str) -> dict[str, str]:
+    """The files of `code=a.py,b.py`, for a ConfigMap."""
+    found: dict[str, str] = {}
+    for path in [Path(word.strip()) for word in text.split(",") if word.strip()]:
+        if path.name in found:
+            raise UsageError(f"--engine code=: two files are called {path.name}")
+        if not re.fullmatch(r"[-._a-zA-Z0-9]+", path.name):
+            raise UsageError(
+                f"--engine code=: {path.name!r} is no name that a ConfigMap takes (letters, digits, - _ .)"
+            )
+        try:
+            found[path.name] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--engine code={path}: the file cannot be read as text: {error}") from None
+    size = sum(len(one.encode()) for one in found.values())
+    if size > LARGEST:
+        raise UsageError(f"--engine code=: {size:,} bytes are more than a ConfigMap holds; put them into the image")
+    return found
+
+
+def _name(text: str, tasks: int) -> str:
+    """A name that may stand in a host name: NAME-chief-0-INDEX and NAME-secret have at most 63 letters."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    room = 63 - len(f"-evaluator-0-{tasks}") - len("-xxxxx")
+    if not name or not name[0].isalpha():
+        name = f"run-{name}".strip("-")
+    return name[:room].rstrip("-")

@@ -1,0 +1,265 @@
+"""The actors of a run under Ray, and this side's view of them: who runs, who has ended, who begins again.
+
+Ray brings dead actors back; how often a task may begin again is counted here, where it is known why it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import RunError
+from paceline.launchers._child_process import Line, Running, free_port, why
+
+if TYPE_CHECKING:
+    from paceline.launcher import Job
+
+LISTEN = 1.0  # seconds that an actor listens to its command before it answers; signals wait so long
+RETURN = 120.0  # seconds that Ray may take to bring an actor back
+FAREWELL = 30.0  # seconds that the others may take after the chief has ended
+TOGETHER = 5.0  # seconds that a task which failed leaves to the chief to end with the run
+FORGIVEN = 600.0  # seconds of life after which earlier restarts no longer count
+
+
+class Seat:
+    """The actor: a place for one task. Every method is short, so a signal never waits long for its turn."""
+
+    def __init__(self) -> None:
+        self.running: Running | None = None
+
+    def address(self, allowed: tuple[int, int] | None) -> tuple[str, int]:
+        """Where a hub could listen on this node."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        return host, free_port(host, allowed)
+
+    def start(self, words: list[str], environment: dict[str, str], secret: str, directory: str) -> int:
+        """Begin the task. The secret is in nobody's arguments but this call's."""
+        import ray
+
+        self.stop()
+        own = {"PACELINE_ADDRESS": ray.util.get_node_ip_address(), "PACELINE_SECRET": secret}
+        self.running = Running(words, {**environment, **own}, directory)
+        return self.running.process.pid
+
+    def heard(self, seconds: float) -> tuple[list[Line], int | None]:
+        assert self.running is not None
+        return self.running.heard(seconds)
+
+    def tell(self, number: int) -> None:
+        if self.running is not None:
+            self.running.tell(number)
+
+    def stop(self) -> None:
+        if self.running is not None:
+            self.running.end()
+            self.running = None
+
+
+@dataclass
+class Follower:
+    """What this side knows of one actor."""
+
+    task: str
+    actor: Any
+    asked: Any = None  # the call that it has not answered yet
+    begun: bool = False  # the task runs, as far as is known
+    code: int | None = None  # it has ended for good
+    failed: int | None = None  # it has ended so, and it may have been with the run: what the chief does will tell
+    restarts: int = 0
+    since: float = field(default_factory=time.monotonic)  # of this life, or of the loss
+    again: float = 0.0  # not asked before
+
+
+class Crew:
+    """The actors of a run. The chief's end is the run's; whoever dies before it is begun again."""
+
+    def __init__(self, ray: Any, job: Job, group: Any, bundles: Sequence[Mapping[str, float]], restarts: int) -> None:
+        self.ray, self.job, self.restarts = ray, job, restarts
+        scheduling = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        actor = ray.remote(Seat)
+        self.followers = [
+            Follower(
+                task,
+                actor.options(
+                    name=f"{job.name}-{task}-{os.getpid()}",
+                    num_cpus=bundles[index]["CPU"],
+                    num_gpus=bundles[index].get("GPU", 0),
+                    memory=bundles[index].get("memory"),
+                    max_restarts=-1,  # how often a task may begin again is counted here, where it is known why
+                    scheduling_strategy=scheduling(placement_group=group, placement_group_bundle_index=index),
+                ).remote(),
+            )
+            for index, task in enumerate(job.tasks)
+        ]
+        self.chief = next(one for one in self.followers if one.task == "chief")
+        self.hub: tuple[str, int] | None = None
+        self.met = False  # the hub's address is that of the chief's present life
+        self.interrupts = 0
+
+    def followed(self) -> int:
+        """Until the chief has ended and the others have had time to."""
+        with self._signals():
+            told = 0
+            farewell = float("inf")
+            while time.monotonic() < farewell:
+                open_ = [one for one in self.followers if one.code is None]
+                if not open_:
+                    break
+                for one in sorted(open_, key=lambda one: one is not self.chief):
+                    self._ask(one)
+                asked = {one.asked: one for one in open_ if one.asked is not None}
+                for reference in self._ready(list(asked)):
+                    self._answered(asked[reference])
+                if self.interrupts > told:
+                    told = self.interrupts
+                    self._interrupted(told)
+                if self.chief.code is not None:
+                    farewell = min(farewell, time.monotonic() + FAREWELL)
+        late = [one.task for one in self.followers if one.code is None]
+        if late:
+            self.job.say(f"{', '.join(late)} did not end with the chief and is killed")
+        assert self.chief.code is not None
+        return self.chief.code if self.chief.code >= 0 else 1
+
+    def _ready(self, asked: list[Any]) -> list[Any]:
+        if asked:
+            ready, _ = self.ray.wait(asked, timeout=0.2)
+            return list(ready)
+        time.sleep(0.2)  # all are being brought back
+        return []
+
+    def dismiss(self) -> None:
+        """The kernel ends each task with its actor."""
+        for one in self.followers:
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.kill(one.actor, no_restart=True)
+
+    def _ask(self, one: Follower) -> None:
+        if one.asked is not None or one.code is not None:
+            return
+        if self.chief.code is not None and not one.begun:  # too late to begin
+            one.code = one.failed or 0
+            return
+        if time.monotonic() < one.again:
+            return
+        if one.failed is not None:
+            failed, one.failed = one.failed, None
+            self._again(one, why(failed))
+            return
+        if one.begun:
+            one.asked = one.actor.heard.remote(LISTEN)
+        elif one is self.chief and not self.met:
+            one.asked = one.actor.address.remote(self.job.port_range)
+        elif self.met and self.hub is not None:
+            environment = self.job.environment(one.task) | {"PACELINE_HUB": f"{_bracketed(self.hub[0])}:{self.hub[1]}"}
+            words, here = list(self.job.command), os.getcwd()  # noqa: PTH109
+            one.asked = one.actor.start.remote(words, environment, self.job.secret.hex(), here)
+
+    def _answered(self, one: Follower) -> None:
+        asked, one.asked = one.asked, None
+        try:
+            answer = self.ray.get(asked)
+        except self.ray.exceptions.RayActorError as error:
+            self._lost(one, error)
+            return
+        except self.ray.exceptions.RayTaskError as error:  # such as a range of ports that is used up
+            raise RunError(f"{one.task} cannot start: {getattr(error, 'cause', None) or error}") from None
+        if isinstance(answer, int):
+            one.begun, one.since = True, time.monotonic()
+        elif isinstance(answer[0], str):
+            self._met(answer)
+        else:
+            lines, code = answer
+            for stream, text in lines:
+                self._show(one, stream, text)
+            if code is not None:
+                self._ended(one, code)
+
+    def _met(self, offered: tuple[str, int]) -> None:
+        """Where the chief is. On the same node it keeps its port; if it had to move, all that know the old one begin
+        again."""
+        self.met = True
+        if self.hub is not None and self.hub[0] == offered[0]:
+            return
+        self.hub = offered
+        for one in self.followers:
+            if one is not self.chief:
+                one.begun = False
+
+    def _lost(self, one: Follower, error: Exception) -> None:
+        """The actor died, or its node: Ray brings it back, and then its task begins again."""
+        now = time.monotonic()
+        one.again = now + 0.5
+        if one.begun:
+            self._again(one, "its actor died and is brought back by Ray")
+            if one is self.chief:
+                self.met = False  # it may come back elsewhere
+        elif now - one.since > RETURN:
+            raise RunError(f"Ray did not bring the actor of {one.task} back in {RETURN:g} s: {error}")
+
+    def _ended(self, one: Follower, code: int) -> None:
+        if self.chief.code is not None or code == 0 or (one is self.chief and code > 0) or self.interrupts:
+            one.code = code
+            if one is not self.chief and code:
+                self.job.say(f"{one.task} {why(code)} after the end of the run")
+            return
+        if one is self.chief or code < 0:
+            self._again(one, why(code))
+        else:
+            one.begun, one.failed, one.again = False, code, time.monotonic() + TOGETHER
+
+    def _again(self, one: Follower, reason: str) -> None:
+        now = time.monotonic()
+        one.restarts = 1 if now - one.since > FORGIVEN else one.restarts + 1
+        if self.interrupts and one is self.chief:
+            one.code = 1
+            return
+        if one.restarts > self.restarts:
+            raise RunError(
+                f"{one.task}: {reason}; it has begun again {self.restarts} times already "
+                f"(--engine restarts=…). The newest checkpoint is in {self.job.directory}"
+            )
+        self.job.say(f"{one.task}: {reason}; begun again ({one.restarts} of at most {self.restarts} times)")
+        one.begun, one.since, one.again = False, now, now + 0.5
+        if one is self.chief:  # whoever ends for want of a chief is not to blame
+            for other in self.followers:
+                other.restarts = other.restarts if other is one else 0
+
+    def _show(self, one: Follower, stream: str, text: str) -> None:
+        if one is self.chief:
+            print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
+        else:
+            print(f"{one.task}: {text}", file=sys.stderr, flush=True)
+
+    def _interrupted(self, times: int) -> None:
+        if times > 1:
+            raise KeyboardInterrupt
+        self.job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
+        self.chief.actor.tell.remote(signal.SIGINT)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals only count; the loop heeds them."""
+
+        def count(number: int, frame: FrameType | None) -> None:
+            self.interrupts += 1
+
+        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,253 @@
+"""A Slurm job once it is submitted: what its batch script does, and what is seen of it from outside."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline import signals
+from paceline.errors import RunError
+
+# Exit codes of the step: 0 the run has ended, 130 it was asked to end early, above 128 a task was killed. The signal
+# goes to the step's processes and not to srun, which would end them; of these only the run's own process heeds it.
+BODY = """
+# What each task runs, its command behind it. If it fails before there is a hub, the others would wait for one.
+task='{gpus}"$@" && exit
+code=$?
+if [ "$code" -lt 128 ] && [ ! -e "$PACELINE_MEET" ]; then
+  echo "$code" >"$PACELINE_MEET.failed"
+  scancel "$SLURM_JOB_ID.$SLURM_STEP_ID"
+fi
+exit "$code"'
+
+job={job}
+run={run}
+requeue={requeue}
+ending=no
+
+# How far the run has got: the update of its newest checkpoint, -1 without one.
+newest() {{
+  local found=-1 one
+  for one in "$run"/checkpoints/[0-9]*; do
+    one=${{one##*/}} one=${{one%%[!0-9]*}}
+    [ -z "$one" ] || [ "$((10#$one))" -le "$found" ] || found=$((10#$one))
+  done
+  echo "$found"
+}}
+
+# How often in a row the job was put into the queue again without a newer checkpoint is kept in a file.
+vain=0
+if [ -n "$SLURM_RESTART_COUNT" ] && [ -s "$PACELINE_MEET.requeues" ]; then
+  read -r vain saved <"$PACELINE_MEET.requeues"
+  [ "$(newest)" -gt "$saved" ] && vain=0 || vain=$((vain + 1))
+fi
+saved=$(newest)
+echo "$vain $saved" >"$PACELINE_MEET.requeues"
+no_progress() {{
+  local stood="a newer checkpoint than that of update $saved"
+  [ "$saved" -ge 0 ] || stood="any checkpoint"
+  echo "job $job ends: it was put into the queue $vain times in a row without $stood (--engine requeues={requeues});" \
+    "give it more time (--engine time=…), or make checkpoints more often (--checkpoint-seconds)"
+}}
+if [ "$vain" -gt {requeues} ]; then no_progress; exit 1; fi
+
+# Whether the step has come to an end of its own, good or bad. A task that is interrupted while Python starts ends with
+# any code, and then no result was written in this life.
+ended_by_itself() {{
+  case $code in 0 | 2 | 3 | 143) return 0 ;; 130) return 1 ;; esac
+  [ "$run/result.json" -nt "$PACELINE_MEET.requeues" ] && [[ $(<"$run/result.json") == *\"error\"* ]]
+}}
+last_checkpoint() {{
+  ending=yes again=yes
+  echo "the time of job $job is nearly over: a last checkpoint"
+  scancel --signal=INT "$SLURM_JOB_ID"
+}}
+{trap}
+[ -z "$SLURM_RESTART_COUNT" ] || echo "job $job begins again ($SLURM_RESTART_COUNT): on from the newest checkpoint"
+
+for attempt in $(seq 0 {restarts}); do
+  rm -f "$PACELINE_MEET" "$PACELINE_MEET.failed"  # of an earlier hub
+  {step} &
+  step=$! again=yes
+  while [ "$again" = yes ]; do  # the signal interrupts the waiting
+    again=no
+    wait "$step"
+    code=$?
+  done
+  [ ! -e "$PACELINE_MEET.failed" ] || code=$(cat "$PACELINE_MEET.failed")
+  if [ "$ending" = yes ] && [ "$requeue" = yes ] && ! ended_by_itself; then
+    if [ "$(newest)" -le "$saved" ] && [ "$vain" -ge {requeues} ]; then no_progress; exit 1; fi
+    echo "job $job goes into the queue again, and on from there"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+  fi
+  # 143: ended on purpose
+  if [ "$ending" = yes ] || [ "$code" -le 128 ] || [ "$code" = 130 ] || [ "$code" = 143 ]; then break; fi
+  if [ "$attempt" -lt {restarts} ]; then
+    echo "a task was killed (exit code $code): the step begins again, from the newest checkpoint"
+  fi
+done
+exit "$code"
+"""
+
+_OVER = {
+    *(
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "OUT_OF_MEMORY",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "NODE_FAIL",
+        "PREEMPTED",
+    ),
+    *("REVOKED", "SPECIAL_EXIT"),
+}
+_PATIENCE = 300.0  # seconds without any answer of the controller
+_BEAT = 0.1  # seconds after which a signal is heeded at the latest
+
+
+def asked(*words: str) -> str:
+    """What one of Slurm's commands answers."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise RunError(f"{words[0]}: {cause(done.stderr)}")
+    return done.stdout
+
+
+def cause(text: str) -> str:
+    """The last thing that a command complained about, without its own name before it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"^\w+: (error: |fatal: )?", "", lines[-1]) if lines else "no reason is given"
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """What `scontrol show job -o` tells, a job on each line."""
+    return [dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line)) for line in text.splitlines() if "JobState=" in line]
+
+
+def follow(number: str, output: Path | None, say: Callable[[str], None]) -> int:
+    """Tell what becomes of a job, and what it writes, until it is over; gives its exit code."""
+    watch, asked, heeded = _Watch(number, output, say), signals.Counter(), 0
+    with signals.counted(asked):
+        while True:
+            code = watch.look()
+            if code is not None:
+                return code
+            until = time.monotonic() + watch.pause()
+            while asked.count == heeded and time.monotonic() < until:
+                time.sleep(_BEAT)
+            while heeded < asked.count:
+                heeded += 1
+                watch.interrupt()
+
+
+class _Watch:
+    def __init__(self, number: str, output: Path | None, say: Callable[[str], None]) -> None:
+        self._number, self._output, self._say = number, output, say
+        self._began = self._answered = time.monotonic()
+        self._read, self._interrupts = 0, 0
+        self._told: dict[str, str] = {}
+        self._restarts: dict[str, str] = {}
+        self._begun = b""
+
+    def pause(self) -> float:
+        """Seconds until the next look: soon at first, later at the controller's ease."""
+        return min(5.0, 0.5 + (time.monotonic() - self._began) / 60)
+
+    def look(self) -> int | None:
+        """The exit code once all is over."""
+        try:
+            found = records(asked("scontrol", "show", "job", "-o", self._number))
+        except (RunError, subprocess.TimeoutExpired) as error:
+            return self._unanswered(error)
+        self._answered = time.monotonic()
+        ended = [one for one in found if one["JobState"] in _OVER]
+        for one in found:
+            if one not in ended:
+                self._tell(one)
+        over = bool(found) and ended == found
+        self._pass_on(everything=over)  # what a job has written comes before the word that it has ended
+        for one in ended:
+            self._tell(one)
+        return max(_code(one) for one in found) if over else None
+
+    def interrupt(self) -> None:
+        self._interrupts += 1
+        number = self._number
+        waits = all(state.startswith("waits") for state in self._told.values())
+        if self._interrupts == 1 and not waits:
+            self._say(
+                f"interrupted: job {number} is asked to end in order, with a last checkpoint (again to cancel it)"
+            )
+            words = ["scancel", "--signal=INT", number]
+        else:
+            self._say(f"cancelling job {number}")
+            words = ["scancel", number]
+        subprocess.run(words, capture_output=True, check=False)
+
+    def _unanswered(self, error: Exception) -> int | None:
+        if "Invalid job id" in str(error):
+            raise RunError(f"Slurm no longer knows job {self._number}; how it ended is to be seen in the run directory")
+        if time.monotonic() - self._answered > _PATIENCE:
+            raise RunError(
+                f"Slurm's controller has not answered for {_PATIENCE:g} s ({error}); job {self._number} may go on: "
+                f"see squeue -j {self._number}"
+            )
+        return None
+
+    def _tell(self, one: dict[str, str]) -> None:
+        name = one["JobId"]
+        if "ArrayTaskId" in one:
+            name = f"{one.get('ArrayJobId', name)}_{one['ArrayTaskId']}"
+        if one.get("Restarts", "0") != self._restarts.get(name, "0"):
+            self._restarts[name] = one["Restarts"]
+            self._say(
+                f"job {name} was put into the queue again (restart {one['Restarts']}): a node was lost, or its time "
+                "was over; it goes on from its newest checkpoint"
+            )
+        state = _in_words(one)
+        if self._output is None and one["JobState"] in _OVER - {"COMPLETED"} and one.get("StdOut"):
+            state += f"; see {one['StdOut']}"
+        if state != self._told.get(name):
+            self._told[name] = state
+            self._say(f"job {name} {state}")
+
+    def _pass_on(self, everything: bool) -> None:
+        """New lines of the output."""
+        if self._output is None or not self._output.exists():
+            return
+        with self._output.open("rb") as file:
+            file.seek(self._read)
+            piece = file.read()
+        self._read += len(piece)
+        *whole, self._begun = (self._begun + piece).split(b"\n")
+        if everything and self._begun:
+            whole, self._begun = [*whole, self._begun], b""
+        for line in whole:
+            self._say(line.decode(errors="replace"))
+
+
+def _in_words(one: dict[str, str]) -> str:
+    state, reason = one["JobState"], one.get("Reason", "None")
+    match state:
+        case "PENDING":
+            return "waits" + (f" ({reason})" if reason not in ("None", "") else "")
+        case "RUNNING":
+            return f"runs on {one.get('NodeList', '?')}"
+        case "COMPLETED":
+            return "has ended"
+        case _ if state in _OVER:
+            return f"has ended: {state.lower().replace('_', ' ')}, exit code {_code(one)}"
+        case _:
+            return f"is {state.lower().replace('_', ' ')}"
+
+
+def _code(one: dict[str, str]) -> int:
+    """The batch script's exit code; 128 and the signal that killed it; at least 1 if the job failed."""
+    code, _, number = one.get("ExitCode", "0:0").partition(":")
+    known = int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
+    return 0 if one["JobState"] == "COMPLETED" else known or 1

@@ -1,0 +1,224 @@
+"""Calls and answers over a socket, from one node's memory straight into another's.
+
+Both nodes have laid out their memory alike, so a message says which pieces of it follow, and its bytes are received
+where they belong: nothing is copied on the way. What a peer may write is bounded before a byte of it is taken.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from paceline.network.secure.channel import Closed, ProtocolError
+from paceline.processes.memory.call_codec import MOST
+from paceline.processes.memory.segment import Segment
+
+HELLO, WELCOME, POST, REPLY, AGAIN, ORDER = range(1, 7)
+HEAD = struct.Struct("<HHIqqqII")  # kind, 0, lane, number, value, more, words, pieces
+PIECE = 16  # bytes: offset and size
+PIECES = 4096  # of one message
+BUFFERS = 64  # handed to the kernel at once
+FRONT = 1024  # bytes that are asked for when a message may begin
+Piece = tuple[int, int]  # offset and size in bytes
+Pieces = Sequence[Piece]
+
+
+class Message(NamedTuple):
+    """One whole message; its pieces lie in memory already."""
+
+    kind: int
+    lane: int = 0
+    number: int = 0
+    value: int = 0
+    more: int = 0
+    words: array[int] = array("q")
+
+
+class Areas:
+    """Where a peer may write."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        self._spans = sorted((start, start + size) for start, size in spans)
+        self._starts = [start for start, _ in self._spans]
+
+    def __contains__(self, piece: tuple[int, int]) -> bool:
+        offset, size = piece
+        at = bisect_right(self._starts, offset) - 1
+        return at >= 0 and size >= 0 and offset + size <= self._spans[at][1]
+
+
+Take = Callable[[Message], None]
+Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
+
+
+class Wire:
+    """One connection. Nothing here waits: `push` and `pull` do what can be done now."""
+
+    def __init__(self, connection: socket.socket, segment: Segment, areas: Areas) -> None:
+        self.connection, self.areas = connection, areas
+        connection.setblocking(False)
+        self._secure = isinstance(connection, ssl.SSLSocket)
+        self._memory = memoryview(segment.memory)
+        self._out: deque[tuple[memoryview, int, int, int]] = deque()  # of what, from where, to where, of which lane
+        self._front = bytearray(FRONT)  # heads and words, and what came with them
+        self._begin = self._end = 0  # of what it holds and nobody has looked at
+        self._message: Message | None = None  # whose pieces are coming,
+        self._into: deque[memoryview] = deque()  # and where they go
+        self.elsewhere = False  # they go where `look` has said
+        self.lock = threading.RLock()  # a courier may be at it while its worker computes
+        self.peer = -1  # who is at the other end, once it has said so
+        self.port = 0  # that it was reached at
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def events(self) -> int:
+        """What to wait for."""
+        return select.POLLIN | select.POLLOUT if self._out else select.POLLIN
+
+    def send(self, message: Message, pieces: Pieces = (), data: Sequence[memoryview | Piece] | None = None) -> None:
+        """Say something, and as much of the memory as belongs to it, which must stay as it is until it has gone.
+        `data`: what the other is to have there, if it is not what lies there: bytes, or other pieces."""
+        kind, lane, number, value, more, words = message
+        head = HEAD.pack(kind, 0, lane, number, value, more, len(words), len(pieces)) + words.tobytes()
+        if pieces:
+            head += array("q", [number for piece in pieces for number in piece]).tobytes()
+        with self.lock:
+            self._out.append((memoryview(head), 0, len(head), lane))
+            for one in pieces if data is None else data:
+                buffer, start, size = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *one)
+                if size:
+                    self._out.append((buffer, start, start + size, lane))
+            self.push()
+
+    def move(self, lane: int, place: int, size: int, to: int) -> None:
+        """What was to be sent of a lane's message from some place lies elsewhere from now on."""
+        with self.lock:
+            for at, (buffer, start, end, of) in enumerate(self._out):
+                if buffer is self._memory and of == lane and place <= start < place + size:
+                    self._out[at] = (buffer, start - place + to, end - place + to, of)
+
+    def push(self) -> bool:
+        """Send as much as goes now; True when all has gone."""
+        with self.lock:
+            while self._out:
+                try:
+                    sent = self._sent()
+                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    return False
+                except OSError as error:
+                    raise Closed(str(error)) from error
+                while sent:
+                    buffer, start, end, lane = self._out.popleft()
+                    if sent < end - start:
+                        self._out.appendleft((buffer, start + sent, end, lane))
+                        break
+                    sent -= end - start
+            return True
+
+    def _sent(self) -> int:
+        if self._secure:
+            buffer, start, end, _ = self._out[0]
+            return self.connection.send(buffer[start : min(end, start + (1 << 20))])
+        return self.connection.sendmsg([buffer[start:end] for buffer, start, end, _ in islice(self._out, BUFFERS)])
+
+    def pull(self, take: Take, look: Look | None = None) -> None:
+        """Receive what is there. `look` gets each message before its pieces are received, and may refuse it, or say
+        where they go; `take` gets it when it is whole. Of a plain connection no more is asked for than one message:
+        whoever waits for several hears of the next at once."""
+        with self.lock:
+            while self._message is not None or self._heard(look):
+                while self._into:
+                    into = self._into[0]
+                    count = self._poured(into) or self._receive(into)
+                    if not count:
+                        return
+                    if count == len(into):
+                        self._into.popleft()
+                    else:
+                        self._into[0] = into[count:]
+                message, self._message = self._message, None
+                assert message is not None
+                take(message)
+                if self._begin == self._end and not self._secure:
+                    return
+
+    def _receive(self, into: memoryview) -> int:
+        """How many bytes have come; 0: none now."""
+        try:
+            count = self.connection.recv_into(into)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not count:
+            raise Closed("the other end has closed")
+        return count
+
+    def _poured(self, into: memoryview) -> int:
+        """How many bytes of a piece had come along with its message's head."""
+        count = min(len(into), self._end - self._begin)
+        if count:
+            into[:count] = memoryview(self._front)[self._begin : self._begin + count]
+            self._begin += count
+        return count
+
+    def _heard(self, look: Look | None) -> bool:
+        """Whether a message has come whole but for its pieces; those are received next."""
+        need = HEAD.size
+        while True:
+            if self._end - self._begin < need:
+                self._make_room(need)
+                count = self._receive(memoryview(self._front)[self._end :])
+                if not count:
+                    return False
+                self._end += count
+                continue
+            kind, zero, lane, number, value, more, words, pieces = HEAD.unpack_from(self._front, self._begin)
+            if zero or not HELLO <= kind <= ORDER or words > MOST + 32 or pieces > PIECES:
+                raise ProtocolError(f"a message of kind {kind} with {words} words and {pieces} pieces")
+            whole = HEAD.size + 8 * words + PIECE * pieces
+            if self._end - self._begin >= whole:
+                break
+            need = whole
+        about = array("q", self._front[self._begin + HEAD.size : self._begin + whole])
+        self._begin += whole
+        message = Message(kind, lane, number, value, more, about[:words])
+        places = list(zip(about[words::2], about[words + 1 :: 2], strict=True))
+        if any(place not in self.areas for place in places):
+            raise ProtocolError("a piece of memory that is not the sender's to write")
+        given = None if look is None else look(message, places)
+        self.elsewhere = given is not None
+        if given is None:
+            given = [self._memory[offset : offset + size] for offset, size in places if size]
+        self._message = message
+        self._into.extend(given)
+        return True
+
+    def _make_room(self, need: int) -> None:
+        """Room for so many bytes that have not been looked at."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        size = max(need, FRONT)
+        if self._begin + need > len(self._front) or (len(self._front) > size and not self._end):
+            rest = self._front[self._begin : self._end]
+            self._front = rest + bytearray(max(size, len(rest)) - len(rest))
+            self._begin, self._end = 0, len(rest)
+
+    def close(self) -> None:
+        self._out.clear()
+        self.connection.close()

@@ -1,0 +1,264 @@
+"""What this process is asked to be: which role of which run, and where the hub of that run is or will be.
+
+The variables PACELINE_… count before everything else: launchers set them for the tasks that they start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import UnknownName, UsageError
+from paceline.network.cluster import addresses, torchrun, torchrun_store
+from paceline.network.cluster.description import Cluster, Task, address
+from paceline.network.cluster.placement import WORDS
+from paceline.runs import atomic_files
+
+Where = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Engaged:
+    """The roles that this process has in a run on several nodes: one, or all of a node."""
+
+    source: str
+    roles: tuple[str, ...]  # as runs number them: chief, worker:1, server:0, evaluator
+    workers: int  # that there are, the chief among them
+    servers: int
+    evaluator: bool
+    hub: tuple[str, int | None] | None = None  # where the chief is called, as far as that is known
+    meet: Path | None = None  # where it writes that down
+    store: bool = False  # or it tells torchrun's store
+    one_host: bool = False
+    hosts: frozenset[str] = frozenset()  # of all tasks, as far as they are known
+    port: int | None = None  # of this very task, where the cluster names one
+    alone: bool = False  # the cluster names one task, this one: everything runs on this machine, with one worker
+
+    @property
+    def chief(self) -> bool:
+        return "chief" in self.roles
+
+    def find(self, environment: Mapping[str, str]) -> Where | None:
+        """Where the hub is; None: nobody knows yet."""
+        if self.hub is not None and self.hub[1]:
+            return self.hub[0], self.hub[1]
+        if self.meet is not None:
+            with contextlib.suppress(OSError, UsageError):
+                host, port = address(self.meet.read_text(encoding="ascii").strip(), str(self.meet))
+                return (host, port) if port else None
+        elif self.store:
+            with contextlib.suppress(TimeoutError):
+                host, port = address(torchrun_store.wait(environment, 5.0), torchrun_store.NAME)
+                return (host, port) if port else None
+        return None
+
+    def announce(self, where: Where, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """The hub listens: let the others find it."""
+        host = f"[{where[0]}]" if ":" in where[0] else where[0]
+        text = f"{host}:{where[1]}"
+        if environment.get("PACELINE_TELL_HUB"):
+            say(f"hub: {text}")
+        if self.meet is not None:
+            self.meet.parent.mkdir(parents=True, exist_ok=True)
+            atomic_files.write_private(self.meet, text)
+        elif self.store and not (self.hub and self.hub[1]):
+            torchrun_store.publish(environment, text)
+
+    def withdraw(self) -> None:
+        """The hub is gone: nobody is to look for it any more."""
+        if self.meet is not None:
+            self.meet.unlink(missing_ok=True)
+
+    def listen(self, interface: str | None, infiniband: bool, environment: Mapping[str, str]) -> Where:
+        """The address and port that the hub listens on."""
+        port = (self.hub[1] if self.hub is not None else None) or 0
+        if given := environment.get("PACELINE_ADDRESS"):
+            return _resolved(given), port
+        if interface is None and self.hub is not None:
+            host = _resolved(self.hub[0])
+            # a host may know itself as a loopback address; others do not
+            misleading = ipaddress.ip_address(host).is_loopback and any(_elsewhere(one) for one in self.hosts)
+            if not misleading and _is_own(host):
+                return host, port
+        return _own_address(interface, infiniband, self.one_host), port
+
+    def own(self, hub: Where, interface: str | None, infiniband: bool, environment: Mapping[str, str]) -> str:
+        """The address at which an agent's node is called by others: by default, the one that leads to the hub."""
+        if given := environment.get("PACELINE_ADDRESS"):
+            return _resolved(given)
+        if interface is not None or not infiniband:
+            return _own_address(interface, infiniband, self.one_host)
+        family, *_, place = socket.getaddrinfo(*hub, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing
+            return str(probe.getsockname()[0])
+
+
+def told(environment: Mapping[str, str]) -> Engaged | None:
+    """What PACELINE_TASK says, or PACELINE_TASKS and a number of this process; None: neither is there."""
+    name = environment.get("PACELINE_TASK")
+    tasks = [one for one in environment.get("PACELINE_TASKS", "").split(",") if one]
+    ranks = torchrun.seen(environment) if tasks else None
+    if name is None and tasks:
+        name = ",".join(_share(tasks, environment, ranks))
+    if name is None:
+        return None
+    roles = tuple(map(_role, name.split(",")))
+    counts = _counts(environment.get("PACELINE_CLUSTER"), tasks)
+    if "chief" in roles and not counts:
+        raise UsageError(
+            "PACELINE_CLUSTER is missing: the chief must know whom it waits for (chief=1,worker=2,server=1)"
+        )
+    hub: tuple[str, int | None] | None = None
+    if given := environment.get("PACELINE_HUB"):
+        host, colon, port = given.rpartition(":")
+        any_port = colon and port == "0"
+        hub = (host.strip("[]"), None) if any_port else address(given, "PACELINE_HUB")
+    meet = environment.get("PACELINE_MEET")
+    store = ranks is not None and torchrun_store.present(environment)
+    if ranks is not None and hub is None and not store and ranks.chief.host is not None:
+        hub = (ranks.chief.host, ranks.chief.port)  # torchrun has kept a port for its rank 0, which has the chief
+    if hub is None and meet is None and not store and "chief" not in roles:
+        raise UsageError("PACELINE_HUB (host:port) or PACELINE_MEET (a file) is missing: where is the hub of this run?")
+    return Engaged(
+        "PACELINE_TASK",
+        roles,
+        counts.get("chief", 0) + counts.get("worker", 0),
+        counts.get("server", 0),
+        bool(counts.get("evaluator")),
+        hub,
+        Path(meet) if meet else None,
+        store,
+        ranks is not None and ranks.one_host,
+    )
+
+
+def _share(tasks: list[str], environment: Mapping[str, str], ranks: Cluster | None) -> list[str]:
+    """Those of this process: one of a pod's; torchrun's ranks share all of them, also when nodes are missing."""
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    if index.isdigit() and int(index) < len(tasks):
+        return [tasks[int(index)]]
+    if not index and ranks is not None and ranks.me is not None and ranks.me.index < len(tasks):
+        return tasks[ranks.me.index :: len(ranks.tasks)]
+    told = (
+        f"RANK is {ranks.me.index}"
+        if ranks is not None and ranks.me
+        else f"JOB_COMPLETION_INDEX is {index or 'not set'}"
+    )
+    raise UsageError(f"PACELINE_TASKS names {len(tasks)} tasks, and {told}; it says which of them this process is")
+
+
+def _role(name: str) -> str:
+    """A task's name as runs number roles: the workers' numbers begin behind the chief's."""
+    kind, _, index = name.strip().partition(":")
+    if kind not in WORDS or (index and not index.isdigit()):
+        raise UsageError(f"PACELINE_TASK: no task {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
+    kind = WORDS[kind]
+    number = int(index or 0) + (1 if kind == "worker" else 0)
+    return kind if kind in ("chief", "evaluator") else f"{kind}:{number}"
+
+
+def _counts(text: str | None, tasks: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for task in tasks:
+        kind = WORDS.get(task.partition(":")[0], "")
+        found[kind] = found.get(kind, 0) + 1
+    for part in (text or "").split(","):
+        kind, equals, number = part.partition("=")
+        if not part:
+            continue
+        if kind not in WORDS:
+            raise UnknownName("kind of task in PACELINE_CLUSTER", kind, WORDS)
+        if not equals or not number.isdigit():
+            raise UsageError(f"PACELINE_CLUSTER: {part!r} is not KIND=NUMBER")
+        found[WORDS[kind]] = int(number)
+    return found
+
+
+def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | None) -> Engaged | None:
+    """What this process is in a cluster; None: nothing, it only looks at it."""
+    if cluster.me is None:
+        return None
+    chief = cluster.chief
+    hub = (chief.host, chief.port) if chief.host is not None else None
+    store = torchrun_store.present(environment)
+    if (given := environment.get("PACELINE_MEET")) is not None:
+        meet = Path(given)
+        hub = (hub[0], None) if hub is not None else None  # the launcher's word counts; an engine's port may be taken
+    elif store:
+        meet = None  # nodes need not share a directory
+    if not (hub and hub[1]) and meet is None and not store:
+        meet = _common_file(environment)
+    return Engaged(
+        cluster.source,
+        (role_of(cluster, cluster.me),),
+        len(cluster.training),
+        len(cluster.of("server")),
+        bool(cluster.of("evaluator")),
+        hub,
+        None if hub and hub[1] else meet,
+        store,
+        cluster.one_host,
+        frozenset(task.host for task in cluster.tasks if task.host is not None),
+        cluster.me.port,
+    )
+
+
+def role_of(cluster: Cluster, task: Task) -> str:
+    """A task's role as runs number them: workers by their rank, of which the chief has the first."""
+    if task.kind == "evaluator":
+        return "evaluator"
+    rank = cluster.rank(task)
+    if rank is None:
+        return str(task)
+    return f"worker:{rank}" if rank else "chief"
+
+
+def _common_file(environment: Mapping[str, str]) -> Path:
+    """A file that all tasks of one job name alike, in the directory that they were started in."""
+    job = environment.get("SLURM_JOB_ID")
+    if job is not None:
+        step, again = environment.get("SLURM_STEP_ID", "0"), environment.get("SLURM_RESTART_COUNT", "0")
+        name = f"slurm-{job}.{step}.{again}"
+    elif (space := environment.get("PMIX_NAMESPACE")) is not None:
+        name = "mpi-" + "".join(letter if letter.isalnum() else "-" for letter in space)
+    else:
+        raise UsageError(
+            "nothing tells the tasks of this run where the chief is: give --dir, a directory that all of them see, or "
+            "set PACELINE_HUB=host:port"
+        )
+    return Path("runs").absolute() / f".hub-{name}"
+
+
+def _resolved(host: str) -> str:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"the host {host!r} is not known here: {error.strerror or error}") from error
+    return str(sorted(found, key=lambda one: one[0] != socket.AF_INET)[0][4][0])
+
+
+def _elsewhere(host: str) -> bool:
+    """Whether a host is known here by an address that is no loopback."""
+    try:
+        return not ipaddress.ip_address(_resolved(host)).is_loopback
+    except UsageError:
+        return True
+
+
+def _is_own(host: str) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _own_address(interface: str | None, infiniband: bool, one_host: bool) -> str:
+    return addresses.own_address(addresses.interfaces(), interface, infiniband=infiniband, one_host=one_host)

@@ -1,0 +1,83 @@
+"""What torchrun tells a process, and whoever sets the variables of torch.distributed's `env://`.
+
+MASTER_ADDR:MASTER_PORT is where all can meet. Under torchrun its agent listens there; without an agent rank 0 is to.
+torchrun numbers ranks node by node (GROUP_RANK), but tells only how many processes this node has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.errors import UsageError
+from paceline.network.cluster.description import Cluster, Seat, Task, address
+from paceline.network.cluster.environment import Variables
+
+NAME = "torchrun"
+RANK = "RANK"
+
+
+def present(environment: Mapping[str, str]) -> bool:
+    """RANK alone could be anybody's."""
+    ours = environment.get("TORCHELASTIC_RUN_ID")
+    return bool(ours or (environment.get(RANK) and (environment.get("WORLD_SIZE") or environment.get("MASTER_ADDR"))))
+
+
+def seen(environment: Mapping[str, str]) -> Cluster | None:
+    """The processes of a torchrun; None where there is none."""
+    if not present(environment):
+        return None
+    given = Variables(NAME, environment)
+    given.need(RANK, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    size = given.size("WORLD_SIZE")
+    rank = given.needed(RANK, below=("WORLD_SIZE", size))
+    meeting = f"{_host(given)}:{given.text('MASTER_PORT')}"
+    host, port = address(meeting, f"{NAME}: MASTER_ADDR and MASTER_PORT")
+    agent = (given.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() in ("true", "1")
+    counts, notes = _counts(given, size)
+    if len(counts) == 1:  # all on this host
+        hosts: dict[int, str] = dict.fromkeys(range(size), "localhost" if agent else host)
+    else:
+        hosts = {} if agent else {0: host}
+    tasks = tuple(Task("worker", one, hosts.get(one), None if one or agent else port) for one in range(size))
+    seats = tuple(Seat(node, local) for node, count in enumerate(counts) for local in range(count))
+    if seats:
+        seats = tuple(
+            Seat(seat.node, seat.local, task.host, task.port) for seat, task in zip(seats, tasks, strict=True)
+        )
+        _check_own(given, seats[rank])
+    return Cluster(NAME, tasks, tasks[rank], False, seats, seats[rank] if seats else None, meeting, tuple(notes))
+
+
+def _host(given: Variables) -> str:
+    host = given.text("MASTER_ADDR") or ""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _counts(given: Variables, size: int) -> tuple[list[int], list[str]]:
+    """Processes of each node, where they follow from what is told."""
+    missing = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK") if given.text(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        return [], [f"{', '.join(missing)} {verb} missing: which processes share a node is not told"]
+    here = given.needed("LOCAL_WORLD_SIZE", least=1)
+    if here > size:
+        raise UsageError(f"{NAME}: LOCAL_WORLD_SIZE is {here}, but WORLD_SIZE is {size}")
+    given.needed("LOCAL_RANK", below=("LOCAL_WORLD_SIZE", here))
+    if here == size:
+        return [size], []
+    nodes = given.number("GROUP_WORLD_SIZE", least=1)
+    node = given.needed("GROUP_RANK", below=None if nodes is None else ("GROUP_WORLD_SIZE", nodes))
+    if nodes == size:
+        return [1] * size, []
+    if nodes == 2:
+        return [here, size - here] if node == 0 else [size - here, here], []
+    return [], ["how many processes other nodes have is not told"]
+
+
+def _check_own(given: Variables, seat: Seat) -> None:
+    told = (given.number("GROUP_RANK"), given.number("LOCAL_RANK"))
+    if told != (seat.node, seat.local):
+        raise UsageError(
+            f"{NAME}: RANK {given.text(RANK)} would be process {seat.local} of node {seat.node}, "
+            f"but LOCAL_RANK is {told[1]} and GROUP_RANK is {told[0]}"
+        )

@@ -1,0 +1,363 @@
+"""How workers form a group, at first and whenever somebody has come or gone (decision 13).
+
+One record in the store says who is in it. Everybody puts down there where it stands, and from that all see the same:
+who has had the last mean and gives it to the others, and who gives its cells to a newcomer. The board says who is
+alive, never a time-out, and its bells are what everybody waits on.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline.errors import Deadlock, RunError, SchemeError
+from paceline.network.means import group_record as circles
+from paceline.network.means.group import Broken, Building, Exchange, Group
+from paceline.network.means.group_record import Circle, Lives, Outlook, Record, Stand
+from paceline.network.means.peer_connections import TROUBLE, connected, listener_of
+from paceline.network.means.process_group import TorchGroup
+from paceline.network.means.tcp_group import TcpGroup
+from paceline.network.secure.store_client import FarStore
+from paceline.ops import Mean
+from paceline.processes.calls.client import Stopped
+from paceline.processes.memory.board import FAILED, GENERATION, STOP
+from paceline.processes.memory.call_codec import DTYPES
+from paceline.processes.memory.run_memory import Stage
+from paceline.runs.order_log import Journal
+from paceline.state import Vector
+
+MOST_GROUPS = 16  # that are kept; who meets with more than so many others forms groups again and again
+LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
+UNREACHED = 3.0  # patiences after which a worker that is alive and cannot be reached ends the run
+
+
+class Meeting:
+    """A mean that this worker has arrived at."""
+
+    def __init__(self, op: Mean, v: Vector, number: int, first: bool, circle: Circle) -> None:
+        self.op, self.v, self.number, self.first, self.circle = op, v, number, first, circle
+        self.shape = v.numel() * 16 + DTYPES.index(v.dtype)
+        self.group: Group | None = None
+        self.exchange: Exchange | None = None
+        self.result: Vector | None = None
+
+
+class Assembly(ABC):
+    """One worker's part in it."""
+
+    def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+        assert stage.node.store is not None, "a launcher that wants means across processes gives them a store"
+        self.stage, self.rank, self._wait_for = stage, rank, wait_for
+        self._board, self._bells = stage.board, stage.bells
+        self._backend = stage.plan.collective
+        self._hold = stage.plan.quorum == "hold"
+        self._everybody = tuple(range(stage.plan.workers))
+        self._serverless = not stage.scheme.methods
+        self._store = self._new_store()
+        self._builders: list[FarStore] = []  # for groups in the making, each in a thread of its own
+        self._board.life[rank] += 1
+        self.life: int = self._board.life[rank]
+        self._circles: dict[str, Circle] = {}
+        self._uses = 0
+        self._heard = 0  # how often anybody has rung, when this worker last looked
+        self._open: Meeting | None = None
+        self._assembling: list[Circle] = []
+        self.generation = 0  # the one that this worker has gone back with
+        self.journal: Journal | None = None
+
+    def _circle(self, workers: tuple[int, ...], everybody: bool) -> Circle:
+        name = "all" if everybody else "-".join(map(str, workers))
+        key = f"{self.generation}/{name}"
+        if key not in self._circles:
+            self._circles[key] = Circle(key, workers)
+        self._uses += 1
+        self._circles[key].used = self._uses
+        return self._circles[key]
+
+    def _assemble(self, circle: Circle, meeting: Meeting | None, *, new: bool = False) -> bool:
+        """Be in a group again. Who stands at a mean (`meeting`) asks for one; the others only come when asked. True if
+        this worker is in one then."""
+        circle.bury()
+        self._assembling.append(circle)
+        try:
+            while True:
+                circle.called, circle.trying = False, 0
+                record = self._record(circle)
+                usable = self._invites(record, circle) and not self._hopeless(record.members)
+                if usable and self._formed(circle, record, meeting, new):
+                    break
+                if usable:
+                    circle.failed = record.attempt
+                if meeting is not None and meeting.result is not None:
+                    break  # the last mean has come, and then something went wrong: who needs a group will ask
+                if not usable and meeting is None:
+                    break
+                if not usable:
+                    self._ask(circle, record)
+        finally:
+            self._assembling.remove(circle)
+            circle.trying = 0
+        self._bound_groups(circle)
+        return circle.attempt > 0
+
+    def _ask(self, circle: Circle, record: Record) -> None:
+        """Put down who is to form a group, unless somebody else is quicker."""
+        board, hold = self._board, self._hold
+
+        def known() -> bool:
+            return circle.called or circles.proposal(board, circle, record, self.rank, hold=hold) is not None
+
+        self._wait_for(known, "the others at a mean")
+        members = circles.proposal(board, circle, record, self.rank, hold=hold)
+        if members is None or circle.called:
+            return
+        asked = record.next(members, self.rank)
+        if self._store.compare_set(circle.key, record.text, asked) == asked:
+            self._store.clear(f"{circle.key}/{record.attempt - 1}/")
+            self._ring()
+
+    def _formed(self, circle: Circle, record: Record, meeting: Meeting | None, new: bool) -> bool:
+        """Come to the group of a record, and do there what is to be done; False if it did not come about."""
+        place = f"{circle.key}/{record.attempt}"
+        kept = 0 if circle.kept is None else circle.kept.numel() * 16 + DTYPES.index(circle.kept.dtype)
+        at = meeting is not None and meeting.result is None
+        first = meeting is not None and meeting.first
+        shape = 0 if meeting is None else meeting.shape
+        stand = Stand(circle.done, at, first, shape, kept, circle.took, new)
+        circle.trying = record.attempt
+        self._store.set(f"{place}/at/{self.rank}", stand.written())
+        self._ring()
+        building: Building | None = None
+        group: Group | None = None
+        try:
+            self._gather(place, record.members, circle)
+            told = {rank: self._store.get(f"{place}/at/{rank}") for rank in record.members}
+            stands = {rank: Stand.read(text) for rank, text in told.items()}
+            future = circles.outlook(stands)
+            if self.rank not in future.members:
+                return False
+            circle.members = {rank: record.members[rank] for rank in future.members}
+            if len(future.members) > 1:
+                building = self._build(place, future.members)
+                group = self._built(building, circle)
+                self._hand_over(circle, group, stands, future, meeting)
+        except BaseException as error:
+            circle.members = {}
+            if building is not None:
+                building.give_up()
+            if isinstance(error, Broken):
+                return False
+            raise
+        circle.attempt, circle.joiner = record.attempt, None
+        if group is not None:
+            circle.groups[future.shape] = group
+        if circle.done is None or self.rank not in future.behind:
+            circle.done = future.done
+        return True
+
+    def _hand_over(
+        self, circle: Circle, group: Group, stands: dict[int, Stand], future: Outlook, meeting: Meeting | None
+    ) -> None:
+        """The last mean to those who have not got it, and cells to those who are new."""
+        me, members = self.rank, future.members
+        if future.giver is not None:
+            shape = stands[future.giver].kept
+            last = circle.kept if me == future.giver else None
+            if last is None:
+                last = torch.empty(shape // 16, dtype=DTYPES[shape % 16], device=self._device())
+            self._await(group.broadcast(last, members.index(future.giver)), circle)
+            if me in future.behind and meeting is not None:
+                if meeting.shape != shape:
+                    raise SchemeError("a mean of vectors of different lengths")
+                circle.done = future.done - 1
+                self._had(meeting, last, stands[future.giver].took)
+        if future.donor is not None and any(stands[rank].new for rank in members):
+            cells = self._own_cells()
+            room = sum(cell.numel() * cell.element_size() for cell in cells)
+            flat = torch.empty(room, dtype=torch.uint8)
+            if me == future.donor:
+                flat = torch.cat([cell.reshape(-1).view(torch.uint8) for cell in cells])
+            flat = flat.to(self._device())
+            self._await(group.broadcast(flat, members.index(future.donor)), circle)
+            if stands[me].new:
+                self._take_cells(flat.cpu(), cells)
+
+    def _own_cells(self) -> list[Tensor]:
+        """A worker's cells and buffers as they lie in shared memory, and its step."""
+        stage, rank = self.stage, self.rank
+        state, buffers = stage.worker_state(rank), stage.buffers(rank)
+        cells = [state.cell(name) for name in sorted(state)] + [buffers[name] for name in sorted(buffers)]
+        return [*cells, torch.tensor([self._board.t[rank]])]
+
+    def _take_cells(self, flat: Tensor, cells: list[Tensor]) -> None:
+        at = 0
+        for cell in cells:
+            size = cell.numel() * cell.element_size()
+            cell.copy_(flat[at : at + size].clone().view(cell.dtype).view(cell.shape))
+            at += size
+        self._board.t[self.rank] = int(cells[-1])
+
+    def _another_shape(self, circle: Circle, meeting: Meeting) -> None:
+        """Vectors of another length go through a group of their own where torch carries them: it ends a process that
+        gets more than it expects."""
+        there = next(iter(circle.groups.values()), None)
+        if there is not None and there.any_length:
+            circle.groups[meeting.shape] = there
+            return
+        place = f"{circle.key}/{circle.attempt}/{meeting.shape}"
+        self._store.set(f"{place}/at/{self.rank}", b"here")
+        self._ring()
+        self._gather(place, circle.members, circle)
+        building = self._build(place, sorted(circle.members))
+        try:
+            circle.groups[meeting.shape] = self._built(building, circle)
+        except BaseException:
+            building.give_up()
+            raise
+        self._bound_groups(circle)
+
+    def _gather(self, place: str, members: Lives, circle: Circle) -> None:
+        """Until all have put down where they stand."""
+        keys = [f"{place}/at/{rank}" for rank in members]
+        looked, complete = -1, False
+
+        def there() -> bool:
+            nonlocal looked, complete
+            rung = sum(self._board.called)
+            if rung != looked:  # else nothing new lies there
+                looked, complete = rung, self._store.check(keys)
+            return complete or circle.called or self._hopeless(members) or self._out_of_step(circle)
+
+        self._wait_for(there, "the others at a mean")
+        if not complete:
+            raise Broken
+
+    def _build(self, place: str, members: list[int]) -> Building:
+        store = self._builders.pop() if self._builders else self._new_store()
+        tcp = self._backend == "tcp"
+        if tcp:
+            listener_of(self.stage.node)  # here, where it is heard if there is no port for it
+        make = self._tcp_group if tcp else self._torch_group
+
+        def made(building: Building) -> Group:
+            try:
+                group = make(store, place, members, building)
+            except BaseException:
+                store.close()
+                raise
+            self._builders.append(store)
+            return group
+
+        return Building(made, self._ring_self)
+
+    def _tcp_group(self, store: FarStore, name: str, members: list[int], building: Building) -> Group:
+        node, place = self.stage.node, members.index(self.rank)
+        assert node.store is not None
+        connections = connected(
+            store,
+            name,
+            place,
+            [f"worker:{rank}" for rank in members],
+            listener_of(node),
+            node.store[2],
+            node.client_side,
+            patience=UNREACHED * self.stage.plan.patience,
+            building=building,
+        )
+        return TcpGroup(place, len(members), connections, watch=self._bells, ring=self._ring_self)
+
+    def _torch_group(self, store: FarStore, name: str, members: list[int], building: Building) -> Group:
+        mine, address, device = members.index(self.rank), self.stage.node.address, self._device()
+        ring = self._ring_self
+        return TorchGroup(self._backend, store, name, mine, len(members), address=address, device=device, ring=ring)
+
+    def _built(self, building: Building, circle: Circle) -> Group:
+        self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
+        return building.group()
+
+    def _wait_in(self, circle: Circle, ready: Callable[[], bool], what: str) -> None:
+        """Wait for the others of a group; if nothing moves for too long, one of them may have said why."""
+        try:
+            self._wait_for(ready, what)
+        except Deadlock as error:
+            trouble = self._store.peek(f"{circle.key}/{circle.trying or circle.attempt}/{TROUBLE}")
+            if not trouble:
+                raise
+            raise RunError(trouble.decode(errors="replace")) from error
+
+    def _bound_groups(self, current: Circle) -> None:
+        for circle in sorted(self._circles.values(), key=lambda circle: circle.used)[:-MOST_GROUPS]:
+            circle.kept = None  # whoever was behind then has got it by now
+        while sum(len(set(circle.groups.values())) for circle in self._circles.values()) > MOST_GROUPS:
+            others = [circle for circle in self._circles.values() if circle.groups and circle is not current]
+            if not others:
+                return
+            min(others, key=lambda circle: circle.used).bury()
+
+    def _record(self, circle: Circle) -> Record:
+        return Record.read(self._store.peek(circle.key))
+
+    def _invites(self, record: Record, circle: Circle) -> bool:
+        """Whether a record asks this worker, in this life, to a group that it has not been in."""
+        newer = record.attempt > max(circle.attempt, circle.failed, circle.trying)
+        return newer and record.members.get(self.rank) == self.life
+
+    def _hopeless(self, members: Lives) -> bool:
+        return circles.lost(self._board, members, self.rank) or circles.parted(self._board, members)
+
+    def _ring(self) -> None:
+        self._board.called[self.rank] += 1
+        self._bells.ring_all()
+
+    def _ring_self(self) -> None:
+        self._bells.ring(self.rank)
+
+    def _device(self) -> torch.device:
+        return self.stage.device(self.rank) if self._backend == "nccl" else torch.device("cpu")
+
+    def _new_store(self) -> FarStore:
+        address, port, secret = self.stage.node.store or ("", 0, b"")
+        return FarStore(address, port, secret, patience=self.stage.plan.patience, tls=self.stage.node.client_side)
+
+    def _await(self, exchange: Exchange, circle: Circle) -> None:
+        """Until an exchange is over; Broken if the group is not what it was."""
+        board, generation = self._board, self.generation
+
+        def there() -> bool:
+            return exchange.over or circle.called or self._out_of_step(circle)
+
+        if self._backend == "nccl":  # which rings no bell
+            while not there() and not board.run[STOP] and board.run[GENERATION] == generation:
+                os.sched_yield()
+        try:
+            self._wait_in(circle, there, "the others at a mean")
+        except Stopped:
+            # whoever has had this mean, and ended the run with it, has sent its part: it may still be on its way
+            if board.run[STOP] != FAILED:
+                self._bells.wait(there, min(LAST, self.stage.plan.patience / 4))
+            if not exchange.over or exchange.failed:
+                raise
+        if not exchange.over:
+            raise Broken
+        exchange.finish()
+
+    def _out_of_step(self, circle: Circle) -> bool:
+        board, rank = self._board, self.rank
+        if circles.lost(board, circle.members, rank):
+            return True
+        if self._open is not None and self._open.circle is circle:
+            index, shape = circles.shape_of(board, rank)
+            for other in circle.members:
+                if board.at_key[other] == board.at_key[rank]:
+                    its_index, its_shape = circles.shape_of(board, other)
+                    if its_index == index and its_shape != shape:
+                        raise SchemeError("a mean of vectors of different lengths")
+        return False
+
+    @abstractmethod
+    def _had(self, meeting: Meeting, result: Vector, took: dict[str, int]) -> None:
+        """The mean is there."""

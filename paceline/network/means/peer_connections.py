@@ -1,0 +1,242 @@
+"""Connections between the workers of a group: each has proved that it knows the run's secret, with TLS where the run
+has it.
+
+Every process that trains listens at one port of its node's address. The members of a group tell each other through the
+store where; of two members the later one connects, and says first which connection of which group this is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from paceline.errors import RunError
+from paceline.network.means.group import Building
+from paceline.network.secure.admission import Gate, Refused, enter, listener
+from paceline.network.secure.ports import Ports
+from paceline.network.secure.store_client import FarStore
+from paceline.processes.memory.run_memory import Node
+
+TROUBLE = "trouble"  # the key, behind the name of a group, that says why it does not come about
+NAME = 32  # bytes: the name of a connection
+AGAIN_AFTER = 0.05  # seconds between two tries to connect
+REACH = 2.0  # that one try may take
+LOOK = 1.0  # between two looks at whether a group is still wanted
+UNCLAIMED = 1024  # connections that nobody has asked for yet; the oldest are closed
+
+
+def name_of(group: str, to: int, by: int) -> bytes:
+    """What the connection from one member of a group to another is called."""
+    return hashlib.sha256(f"{group}\n{to}\n{by}".encode()).digest()
+
+
+class PeerListener:
+    """Where other workers' connections come in. A thread attends to it, so that a stranger is turned away in time also
+    while the worker computes."""
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        tls: ssl.SSLContext | None,
+        log: Callable[[str], None],
+        ports: Ports | None = None,
+    ) -> None:
+        listening = listener(address, ports)
+        self.address, self.port = address, int(listening.getsockname()[1])
+        self._gate = Gate(listening, secret, tls=tls, log=log)
+        self._unnamed: dict[int, tuple[socket.socket, bytes]] = {}  # by descriptor: what it has said of its name
+        self._named: dict[bytes, socket.socket] = {}  # the oldest first
+        self._changed = threading.Condition()
+        self._closed = False
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="means listener", daemon=True)
+        self._thread.start()
+
+    def take(self, name: bytes, wanted: Callable[[], bool], until: float) -> socket.socket:
+        """The connection of that name, waited for as long as it is wanted; TimeoutError after `until`."""
+        with self._changed:
+            while True:
+                if name in self._named:
+                    return self._named.pop(name)
+                if self._closed or not wanted():
+                    raise ConnectionAbortedError("nobody wants the connection any more")
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("it did not connect")
+                self._changed.wait(min(left, LOOK))
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.send(b"!")
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            poll = select.poll()
+            for descriptor in (self._woken.fileno(), *self._gate.filenos(), *self._unnamed):
+                poll.register(descriptor, select.POLLIN)
+            with self._changed:
+                for connection in self._named.values():
+                    poll.register(connection.fileno(), select.POLLRDHUP)  # what it sends is for whoever takes it
+            poll.poll(1000 * LOOK)
+            for connection in self._gate.pump():
+                connection.setblocking(False)
+                self._unnamed[connection.fileno()] = connection, b""
+            for descriptor in list(self._unnamed):
+                self._hear(descriptor)
+            self._forget_gone()
+        self._gate.close()
+        with self._changed:
+            for connection in (*self._named.values(), *(connection for connection, _ in self._unnamed.values())):
+                connection.close()
+            self._named.clear()
+            self._changed.notify_all()
+        self._wake.close()
+        self._woken.close()
+
+    def _hear(self, descriptor: int) -> None:
+        """Receive the name, and not a byte of what follows."""
+        connection, name = self._unnamed[descriptor]
+        try:
+            piece = connection.recv(NAME - len(name))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except (OSError, ValueError):
+            piece = b""
+        name += piece
+        self._unnamed[descriptor] = connection, name
+        if piece and len(name) < NAME:
+            return
+        del self._unnamed[descriptor]
+        if not piece:
+            connection.close()
+            return
+        with self._changed:
+            before = self._named.pop(name, None)
+            self._named[name] = connection
+            if before is None and len(self._named) > UNCLAIMED:
+                before = self._named.pop(next(iter(self._named)))
+            if before is not None:
+                before.close()
+            self._changed.notify_all()
+
+    def _forget_gone(self) -> None:
+        """Close those whose other side has gone before anybody took them."""
+        with self._changed:
+            poll, names = select.poll(), {}
+            for name, connection in self._named.items():
+                names[connection.fileno()] = name
+                poll.register(connection.fileno(), select.POLLRDHUP)
+            for descriptor, _ in poll.poll(0):
+                self._named.pop(names[descriptor]).close()
+
+
+_listeners: dict[Node, PeerListener] = {}
+_making = threading.Lock()
+
+
+def _say(text: str) -> None:
+    print(f"means: {text}", flush=True)
+
+
+def listener_of(node: Node) -> PeerListener:
+    """That of this process: made when it is needed first, and there until the process ends. Workers in one process
+    share it."""
+    assert node.store is not None, "a launcher that wants means across processes gives them a store"
+    with _making:
+        if node not in _listeners:
+            made = PeerListener(node.address, node.store[2], node.server_side, _say, node.ports)
+            if node.ports is not None and made.port not in node.ports:
+                _say(f"port {node.ports} is in use; listening on {made.port} instead")
+            _listeners[node] = made
+        return _listeners[node]
+
+
+def connected(
+    store: FarStore,
+    group: str,
+    place: int,
+    names: Sequence[str],
+    own: PeerListener,
+    secret: bytes,
+    tls: ssl.SSLContext | None,
+    *,
+    patience: float,
+    building: Building,
+) -> dict[int, socket.socket]:
+    """A connection to each other member, by its place. `names`: what an error calls the members. Whether they are alive
+    is not decided here: RunError means that one of them could not be reached for `patience` seconds, though the group
+    was wanted all the time."""
+    store.set(f"{group}/{place}", json.dumps([own.address, own.port]))
+    until = time.monotonic() + patience
+    found: dict[int, socket.socket] = {}
+    try:
+        for other in range(place):
+            found[other] = _reached(store, group, place, other, names, secret, tls, until, building)
+        for other in range(place + 1, len(names)):
+            try:
+                found[other] = own.take(name_of(group, place, other), lambda: building.wanted, until)
+            except TimeoutError:
+                raise RunError(
+                    f"{names[other]} did not connect to {names[place]} at {own.address}:{own.port} for a mean within "
+                    f"{patience:g} s; workers must be able to reach each other's ports (--ports fixes them)"
+                ) from None
+    except BaseException:
+        for connection in found.values():
+            connection.close()
+        raise
+    return found
+
+
+def _reached(
+    store: FarStore,
+    group: str,
+    place: int,
+    other: int,
+    names: Sequence[str],
+    secret: bytes,
+    tls: ssl.SSLContext | None,
+    until: float,
+    building: Building,
+) -> socket.socket:
+    """A connection to an earlier member, tried again and again: its port may belong to somebody else for a moment, if
+    it has just died. What is wrong meanwhile is written down in the store: members that only wait do not know it."""
+    where: tuple[str, int] | None = None
+    told = ""
+    while building.wanted:
+        try:
+            if where is None:
+                store.wait([f"{group}/{other}"], timedelta(seconds=LOOK))
+                address, port = json.loads(store.get(f"{group}/{other}"))
+                where = str(address), int(port)
+            connection = enter(*where, secret, timeout=REACH, tls=tls)
+            with contextlib.ExitStack() as closing:
+                closing.callback(connection.close)
+                connection.settimeout(REACH)
+                connection.sendall(name_of(group, other, place))
+                closing.pop_all()
+            if told:
+                store.delete_key(f"{group}/{TROUBLE}")
+            return connection
+        except (OSError, Refused) as error:
+            at = f" at {where[0]}:{where[1]}" if where is not None else ""
+            trouble = (
+                f"{names[place]} cannot reach {names[other]}{at} for a mean: {error}; workers must be able to reach "
+                "each other's ports (--ports fixes them)"
+            )
+            if time.monotonic() >= until:
+                raise RunError(trouble) from error
+            if where is not None and trouble != told:
+                store.set(f"{group}/{TROUBLE}", trouble)
+                told = trouble
+            time.sleep(AGAIN_AFTER)
+    raise ConnectionAbortedError("nobody wants the group any more")

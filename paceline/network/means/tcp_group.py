@@ -1,0 +1,339 @@
+"""Some workers joined by connections of our own: authenticated, and encrypted where the run uses TLS.
+
+Bytes go from the sender's vector into the receiver's memory without a copy between. Large vectors go in slices: as soon
+as a slice of everybody's vector is there it is added up, and its mean sent, while the next ones come in.
+
+What a peer may send is known from the vector that this worker has brought; nothing else is received. A peer may be one
+step ahead: it has all that it needs of the mean under way, and begins the next. What it sends then is kept until this
+worker is there too, and nothing more is read from it before.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import RunError, SchemeError
+from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, pieces
+from paceline.network.secure.channel import Channel, Closed, ProtocolError
+from paceline.state import Vector, mean_into
+
+START, PART, SUM, GIVEN = range(1, 5)  # kinds: a header (and a small vector), a slice, a slice of the mean, a broadcast
+SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
+SLICE = 1 << 20  # bytes of a message of a large vector
+LIMITS = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
+MOST_ROOMS = 16  # lengths of vectors for which memory is kept
+LOOK = 100  # milliseconds between two looks at whether a group is still there
+
+
+class Watch(Protocol):
+    """What waits for connections while the worker waits: its bells."""
+
+    def attend(self, descriptor: int, take_in: Callable[[], None], events: int = select.POLLIN) -> None: ...
+
+    def modify(self, descriptor: int, events: int) -> None: ...
+
+    def ignore(self, descriptor: int) -> None: ...
+
+
+class Peer:
+    """The connection to another member, and what is still to come from it for the exchange under way."""
+
+    def __init__(self, place: int, connection: socket.socket, room: Callable[[Peer, int, int], memoryview | None]):
+        self.place = place
+        self.channel = Channel(
+            connection,
+            limits=LIMITS,
+            most_pending=1 << 62,  # what is sent is not copied, and is no more than the vectors
+            room=lambda kind, length: room(self, kind, length),
+        )
+        self.due: dict[int, deque[memoryview]] = {kind: deque() for kind in LIMITS}  # where what has not begun goes
+        self.missing = dict.fromkeys(LIMITS, 0)  # how many messages have not come whole
+        self.placed: deque[bool] = deque()  # of the messages coming in: whether each goes where it belongs
+        self.early: deque[tuple[int, bytearray]] = deque()  # of the next exchange
+        self.events = 0  # that are waited for
+
+    def expect(self, kind: int, into: Sequence[memoryview]) -> None:
+        """So many messages, to be received there."""
+        self.due[kind].extend(into)
+        self.missing[kind] += len(into)
+
+    @property
+    def owes(self) -> bool:
+        return any(self.missing.values())
+
+
+class Rooms:
+    """Memory for means of vectors of one length. It is used again for every such mean."""
+
+    def __init__(self, like: Vector, size: int, place: int) -> None:
+        length = like.numel() * like.element_size()
+        self.small = length * size <= SMALL
+        self.rows = torch.empty((size, HEAD + (-(-length // HEAD) * HEAD if self.small else 0)), dtype=torch.uint8)
+        self.starts = [_bytes(row)[: HEAD + (length if self.small else 0)] for row in self.rows]
+        self.pieces = [] if self.small else pieces(like, size, place, SLICE * size)
+        self.mine = [piece for piece in self.pieces if piece.cut[place]]  # that this member adds up
+        self.theirs = [[piece for piece in self.pieces if piece.cut[other]] for other in range(size)]
+        self.whole = torch.empty(0 if self.small else like.numel(), dtype=like.dtype)
+        # where slices of each member's vector go, and its slices of the mean
+        self.parts = [[_bytes(piece.slices[other]) for piece in self.mine] for other in range(size)]
+        self.sums = [[_bytes(piece.slice_of(self.whole, k)) for piece in self.theirs[k]] for k in range(size)]
+
+
+class TcpGroup(Group):
+    """The members are connected already. `watch` is used while the worker waits; `ring` wakes it from a thread."""
+
+    any_length: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        place: int,
+        size: int,
+        connections: Mapping[int, socket.socket],
+        *,
+        watch: Watch,
+        ring: Callable[[], None],
+    ) -> None:
+        super().__init__(place, size)
+        self._watch, self._ring = watch, ring
+        self._lock = threading.RLock()  # a thread may be at it while the worker computes
+        self._peers = [Peer(other, connections[other], self._room) for other in sorted(connections)]
+        self._rooms: dict[tuple[int, torch.dtype], Rooms] = {}
+        self._headers: dict[int, Header] = {}
+        self._added = 0  # of the pieces that this member adds up, how many are done
+        self._error: Exception | None = None
+        self._buried = False
+
+    # what the worker calls
+
+    def start(self, v: Vector, header: Header) -> Exchange:
+        v = v.detach().contiguous()
+        with self._lock:
+            key = v.numel(), v.dtype
+            if key not in self._rooms:
+                if len(self._rooms) >= MOST_ROOMS:
+                    del self._rooms[next(iter(self._rooms))]
+                self._rooms[key] = Rooms(v, self.size, self.place)
+            self._used = rooms = self._rooms[key]
+            self.small, self._v, self._added = rooms.small, v, 0
+            self._headers = {self.place: header}
+            for peer in self._peers:
+                peer.expect(START, [rooms.starts[peer.place]])
+                peer.expect(PART, rooms.parts[peer.place])
+                peer.expect(SUM, rooms.sums[peer.place])
+                self._send(peer, START, header.packed(), *([_bytes(v)] if rooms.small else ()))
+                for piece in rooms.theirs[peer.place]:
+                    self._send(peer, PART, _bytes(piece.slice_of(v, peer.place)))
+            self._begun()
+        return _UnderWay(self, self._all_sent if rooms.small else lambda: True, (START, PART))
+
+    def headers(self) -> list[Header]:
+        return [self._headers[place] for place in range(self.size)]
+
+    def small_mean(self, like: Vector, weights: list[float]) -> Vector:
+        end = HEAD + like.numel() * like.element_size()
+        vectors = [row[HEAD:end].view(like.dtype) for row in self._used.rows]
+        vectors[self.place] = self._v
+        result = torch.empty_like(like)
+        mean_into(result, vectors, weights)
+        return result
+
+    def start_second(self, weights: list[float]) -> Exchange:
+        """It has begun already: slices are added up as they come."""
+        return _UnderWay(self, lambda: self._all_sent() and self._added == len(self._used.mine), (SUM,))
+
+    def large_mean(self, like: Vector) -> Vector:
+        return self._used.whole
+
+    def broadcast(self, tensor: Tensor, root: int) -> Exchange:
+        data = _bytes(tensor)
+        parts = [data[low : low + SLICE] for low in range(0, data.nbytes, SLICE)]
+        with self._lock:
+            for peer in self._peers:
+                if self.place == root:
+                    for part in parts:
+                        self._send(peer, GIVEN, part)
+                elif peer.place == root:
+                    peer.expect(GIVEN, parts)
+            self._begun()
+        return _UnderWay(self, self._all_sent, (GIVEN,))
+
+    def carry_on(self) -> None:
+        if not self._idle():
+            threading.Thread(target=self._carry, name="means", daemon=True).start()
+
+    def bury(self) -> None:
+        with self._lock:
+            if self._buried:
+                return
+            self._buried = True
+            self._fail(Broken("this worker has left the group"))
+            for peer in self._peers:
+                self._watched(peer, 0)
+                peer.channel.close()
+
+    # what comes and goes
+
+    def _begun(self) -> None:
+        """Take what came early, and wait for the rest."""
+        for peer in self._peers:
+            self._guarded(peer, lambda peer=peer: self._take_early(peer))  # type: ignore[misc]
+
+    def _take_early(self, peer: Peer) -> None:
+        while peer.early and peer.due[peer.early[0][0]]:
+            kind, payload = peer.early.popleft()
+            into = self._place(peer, kind, len(payload))
+            into[:] = payload
+            self._came(peer, kind)
+
+    def _room(self, peer: Peer, kind: int, length: int) -> memoryview | None:
+        """Where a message goes that begins to come in; None: it is early."""
+        in_turn = not peer.early and all(peer.placed)  # else one before it is still to be put in its place
+        into = self._place(peer, kind, length) if in_turn and peer.due[kind] else None
+        peer.placed.append(into is not None)
+        return into
+
+    def _place(self, peer: Peer, kind: int, length: int) -> memoryview:
+        into = peer.due[kind].popleft()
+        if kind == START and length != into.nbytes and HEAD <= length <= LIMITS[START]:
+            raise SchemeError("a mean of vectors of different lengths")
+        if length != into.nbytes:
+            raise ProtocolError(f"a message of kind {kind} with {length:,} bytes; {into.nbytes:,} were to come")
+        return into
+
+    def _news(self, peer: Peer) -> None:
+        """A connection has brought something, or takes more."""
+        with self._lock:
+            self._guarded(peer, lambda: self._exchange(peer))
+
+    def _exchange(self, peer: Peer) -> None:
+        channel = peer.channel
+        if channel.pending:
+            channel.flush()
+        if not peer.owes:
+            return
+        for kind, payload in channel.receive():
+            if peer.placed.popleft():
+                self._came(peer, kind)
+            else:
+                peer.early.append((kind, payload))
+        self._take_early(peer)
+
+    def _came(self, peer: Peer, kind: int) -> None:
+        """A message is where it belongs."""
+        peer.missing[kind] -= 1
+        if kind == START:
+            header = Header.unpacked(self._used.rows[peer.place, :HEAD].numpy().tobytes())
+            mine = self._headers[self.place]
+            if header.shape != mine.shape:
+                raise SchemeError("a mean of vectors of different lengths")
+            if header.index != mine.index:
+                raise RunError(f"mean {mine.index} meets mean {header.index} of another worker")
+            self._headers[peer.place] = header
+        if kind in (START, PART):
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Those slices that are there of all members; their means go to all others."""
+        if len(self._headers) < self.size:
+            return
+        mine = self._used.mine
+        ready = len(mine) - max((peer.missing[PART] for peer in self._peers), default=0)
+        weights = [header.weight for header in self.headers()]
+        while self._added < ready:
+            piece = mine[self._added]
+            vectors = list(piece.slices)
+            vectors[self.place] = piece.slice_of(self._v, self.place)
+            mean_into(piece.slice_of(self._used.whole, self.place), vectors, weights)
+            sent = self._used.sums[self.place][self._added]
+            self._added += 1
+            for peer in self._peers:
+                self._send(peer, SUM, sent)
+
+    def _send(self, peer: Peer, kind: int, *parts: bytes | memoryview) -> None:
+        def send() -> None:
+            peer.channel.send(kind, *parts)
+
+        self._guarded(peer, send)
+
+    def _guarded(self, peer: Peer, act: Callable[[], None]) -> None:
+        """Do something with a connection. What goes wrong ends the exchange, and is raised where it is waited for."""
+        if self._error is not None:
+            return
+        try:
+            act()
+        except (Closed, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                print(f"means: a connection was given up: {error}", flush=True)
+            self._fail(Broken(str(error)))
+        except Exception as error:
+            self._fail(error)
+        if self._error is None:
+            wanted = (select.POLLIN if peer.owes else 0) | (select.POLLOUT if peer.channel.pending else 0)
+            self._watched(peer, wanted)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        for peer in self._peers:
+            self._watched(peer, 0)
+
+    def _watched(self, peer: Peer, events: int) -> None:
+        if events == peer.events:
+            return
+        if not events:
+            self._watch.ignore(peer.channel.fileno())
+        elif peer.events:
+            self._watch.modify(peer.channel.fileno(), events)
+        else:
+            self._watch.attend(peer.channel.fileno(), lambda: self._news(peer), events)
+        peer.events = events
+
+    def _all_sent(self) -> bool:
+        return not any(peer.channel.pending for peer in self._peers)
+
+    def _idle(self) -> bool:
+        return self._error is not None or not any(peer.owes or peer.channel.pending for peer in self._peers)
+
+    def _carry(self) -> None:
+        """In a thread: until what is under way is over."""
+        while not self._idle():
+            poll, peers = select.poll(), {}
+            with self._lock:
+                for peer in self._peers:
+                    if peer.events:
+                        peers[peer.channel.fileno()] = peer
+                        poll.register(peer.channel.fileno(), peer.events)
+            for descriptor, _ in poll.poll(LOOK):
+                self._news(peers[descriptor])
+        self._ring()
+
+
+class _UnderWay(Exchange):
+    """Over when nothing of these kinds is to come any more, and what has to be done is done."""
+
+    def __init__(self, group: TcpGroup, done: Callable[[], bool], kinds: tuple[int, ...]) -> None:
+        self._group, self._done, self._kinds = group, done, kinds
+
+    @property
+    def over(self) -> bool:
+        group = self._group
+        with group._lock:
+            if group._error is not None:
+                return True
+            return self._done() and not any(peer.missing[kind] for peer in group._peers for kind in self._kinds)
+
+    def finish(self) -> None:
+        if self._group._error is not None:
+            raise self._group._error
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a tensor without gaps."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,86 @@
+"""The boards of all nodes kept alike: whoever holds one tells the other which words have changed.
+
+Words have one writer at a time, so what one side has written and what the other has do not meet in one word. The words
+of the whole run are written after all others: who reads that the run is ready, or goes back, finds the rest in place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.processes.memory.board import GENERATION, STOP, Board
+from paceline.processes.memory.run_memory import Stage
+
+PAIR = 16  # bytes: a word's number, and its value
+_LAST = (GENERATION, STOP)
+
+
+class Mirror:
+    """One side's knowledge of the other's board. `ahead`: ns by which the other's clock is ahead of this one."""
+
+    def __init__(self, board: Board, ahead: int = 0) -> None:
+        self._board = board
+        self._live = np.frombuffer(board.words, dtype=np.int64)[: board.common]
+        self._told = np.zeros(board.common, dtype=np.int64)
+        self._clocks = np.zeros(board.common, dtype=bool)
+        self._clocks[list(board.clocks)] = True
+        self._ahead = ahead
+        self._stage: Stage | None = None
+        self._counts: list[int] = []  # of versions, as the other knows them
+        self.withheld: frozenset[int] = frozenset()  # words that go another way
+
+    def open(self, stage: Stage) -> None:
+        """From now on also the versions of the centre, which lie in the state."""
+        self._stage, self._counts = stage, [-1] * len(stage.version_words())
+
+    def news(self, mine: list[bool] | None = None) -> bytes:
+        """What the other does not know yet. `mine`: which versions are this side's to tell."""
+        now = self._live.copy()
+        changed = np.flatnonzero(now != self._told)
+        if self.withheld:
+            changed = np.array([index for index in changed.tolist() if index not in self.withheld], dtype=np.int64)
+        values = now[changed]
+        self._told[changed] = values
+        if self._ahead:
+            shifted = self._clocks[changed] & (values != 0)
+            values = np.where(shifted, values + self._ahead, values)
+        pairs = np.stack([changed, values], axis=1).tobytes() if len(changed) else b""
+        if self._stage is not None:
+            for number, version in enumerate(self._stage.versions()):
+                if version != self._counts[number] and (mine is None or mine[number]):
+                    self._counts[number] = version
+                    pairs += np.array([self._board.common + number, version], dtype=np.int64).tobytes()
+        return pairs
+
+    def hear(self, pairs: bytes | bytearray) -> None:
+        """Write down what the other says. Numbers that do not exist raise ValueError."""
+        rows = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
+        if not len(rows):
+            return
+        most = self._board.common + len(self._counts)
+        if rows[:, 0].min() < 0 or rows[:, 0].max() >= most:
+            raise ValueError(f"a word beyond the {most} of the board")
+        words = rows[rows[:, 0] < self._board.common]
+        index, values = words[:, 0], words[:, 1].copy()
+        if self._ahead:
+            shifted = self._clocks[index] & (values != 0)
+            values[shifted] -= self._ahead
+        late = index < len(Board.RUN)
+        self._live[index[~late]] = values[~late]
+        self._told[index[~late]] = values[~late]
+        for number, version in rows[rows[:, 0] >= self._board.common].tolist():
+            self._hear_version(number - self._board.common, version)
+        run = self._board.run
+        pending = dict(zip(index[late].tolist(), values[late].tolist(), strict=True))
+        for one in sorted(pending, key=lambda word: (word in _LAST, word)):
+            # nobody takes a stop back
+            run[one] = max(run[one], pending[one]) if one == STOP else pending[one]
+            self._told[one] = pending[one]
+
+    def _hear_version(self, number: int, version: int) -> None:
+        """Answers bring versions too, and may have been quicker. Only a return to a checkpoint lowers one: then it is
+        lower than what was told last."""
+        assert self._stage is not None
+        if version < self._counts[number] or version > self._stage.versions()[number]:
+            self._stage.set_version(number, version)
+        self._counts[number] = version

@@ -1,0 +1,233 @@
+"""Taking part in a run on several nodes: what this process is by its surroundings, and being the hub or an agent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.config.plan import Plan
+from paceline.errors import UsageError
+from paceline.network.cluster import addresses, detect, mpi, placement
+from paceline.network.cluster.assignment import Engaged, in_cluster, told
+from paceline.network.cluster.description import KINDS, Cluster, Task
+from paceline.network.nodes import agent
+from paceline.network.nodes.coordinator import Hub, refuse_open_means
+from paceline.network.nodes.join import Way
+from paceline.network.nodes.join_wait import POLICIES
+from paceline.network.secure import ports, tls
+from paceline.network.secure import secret as secrets
+from paceline.network.secure.ports import Ports
+from paceline.network.secure.tls import Certificates
+from paceline.processes.memory.run_memory import Node
+from paceline.processes.supervisor.launcher import Launcher
+from paceline.scheme import Scheme
+from paceline.signals import EXIT_CODE
+
+JOIN = 600.0  # seconds
+JOIN_POLICY = POLICIES[0]
+GENERATED = "generated"  # as --tls has it
+
+
+@dataclass(frozen=True)
+class Network:
+    """How this process is reached, as the options say."""
+
+    interface: str | None = None
+    infiniband: bool = True
+    join: float = JOIN
+    tls: str | None = None
+    share: bool = True
+    join_policy: str = JOIN_POLICY
+    ports: Ports | None = None  # None: those of the environment, else any
+
+    def __post_init__(self) -> None:
+        if not self.join > 0:
+            raise UsageError(f"--join must be above 0 seconds, not {self.join:g}")
+        if self.join_policy not in POLICIES:
+            raise UsageError(f"--join-policy must be {' or '.join(POLICIES)}, not {self.join_policy!r}")
+
+
+def here(directory: str | Path | None) -> Engaged | None:
+    """What this process is in the cluster that the environment shows; None: it is alone."""
+    return engaged(lambda: detect.seen(os.environ), None, None, None, str(directory) if directory else None)
+
+
+def engaged(
+    found: Callable[[], Cluster | None], by: str | None, servers: int | None, rule: str | None, directory: str | None
+) -> Engaged | None:
+    """What this process is in its cluster; None: it is alone, and launches everything itself."""
+    direct = told(os.environ)
+    if direct is not None:
+        return direct
+    cluster = found()
+    if cluster is None:
+        if by is not None:
+            raise UsageError("--placement needs the tasks of an engine; there is no cluster in the environment")
+        return None
+    if len(cluster.tasks) == 1:  # a cluster of one is this machine
+        return _only(cluster)
+    by = by or os.environ.get("PACELINE_PLACEMENT")
+    if not cluster.by_role and cluster.me is not None:
+        if by is None:
+            by = "pack" if servers is None or servers > 0 else ",".join(["worker"] * len(cluster.tasks))
+        cluster = _placed(cluster, by, servers)
+    elif by is not None and cluster.me is not None:
+        raise UsageError(f"{cluster.source} names the role of every task; --placement is for engines that do not")
+    if rule is not None:
+        cluster = addresses.called(cluster, addresses.site_rule(rule))
+    return in_cluster(cluster, os.environ, _meeting_file(directory))
+
+
+def _only(cluster: Cluster) -> Engaged | None:
+    """What this process is in a cluster of one task. An engine that has started one process says nothing of workers;
+    who names one chief or worker means one."""
+    if cluster.me is None or not cluster.by_role:
+        return None
+    if cluster.me not in cluster.tasks:
+        raise UsageError(
+            f"{cluster.source}: this process is the evaluator of a cluster with one task, which runs everything itself "
+            "and waits for nobody: add --evaluator to that one's command, or list the evaluator in the cluster"
+        )
+    return Engaged(cluster.source, ("chief",), 1, 0, False, alone=True)
+
+
+def _meeting_file(directory: str | None) -> Path | None:
+    return Path(directory).absolute() / "hub" if directory is not None else None
+
+
+def _placed(cluster: Cluster, by: str, servers: int | None) -> Cluster:
+    """By seats; where an engine does not tell who shares a node, a list of roles goes by rank."""
+    if cluster.seats or "," not in by:
+        return placement.placed(cluster, by, servers if "," not in by else None)
+    listed = _listed(by, [(task.host, task.port) for task in cluster.tasks])
+    me = listed[cluster.tasks.index(cluster.me)] if cluster.me is not None else None
+    return replace(cluster, tasks=tuple(sorted(listed, key=_in_order)), me=me, by_role=True)
+
+
+def _in_order(task: Task) -> tuple[int, int]:
+    return KINDS.index(task.kind), task.index
+
+
+def _listed(by: str, known: list[tuple[str | None, int | None]]) -> list[Task]:
+    """The tasks of a list of roles, one for each place that is known."""
+    kinds = placement.roles([(0, number) for number in range(len(known))], by)
+    counts: dict[str, int] = {}
+    tasks = []
+    for number, where in enumerate(known):
+        kind = kinds[0, number]
+        tasks.append(Task(kind, counts.get(kind, 0), *where))
+        counts[kind] = counts.get(kind, 0) + 1
+    return tasks
+
+
+def secret_of(directory: str | None) -> bytes:
+    """The shared secret: of the environment, of the run directory, or of this user."""
+    given = secrets.of_environment(os.environ)
+    if given is not None:
+        return given
+    if directory is not None and (path := Path(directory) / "secret").exists():
+        return secrets.read(path)
+    return secrets.of_user()
+
+
+def certificates_of(text: str | None, directory: str | None) -> Certificates | None:
+    if text is None:
+        return None
+    if text == GENERATED:
+        return tls.generated(_seen_by_all(directory))
+    parts = [Path(part) for part in text.split(",")]
+    if not 2 <= len(parts) <= 3:
+        raise UsageError("--tls: write CERTIFICATE,KEY or CERTIFICATE,KEY,AUTHORITY, or generated")
+    return Certificates(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+
+
+def _seen_by_all(directory: str | None) -> Path:
+    if directory is None:
+        raise UsageError("--tls generated keeps its certificate in the run directory: give --dir, seen by all")
+    return Path(directory)
+
+
+def check_means(plan: Plan, network: Network) -> None:
+    """Refuse, before anything is made, a run on several nodes whose means would not be protected as it asks for."""
+    refuse_open_means(plan.collective, network.tls is not None)
+
+
+def take_part(
+    given: Engaged,
+    network: Network,
+    directory: str | None,
+    say: Callable[[str], None],
+    objects: dict[str, Any] | None = None,
+) -> int:
+    """Be an agent: one role of a run whose hub is another process. Gives the exit code. `objects`: what has no
+    name to go by, and every process of the run must bring itself."""
+    secret = secret_of(directory)
+    certificates = None if network.tls == GENERATED else certificates_of(network.tls, directory)
+    allowed = network.ports or ports.of_environment(os.environ)
+    if allowed is None and given.port is not None:  # the cluster's word; if that port is in use, the system's choice
+        allowed = Ports(given.port, given.port, firm=False)
+
+    def way() -> Way | None:
+        hub = given.find(os.environ)
+        if hub is None:
+            return None
+        held = tls.generated_by(hub, _seen_by_all(directory)) if network.tls == GENERATED else certificates
+        own = given.own(hub, network.interface, network.infiniband, os.environ)
+        return Way(*hub, given.roles, Node(0, own, secret, held, network.share, ports=allowed))
+
+    code = agent.serve(way, network.join, say, objects)
+    ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
+    # mpirun kills all ranks when one ends with another code than 0: here the chief, which still writes its result
+    return 0 if code == EXIT_CODE and ranks else code
+
+
+def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
+    """What makes the launcher of a run whose chief this process has."""
+    if given.alone:
+        return Launcher
+    address, port = given.listen(network.interface, network.infiniband, os.environ)
+    certificates = certificates_of(network.tls, directory)
+    allowed = network.ports or ports.of_environment(os.environ)
+    node = Node(0, address, secret_of(directory), certificates, network.share, ports=allowed)
+
+    def listening(host: str, chosen: int) -> None:
+        given.announce((host, chosen), os.environ, say)
+
+    def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
+        if allowed is not None and plan.collective in ("gloo", "nccl"):
+            say(f"warning: --collective {plan.collective} listens on ports of its own choice, not only on {allowed}")
+        hub = Hub(
+            plan,
+            scheme,
+            objects,
+            node=node,
+            port=port,
+            here=set(given.roles),
+            join=network.join,
+            join_policy=network.join_policy,
+            listening=listening,
+            **rest,
+        )
+        hub.at_end = given.withdraw
+        return hub
+
+    return make
+
+
+def counted(given: Engaged, settings: dict[str, Any], scheme: Scheme) -> dict[str, Any]:
+    """The settings of a run whose cluster says how many of each there are."""
+    servers = settings.get("servers") or 1 if given.alone else given.servers
+    for name, there in (("workers", given.workers), ("servers", servers)):
+        if (
+            settings.get(name) is not None
+            and settings[name] != there
+            and not (name == "servers" and not scheme.methods)
+        ):
+            raise UsageError(f"--{name} {settings[name]}, but {given.source} has {there}; leave --{name} away")
+    if scheme.methods and not servers:
+        raise UsageError(f"{scheme.name} needs a server, and {given.source} has none: make one task a ps")
+    found = settings | {"workers": given.workers, "servers": servers if scheme.methods else 0}
+    return found | ({"evaluator": True} if given.evaluator else {})

@@ -1,0 +1,212 @@
+"""What the hub and the agents of other nodes say to each other.
+
+Each agent has two connections to the hub: one for words, which is never busy for long and therefore also the sign of
+life, and one for all that is large.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from paceline.errors import PacelineError
+from paceline.network.calls.tcp_connection import Areas
+from paceline.network.secure.channel import Channel, ProtocolError, plain
+from paceline.processes.memory.segment import Segment
+
+# over the first connection
+JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, FROZEN, LEAVES, BYE = range(1, 13)
+# over the second
+BULK, LAYOUT, PIECES, FILE, AFTER, TAKEN = range(32, 38)
+
+PROTOCOL = 1
+CHUNK = 4 << 20  # bytes of memory or of a file in one message
+AHEAD = 32 << 20  # bytes that are handed to a connection before it has sent them
+LARGEST_FILE = 64 << 30
+_SMALL, _TEXT = 1 << 16, 1 << 23
+LIMITS = {
+    **dict.fromkeys((JOIN, REFUSE, START, KILL, DIED, READY, FROZEN, LEAVES, BYE, BULK, TAKEN), _SMALL),
+    **dict.fromkeys((WELCOME, SAID, LAYOUT), _TEXT),
+    BOARD: 1 << 26,
+    AFTER: 1 << 20,
+    PIECES: CHUNK + (1 << 16),
+    FILE: CHUNK + (1 << 14),
+}
+_PIECE, _LENGTH = struct.Struct("<qq"), struct.Struct("<I")
+
+Chunks = Iterator[tuple[int, tuple[bytes | memoryview, ...]]]
+
+
+class Bulk:
+    """One side's end of the second connection: what is to be sent waits here until it can go."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._waiting: deque[Chunks] = deque()
+        self.sent, self.taken = 0, 0  # batches given to it, and those that the other has taken
+
+    def fileno(self) -> int:
+        return self.channel.fileno()
+
+    def give(self, *parts: Chunks) -> None:
+        """Send all this, one after the other; the other side says when it has taken it."""
+        self._waiting.extend(parts)
+        self._waiting.append(iter([(TAKEN, (_LENGTH.pack(0),))]))
+        self.sent += 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether the other has not taken everything yet."""
+        return self.sent != self.taken
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._waiting) or self.channel.pending > 0
+
+    def feed(self) -> None:
+        """Hand on as much as the connection takes."""
+        self.channel.flush()
+        while self._waiting and self.channel.pending < AHEAD:
+            chunk = next(self._waiting[0], None)
+            if chunk is None:
+                self._waiting.popleft()
+                continue
+            kind, parts = chunk
+            self.channel.send(kind, *parts)
+
+    def answer(self) -> None:
+        """Say that a batch has been taken."""
+        self.channel.send(TAKEN, _LENGTH.pack(1))
+
+    def counted(self, payload: bytes | bytearray) -> bool:
+        """A TAKEN: True if it ends a batch of the other's, which is to be answered."""
+        if len(payload) != _LENGTH.size:
+            raise ProtocolError("a word of another length")
+        if _LENGTH.unpack(payload)[0]:
+            self.taken += 1
+            return False
+        return True
+
+
+def layout(text: bytes, size: int) -> Chunks:
+    """The layout of the state's memory."""
+    yield LAYOUT, (json.dumps({"size": size, "text": text.decode()}).encode(),)
+
+
+def pieces(chosen: Iterable[tuple[int, memoryview]]) -> Chunks:
+    """Bytes, and where they belong in the other's memory."""
+    for offset, data in chosen:
+        for at in range(0, len(data), CHUNK):
+            part = data[at : at + CHUNK]
+            yield PIECES, (_PIECE.pack(offset + at, len(part)), part)
+
+
+def write_piece(payload: bytearray, segment: Segment, areas: Areas | None) -> None:
+    """The other side of `pieces`. `areas`: where the sender may write; None: anywhere."""
+    if len(payload) < _PIECE.size:
+        raise ProtocolError("a piece without an address")
+    offset, size = _PIECE.unpack_from(payload)
+    if size != len(payload) - _PIECE.size or offset < 0 or offset + size > segment.size:
+        raise ProtocolError("a piece beyond the memory")
+    if areas is not None and (offset, size) not in areas:
+        raise ProtocolError("a piece of memory that is not the sender's to write")
+    segment.memory[offset : offset + size] = memoryview(payload)[_PIECE.size :]
+
+
+def after(pairs: bytes) -> Chunks:
+    """Words of the board that hold once all that was sent before has arrived."""
+    yield AFTER, (pairs,)
+
+
+def pair(number: int, value: int) -> bytes:
+    """One word of the board, as mirrors send them."""
+    return _PIECE.pack(number, value)
+
+
+def files(root: Path, chosen: Iterable[Path]) -> Chunks:
+    """Files below a directory, as they are now."""
+    for path in chosen:
+        name = path.relative_to(root).as_posix()
+        try:
+            with path.open("rb") as source:
+                at = 0
+                while True:
+                    data = source.read(CHUNK)
+                    about = json.dumps({"name": name, "at": at, "last": len(data) < CHUNK}).encode()
+                    yield FILE, (_LENGTH.pack(len(about)) + about, data)
+                    at += len(data)
+                    if len(data) < CHUNK:
+                        break
+        except OSError:
+            continue  # it has been removed meanwhile
+
+
+class Inbox:
+    """Files that another node sends, written aside and renamed when whole. `allowed`: folders that they may be in."""
+
+    def __init__(self, root: Path, allowed: tuple[str, ...], log: Callable[[str], None]) -> None:
+        self._root, self._allowed, self._log = root, allowed, log
+
+    def take(self, payload: bytearray) -> None:
+        if len(payload) < _LENGTH.size:
+            raise ProtocolError("a file without a name")
+        (length,) = _LENGTH.unpack_from(payload)
+        about = plain(payload[_LENGTH.size : _LENGTH.size + length])
+        data = memoryview(payload)[_LENGTH.size + length :]
+        name, at, last = self._checked(about)
+        target = self._root / name
+        aside = target.with_name(target.name + ".part")
+        try:
+            self._refuse_links(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _own(aside, "r+b" if at else "wb") as file:
+                if file.seek(0, os.SEEK_END) < at:
+                    raise OSError(errno.EIO, "what comes before this part of it is missing")
+                file.seek(at)
+                file.write(data)
+            if last:
+                self._finish(aside, target)
+        except OSError as error:
+            self._log(f"{name} could not be written: {error.strerror}")
+
+    def _refuse_links(self, name: PurePosixPath) -> None:
+        """Whoever has put a link into the run directory does not decide where another node writes."""
+        for folder in name.parents:
+            if (self._root / folder).is_symlink() and folder.parts:
+                raise OSError(errno.ELOOP, f"{folder} is a symbolic link")
+
+    def _finish(self, aside: Path, target: Path) -> None:
+        """Logs of several lives of a role follow each other; of everything else the newest counts."""
+        if target.parent.name == "logs" and target.exists():
+            with _own(target, "ab") as whole:
+                whole.write(aside.read_bytes())
+            aside.unlink()
+        else:
+            aside.replace(target)
+
+    def _checked(self, about: Any) -> tuple[PurePosixPath, int, bool]:
+        match about:
+            case {"name": str(name), "at": int(at), "last": bool(last)}:
+                path = PurePosixPath(name)
+                inside = not path.is_absolute() and ".." not in path.parts and len(path.parts) > 1
+                named = inside and path.parts[0] in self._allowed and len(name) < 512 and name.isprintable()
+                if named and 0 <= at < LARGEST_FILE:
+                    return path, at, last
+        raise ProtocolError("a file with a name that is not allowed")
+
+
+def _own(path: Path, mode: str) -> IO[bytes]:
+    """A file itself: not what a link by that name leads to."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+
+
+class Unwelcome(PacelineError):
+    """The hub does not take this agent, and says why."""
+
+    exit_code = 2

@@ -1,0 +1,278 @@
+"""Who may come in: connections whose other side has proved that it knows the secret, and nobody else's.
+
+`Gate` is for the side that listens: it never waits, and a stranger costs it a few hundred bytes for a few seconds.
+`enter` is for the side that connects. What they say to each other is in handshake.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+from paceline.network.secure.handshake import Refused, TurnedAway, gate_side, left, prove
+from paceline.network.secure.ports import OPTION, Ports
+
+__all__ = ["Gate", "Refused", "enter", "listener"]
+
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # what accept says when the system has no more
+_PAUSE = 1.0  # seconds without accepting when it has; and between two lines of log
+_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+
+
+@dataclass
+class _Stranger:
+    connection: socket.socket
+    peer: str
+    since: float
+    talk: Generator[None, None, None]
+
+
+def listener(address: str, port: int | Ports | None = 0) -> socket.socket:
+    """A socket that listens on this one address, and does not block. Port 0 or None: the system chooses one."""
+    if not isinstance(port, Ports):
+        return _listening(address, port or 0)
+    for one in port:
+        with contextlib.suppress(_Taken):
+            return _listening(address, one)
+    if not port.firm:
+        return _listening(address, 0)
+    taken = f"all ports {port} are in use" if port.last > port.first else f"port {port} is in use"
+    raise UsageError(
+        f"cannot listen on {address}: {taken}; give a wider range with {OPTION}, or end what listens there (ss -ltnp)"
+    )
+
+
+class _Taken(UsageError):
+    """Somebody listens on that port already."""
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {address!r}: {error.strerror}; give an address of this machine") from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a hub that is started again takes its port
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(place)
+        listening.listen(128)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        advice = {
+            errno.EADDRINUSE: "somebody listens there already: end it, or give another port (0: any that is free)",
+            errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has",
+            errno.EACCES: "ports below 1024 are the system's: give a higher one (0: any that is free)",
+        }.get(error.errno or 0, "give another address or port")
+        kind_of_error = _Taken if error.errno == errno.EADDRINUSE else UsageError
+        raise kind_of_error(f"cannot listen on port {port} of {address}: {error.strerror}; {advice}") from error
+    return listening
+
+
+class Gate:
+    """Admits those who prove the secret. Wait until one of `filenos()` is readable, a second at most, and `pump()`.
+
+    Ask for `filenos()` before each wait: they change, and while the system has no descriptors left the listening
+    socket is not among them.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        secret: bytes,
+        *,
+        tls: ssl.SSLContext | None = None,
+        deadline: float = 5.0,
+        most: int = 64,
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listening, self._secret, self._tls = listening, secret, tls
+        self._deadline, self._most, self._clock = deadline, most, clock
+        self._strangers: list[_Stranger] = []  # the oldest first
+        self._closed_until = float("-inf")  # no descriptors: nobody is accepted before
+        self._complaints = _Complaints(log, clock)
+        listening.setblocking(False)
+
+    def filenos(self) -> list[int]:
+        listening = [self._listening.fileno()] if self._clock() >= self._closed_until else []
+        return listening + [stranger.connection.fileno() for stranger in self._strangers]
+
+    def pump(self) -> list[socket.socket]:
+        """Go on with all handshakes; gives the connections that are through, of which nothing more has been read."""
+        # those who are there already come first: a crowd of newcomers must not push out who has just proved it
+        admitted = self._heard(self._strangers)
+        admitted += self._heard(self._accepted())
+        now = self._clock()
+        while len(self._strangers) > self._most:
+            self._turn_away(self._strangers[0], f"more than {self._most} handshakes were under way")
+        for stranger in list(self._strangers):
+            if now - stranger.since >= self._deadline:
+                self._turn_away(stranger, f"it did not prove the secret within {self._deadline:g} s")
+        self._complaints.repeat()
+        return admitted
+
+    def close(self) -> None:
+        """No more: the listening socket is closed too. Admitted connections are not touched."""
+        for stranger in self._strangers:
+            stranger.talk.close()
+            stranger.connection.close()
+        self._strangers.clear()
+        self._listening.close()
+
+    def _accepted(self) -> list[_Stranger]:
+        """Those who have knocked, a few at a time: so a crowd leaves everybody some rounds in which to speak."""
+        new: list[_Stranger] = []
+        share = max(1, self._most // 4)
+        now = self._clock()
+        while now >= self._closed_until and len(new) < share:
+            try:
+                connection, place = self._listening.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._closed_until = now + _PAUSE
+                    self._complaints.say(f"nobody can join for the moment: {error.strerror} (see `ulimit -n`)")
+                break  # otherwise a peer that had gone before it was accepted
+            connection.setblocking(False)
+            stranger = self._met(connection, f"{place[0]}:{place[1]}", now)
+            if stranger is not None:
+                new.append(stranger)
+        self._strangers += new
+        return new
+
+    def _met(self, connection: socket.socket, peer: str, now: float) -> _Stranger | None:
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            except (OSError, ValueError) as error:
+                connection.close()
+                self._complaints.say(f"turned {peer} away: {_reason(error)}")
+                return None
+        return _Stranger(connection, peer, now, gate_side(connection, self._secret))
+
+    def _heard(self, strangers: list[_Stranger]) -> list[socket.socket]:
+        admitted = []
+        for stranger in list(strangers):
+            try:
+                next(stranger.talk)
+            except StopIteration:
+                self._strangers.remove(stranger)
+                _tune(stranger.connection)
+                admitted.append(stranger.connection)
+            except TurnedAway as why:
+                self._turn_away(stranger, str(why))
+            except (OSError, ValueError) as error:  # ssl speaks of a closed connection as a ValueError too
+                self._turn_away(stranger, _reason(error))
+        return admitted
+
+    def _turn_away(self, stranger: _Stranger, why: str) -> None:
+        self._strangers.remove(stranger)
+        stranger.talk.close()
+        stranger.connection.close()
+        self._complaints.say(f"turned {stranger.peer} away: {why}")
+
+
+class _Complaints:
+    """At most one line a second, with a count of those that were not written."""
+
+    def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._log, self._clock = log, clock
+        self._last = float("-inf")
+        self._more = 0
+        self._latest = ""
+
+    def say(self, text: str) -> None:
+        if self._more or self._clock() - self._last < _PAUSE:
+            self._more, self._latest = self._more + 1, text
+        else:
+            self._write(text)
+
+    def repeat(self) -> None:
+        if self._more and self._clock() - self._last >= _PAUSE:
+            count = f"; {self._more - 1} more before that" if self._more > 1 else ""
+            self._write(self._latest + count)
+
+    def _write(self, text: str) -> None:
+        self._last, self._more = self._clock(), 0
+        self._log(text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
+        return "it does not speak TLS, which this side uses"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or 'the connection was closed'}"
+    return (error.strerror if isinstance(error, OSError) else None) or "the connection was closed"
+
+
+def _tune(connection: socket.socket) -> None:
+    """Small messages leave at once, and a peer whose machine is gone is noticed in the end even if nobody speaks."""
+    with contextlib.suppress(OSError):  # the peer may be gone already, which the next reading will say
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def notice_within(connection: socket.socket, seconds: float) -> None:
+    """Have the system break this connection when the other side has not answered for so long: without that it would
+    go on sending to a route that is cut for a quarter of an hour."""
+    quarter = max(1, int(seconds / 4))
+    settings = {
+        "TCP_USER_TIMEOUT": max(1, int(1000 * seconds)),
+        "TCP_KEEPIDLE": quarter,
+        "TCP_KEEPINTVL": quarter,
+        "TCP_KEEPCNT": 3,
+    }
+    with contextlib.suppress(OSError):  # as in `_tune`
+        for name, value in settings.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def enter(
+    address: str, port: int, secret: bytes, *, timeout: float, tls: ssl.SSLContext | None = None
+) -> socket.socket:
+    """A connection through the gate at that address; blocking. An OSError (TimeoutError) means: try again later."""
+    until = time.monotonic() + timeout
+    peer = f"{address}:{port}"
+    connection = socket.create_connection((address, port), timeout)
+    try:
+        if connection.getsockname() == connection.getpeername():
+            # nobody listens there, and the system gave us that very port for our own end
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        _tune(connection)
+        if tls is not None:
+            connection.settimeout(left(until, peer))
+            connection = tls.wrap_socket(connection)
+        prove(connection, secret, peer, until)
+    except ssl.SSLError as error:
+        connection.close()
+        raise _translated(error, peer) from error
+    except BaseException:
+        connection.close()
+        raise
+    connection.settimeout(None)
+    return connection
+
+
+def _translated(error: ssl.SSLError, peer: str) -> Exception:
+    """What TLS has to say: that the other side is a wrong one, or only that the connection broke."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return ConnectionResetError(errno.ECONNRESET, f"{peer} closed the connection during the TLS handshake")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(f"{peer} does not hold the cluster's certificate: {error.verify_message}")
+    if error.reason in ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL"):
+        return Refused(f"{peer} does not use TLS, this side does; all tasks must be started alike")
+    return Refused(f"{peer} refused the TLS connection ({error.reason}); all nodes need the cluster's certificate")

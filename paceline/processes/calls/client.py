@@ -1,0 +1,338 @@
+"""A worker's calls to the servers. Its mailbox lies in shared memory: servers of its own node work on it there, and to
+those of other nodes it is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import SchemeError
+from paceline.network.calls.tcp_client import Reach
+from paceline.ops import Call
+from paceline.processes.calls.landing import Landing
+from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Lane, got, put
+from paceline.processes.calls.recycled import SMALLEST, Recycled, over
+from paceline.processes.memory.board import FAILED, GENERATION, LANES, STOP, fence
+from paceline.processes.memory.byte_ranges import Span, size_of
+from paceline.processes.memory.call_codec import decode, encode
+from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.runs.order_log import ASK, POST, READ, Journal
+from paceline.scheme import ServerMethod
+from paceline.state import State
+
+READS = 16  # tries to read while nobody writes, before the server is asked
+
+
+class Stopped(Exception):
+    """The run ends: whoever waits is let go."""
+
+
+class RolledBack(Exception):
+    """The run has gone back to a checkpoint: whatever was under way is void."""
+
+
+class Link:
+    """A worker's way to the servers."""
+
+    def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+        self.stage, self.rank = stage, rank
+        self._board = board = stage.board
+        self._wait_for = wait_for
+        self._lanes = [Lane(stage, rank, number) for number in range(LANES)]
+        self._free = list(reversed(self._lanes))
+        self._void: list[Lane] = []  # forgotten, and perhaps still being read by a server
+        self._methods = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
+        self._servers = range(stage.plan.servers)
+        self.generation = board.get("generation")  # the one that this worker has gone back with
+        self.device = torch.device("cpu")  # where the worker's own tensors lie
+        self._recycled = Recycled()
+        self._gave: dict[int, Span] = {}  # by method: where in its lane the last result lay, if it was one large tensor
+        self._answered = [board.answered[shard] for shard in self._servers]
+        self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
+        self.journal: Journal | None = None
+        self._unheard = False
+        self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
+        self._reach: Reach | None = None
+        if stage.node.secret is not None:
+            self._reach = Reach(stage, rank, self._lanes, self._given_up)
+        self._near = [shard for shard in self._servers if stage.near(shard)]
+        latest = self._reach.latest % GENERATIONS if self._reach is not None else 0
+        self._count = max(latest, *(board.posted[lane.index] % GENERATIONS for lane in self._lanes))
+        self._state = stage.server_state()
+        self._x = self._state.x.data_ptr()
+        self._held = stage.tensor("ledger.0.held").numpy()
+        if stage.direct():
+            self._tally = stage.ledger(f"tally.{rank}.")
+            cells = {name: self._state.cell(name) for name in self._state}
+            self._open = State.over(cells | {"v": torch.zeros((), dtype=torch.int64)})
+            self._open.keep_ledger(self._tally)
+
+    def call(self, call: Call[Any]) -> Any:
+        """Have a call performed and give its result."""
+        method = call.method
+        if self.stage.scheme.methods.get(method.name) is not method:
+            raise SchemeError(f"worker:{self.rank} called {method.name}(), which is not a method of its own scheme")
+        here = not self._reach
+        if not method.atomic and here:
+            return self._here(method, call.args)
+        if method.silent:
+            self._go_on(call)
+            return None
+        if method.reads and method.when is None and here:
+            self._settle()
+            seen, result = self._look(method, call.args)
+            if seen:
+                return result
+        if method.reads and method.when is not None and here:
+            while True:  # it may have closed again before this worker looked
+                self._awaited(self._send(self._methods[method.name] + TELL, call.args))
+                seen, result = self._look(method, call.args)
+                if seen:
+                    return result
+        return self.collect(self.post(call))
+
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Lane:
+        """Send a call without waiting for it. `ahead`: its answer will be wanted later."""
+        lane = self._send(self._methods[call.method.name], call.args)
+        if ahead and self._reach:
+            self._reach.ahead.add(lane.index)
+        return lane
+
+    def _given_up(self) -> bool:
+        return bool(self._board.run[STOP] == FAILED or self._board.run[GENERATION] != self.generation)
+
+    def go_back(self, generation: int) -> None:
+        """The run goes on from a checkpoint; the servers have gone back already."""
+        self.generation = generation
+        if self._reach is not None:
+            self._reach.meet()
+            self._reach.void()
+            self._near = [shard for shard in self._servers if self.stage.near(shard)]
+
+    def _go_on(self, call: Call[Any]) -> None:
+        """Send a call that gives nothing back, and go on: the server performs a worker's calls in their order, so
+        whatever this worker asks for next comes after it. Gradients stay where they are, all else is copied. The server
+        is woken when this worker waits or computes: often another call follows at once."""
+        segment = self.stage.segment
+        held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in self._grads]
+        lane = self._send(self._methods[call.method.name], call.args, silent=True)
+        self._silent.append((lane, call.method.name, [(a, a._version) for a in held]))
+        self._unheard = True
+
+    def flush(self) -> None:
+        """Let the servers know of what was sent on the way."""
+        if self._unheard:
+            self._ring()
+
+    def carry_on(self) -> None:
+        """This worker goes to compute: what is under way goes on meanwhile."""
+        self.flush()
+        if self._reach:
+            self._reach.carry_on()
+
+    def _ring(self) -> None:
+        self._unheard = False
+        for shard in self._near:
+            self.stage.bells.ring(self._board.server_place(shard))
+
+    def _settle(self) -> None:
+        """Wait until everything that was sent on the way is done."""
+        if self._silent:
+            self.flush()
+            last = self._silent[-1][0]
+            self._board.awaited[self.rank] = last.index + 1
+            self._wait_for(lambda: self.ready(last), "the server")
+            self._settled()
+
+    def _settled(self) -> None:
+        sent, self._silent = self._silent, []
+        for lane, name, held in sent:
+            self._free.append(lane)
+            for gradient, version in held:
+                if gradient._version != version:
+                    raise SchemeError(
+                        f"worker:{self.rank} changed a gradient in place after {name}() had been given it; "
+                        "arguments cross by value: change a copy"
+                    )
+
+    def returned(self, place: int) -> bool:
+        """Whether no call under way still needs what lies there."""
+        if self._silent and self.ready(self._silent[-1][0]):
+            self._settled()
+        offset = self.stage.segment.offset
+        return not any(offset(gradient) == place for _, _, held in self._silent for gradient, _ in held)
+
+    def special(self, kind: int, *args: Any) -> None:
+        """Have the servers do something that is no method of the scheme."""
+        self.collect(self.ask(kind, *args))
+
+    def ask(self, kind: int, *args: Any) -> Lane:
+        lane = self._send(kind, args)
+        self._board.awaited[self.rank] = lane.index + 1
+        return lane
+
+    def _send(self, method: int, args: tuple[Any, ...], *, silent: bool = False) -> Lane:
+        lane = self._vacant(method)
+        segment, room = self.stage.segment, lane.area("args")
+        spans: list[Span] = []
+
+        def place(tensor: Tensor) -> int:
+            at = segment.offset(tensor)  # what lies in shared memory already is not copied, if the caller waits
+            if at is None or (silent and at not in self._grads):
+                at = lane.copy_in(tensor, room)
+            spans.append((at, tensor.dtype, tuple(tensor.shape)))
+            return at
+
+        words = encode(args, place)
+        lane.request[HEAD_WORDS - 1] = method
+        put(lane.request, words)
+        if self.journal is not None:  # whoever sees this call sees all that led to it
+            if method >= 0:
+                self.journal.add(ASK if method >= TELL else POST, method % TELL)
+            self.journal.flush()
+        self._count += 1
+        board = self._board
+        board.posted[lane.index] = self.generation * GENERATIONS + self._count
+        if self._reach:
+            self._reach.post(lane, words, spans)
+            if method in self._gave and not silent:  # while the call is on its way; a faster answer lies in its lane
+                self._reach.expect(lane, self._landing(lane, *self._gave[method]))
+        if not silent:
+            self._ring()
+        return lane
+
+    def _vacant(self, method: int) -> Lane:
+        """A lane in which nothing lies that anybody wants."""
+        if self._void:
+            self._free += [lane for lane in self._void if self.ready(lane)]
+            self._void = [lane for lane in self._void if lane not in self._free]
+        if not self._free:
+            self._settle()
+        if not self._free and method < 0 and self._void:  # the end must not fail because calls wait for ever
+            self._free.append(self._void.pop(0))
+        if not self._free:
+            raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
+        return self._free.pop()
+
+    def ready(self, lane: Lane) -> bool:
+        number = self._board.posted[lane.index]
+        return all(answered[lane.index] == number for answered in self._answered)
+
+    def collect(self, lane: Lane) -> Any:
+        """Wait for a call's result."""
+        self._awaited(lane)
+        segment, own = self.stage.segment, self.device.type == "cpu"
+        landing = self._reach.landed(lane) if self._reach else None
+        spans: list[Span] = []
+
+        def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+            if landing is not None and landing.is_for(offset, dtype, shape):
+                return landing.tensor
+            if landing is not None:  # it is another result than the last time
+                landing.put_back(segment)
+            spans.append((offset - lane.reply_at, dtype, shape))
+            found = segment.tensor(offset, dtype, shape)
+            return self._recycled.copy(found) if own else found.to(self.device)
+
+        (result,) = decode(got(lane.reply), tensor)
+        if spans and own and self._reach:
+            self._learn(lane.request[HEAD_WORDS - 1], spans)
+        return result
+
+    def _learn(self, method: int, spans: list[Span]) -> None:
+        """Next time the result may be received where it is to stay, if it is one vector and all of it comes so."""
+        self._gave.pop(method, None)
+        assert self._reach is not None
+        _, dtype, shape = spans[0]
+        if len(spans) == 1 and len(self._reach) == len(self._servers) and size_of(dtype, shape) >= SMALLEST:
+            self._gave[method] = spans[0]
+
+    def _landing(self, lane: Lane, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Landing:
+        block = self._recycled.block(size_of(dtype, shape))
+        return Landing(lane.reply_at + at, len(block), block, over(block, dtype, shape))
+
+    def _awaited(self, lane: Lane) -> None:
+        """Wait until a call is answered. Its lane is free then; the result lies there until this worker sends again."""
+        index, number, answered = lane.index, self._board.posted[lane.index], self._answered
+        self._board.awaited[self.rank] = index + 1
+        if len(answered) == 1:
+            first = answered[0]
+            self._wait_for(lambda: first[index] == number, "the server")
+        else:
+            self._wait_for(lambda: all(one[index] == number for one in answered), "the servers")
+        self._free.append(lane)
+        if self._reach:
+            self._reach.ahead.discard(index)
+        if self._silent:  # sent before this one, so done before it
+            self._settled()
+
+    def forget(self) -> None:
+        """Whatever was under way is void; its lanes serve again once no server can be reading them any more."""
+        self._void = [lane for lane in self._lanes if not self.ready(lane)]
+        self._free = [lane for lane in reversed(self._lanes) if lane not in self._void]
+        self._silent.clear()
+        if self._reach is not None:
+            self._reach.forget()
+
+    def show(self) -> None:
+        """Have the servers' state as it is now in this node's memory, if it is not there anyhow."""
+        if not self._reach:
+            return
+        lane = self.ask(SHOW)  # also after the stop: whoever sums up wants to see the end
+        self.stage.bells.wait(lambda: self.ready(lane) or self._given_up())
+        if not self.ready(lane):
+            raise Stopped if self._board.run[STOP] == FAILED else RolledBack
+        self._free.append(lane)
+
+    def _look(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Perform a method that only reads, at a moment at which no server writes."""
+        board, state = self._board, self._state
+        mark, performed = board.mark, board.performed
+        for _ in range(READS):
+            before, position = mark.tolist(), performed.tolist()
+            if any(one % 2 for one in before) or (len(before) > 1 and len(set(position)) > 1):
+                time.sleep(0)  # let the server run: it may share this core
+                continue
+            if method.when is not None and not method.when(self.stage.scheme, state, *args):
+                return False, None
+            result = method.function(self.stage.scheme, state, *args)
+            version = state.v
+            own = _cloned(result, self.device)
+            fence()
+            if self._board.run[GENERATION] != self.generation:
+                return False, None  # this may be the state that the servers have gone back to
+            if mark.tolist() == before:
+                if self.journal is not None:
+                    self.journal.add(READ, self._methods[method.name], position[0])
+                if _gives(result, self._x):
+                    self._held[self.stage.scheme.holder(self.rank)] = version
+                return True, own
+        return False, None
+
+    def _here(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
+        """Perform a call that is not atomic in the shared vector itself, without any lock."""
+        state, before = self._open, self.stage.updates
+        state.v = before
+        self._tally.caller = holder = self.stage.scheme.holder(self.rank)
+        args = tuple(a.cpu() if isinstance(a, Tensor) else a for a in args)
+        result = method.function(self.stage.scheme, state, *args)
+        self._board.direct[self.rank] += state.v - before
+        if _gives(result, self._x):
+            self._tally.pulled(holder, before)
+        return _cloned(result, self.device)
+
+
+def _cloned(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, copy=True)
+    return tuple(_cloned(item, device) for item in value) if isinstance(value, tuple) else value
+
+
+def _gives(value: Any, x: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.data_ptr() == x
+    return isinstance(value, tuple) and any(_gives(item, x) for item in value)

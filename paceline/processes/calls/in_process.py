@@ -1,0 +1,85 @@
+"""Calls inside one process: a script that runs alone is its own server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from paceline.config import build
+from paceline.errors import Deadlock, SchemeError
+from paceline.ops import Call
+from paceline.processes.calls.client import Link, Stopped
+from paceline.processes.calls.mailbox import SAVE, SET, Lane
+from paceline.processes.memory import snapshot
+from paceline.processes.memory.board import RUNNING, STOP, STOPPING
+from paceline.processes.memory.run_memory import Stage
+from paceline.runtime.call_scheduler import Desk
+
+
+class InProcess(Link):
+    """The only worker's way to the desk beside it. What changes the vector without a lock is done in place as ever."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, 0, _never)
+        self.desk = Desk(stage.scheme, stage.server_state(), 1, stage.ledger("ledger.0."))
+        self._calls: dict[int, Call[Any]] = {}  # under way, by their lane
+        self._results: dict[int, Any] = {}
+
+    def call(self, call: Call[Any]) -> Any:
+        if not call.method.atomic:
+            return super().call(call)
+        return self.collect(self.post(call))
+
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Lane:
+        board, stage = self.stage.board, self.stage
+        if board.run[STOP]:
+            raise Stopped  # a server takes no more calls either
+        if not self._free:
+            raise SchemeError("the worker has too many calls under way; await some before it starts another")
+        lane = self._free.pop()
+        args = tuple(arg.cpu() if isinstance(arg, Tensor) else arg for arg in call.args)
+        self._calls[lane.index] = call = Call(call.method, args)
+        for answer in self.desk.submit(0, call, lane):
+            self._results[answer.ticket.index] = answer.result
+        if 0 <= board.get("goal") <= self.desk.state.v and board.run[STOP] == RUNNING:
+            board.put("stop", STOPPING)
+            board.put("stopped", stage.now())
+        return lane
+
+    def collect(self, lane: Lane) -> Any:
+        call = self._calls.pop(lane.index)
+        if lane.index not in self._results:
+            raise Deadlock(f"the only worker waits for {self.desk.explain(call)}")
+        self._free.append(lane)
+        return self._moved(self._results.pop(lane.index))
+
+    def _moved(self, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return result.to(self.device)
+        return tuple(map(self._moved, result)) if isinstance(result, tuple) else result
+
+    def special(self, kind: int, *args: Any) -> None:
+        self.ask(kind, *args)
+
+    def ask(self, kind: int, *args: Any) -> Lane:
+        if kind == SAVE:
+            snapshot.keep_shard(self.stage, 0)
+        elif kind == SET:
+            hyper = dict(zip(args[::2], args[1::2], strict=True))
+            self.stage.save_overrides(self.stage.load_overrides() | hyper)
+            self.stage.scheme = self.desk.scheme = build.scheme_of(self.stage.scheme, hyper)
+        return self._lanes[0]
+
+    def ready(self, lane: Lane) -> bool:
+        return True
+
+    def forget(self) -> None:
+        super().forget()
+        self._calls.clear()
+        self._results.clear()
+
+
+def _never(ready: Callable[[], bool], what: str) -> None:
+    raise Deadlock(f"the only worker waits for {what}")

@@ -1,0 +1,112 @@
+"""A call's place in shared memory: where its words, its arguments and its result lie.
+
+A call is posted when its number is written, and not before: a worker killed on the way has posted nothing. It is
+answered when the server has written the same number beside it. Numbers carry the generation of the run, so that what
+was posted before a return to a checkpoint is void.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import SchemeError
+from paceline.network.calls.tcp_connection import Piece
+from paceline.ops import Call
+from paceline.processes.memory.call_codec import decode
+from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.scheme import ServerMethod
+
+SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
+LEFT, JOINED, PARTED = -3, -4, -5  # what may befall it
+SHOW = -6  # what else it may ask for: the servers' state as it is now, for a worker of another node
+TELL = 1 << 16  # added to a method's number: say when it may be done, the worker does it itself
+GENERATIONS = 1 << 32
+
+
+class Lane:
+    """One call's place: where its words, its arguments and its result lie."""
+
+    def __init__(self, stage: Stage, rank: int, number: int) -> None:
+        self.rank, self.number, self.index = rank, number, stage.board.lane(rank, number)
+        self._segment = stage.segment
+        head = stage.layout.places[f"lane.{rank}.{number}.head"].offset // 8
+        self.request = stage.segment.words[head : head + HEAD_WORDS]
+        self.reply = stage.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
+        args, reply = (stage.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
+        self.taken = 0  # the number of the call that the server has taken from here
+        self.tell = False  # the server only says when the call may be done
+        self.prepared: tuple[int, Any] | None = None  # a call's number, and what it asks for, if that is known already
+        self.told: array[int] | None = None  # an answer's words, if they are known,
+        self.pieces: list[Piece] = []  # the pieces of memory that it consists of,
+        self.data: list[memoryview] | None = None  # and what they are, if it is not what lies there
+        self.reply_at = reply.offset
+        self._areas = {"args": (args.offset, args.shape[0]), "reply": (reply.offset, reply.shape[0])}
+
+    def area(self, part: str) -> Callable[[Tensor, int], int]:
+        """A function that finds room for a tensor of so many bytes in one of the areas."""
+        offset, size = self._areas[part]
+        used = 0
+
+        def room(tensor: Tensor, nbytes: int) -> int:
+            nonlocal used
+            place = offset + used
+            used += -(-nbytes // 64) * 64
+            if used > size:
+                raise SchemeError(f"a call carries {used} bytes of tensors; {size} fit: send fewer vectors in one call")
+            return place
+
+        return room
+
+    def copy_in(self, tensor: Tensor, room: Callable[[Tensor, int], int]) -> int:
+        place = room(tensor, tensor.numel() * tensor.element_size())
+        self._segment.tensor(place, tensor.dtype, tensor.shape).copy_(tensor)
+        return place
+
+
+def put(words: memoryview, values: array[int]) -> None:
+    words[0] = len(values)
+    words[1 : 1 + len(values)] = values
+
+
+def got(words: memoryview) -> list[int]:
+    taken: list[int] = words[1 : 1 + words[0]].tolist()
+    return taken
+
+
+def received(stage: Stage, lane: Lane, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]) -> Any:
+    """What lies in a lane: a call with its arguments in place (its range of the vectors), or a special request."""
+    prepared, lane.prepared = lane.prepared, None
+    lane.taken = stage.board.posted[lane.index]
+    if prepared is not None and prepared[0] == lane.taken:
+        return prepared[1]
+    return understood(stage, lane, got(lane.request), lane.request[HEAD_WORDS - 1], methods, bounds)
+
+
+def understood(
+    stage: Stage,
+    lane: Lane,
+    words: list[int],
+    number: int,
+    methods: list[ServerMethod[Any, Any]],
+    bounds: tuple[int, int],
+) -> Any:
+    """What words in a lane, or on their way there, ask for."""
+    low, high = bounds
+    length = stage.layout.notes["length"]
+    segment = stage.segment
+    whole = high - low == length
+
+    def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        found = segment.tensor(offset, dtype, shape)
+        return found if whole or not shape or shape[-1] != length else found[..., low:high]
+
+    args = decode(words, tensor)
+    if number < 0:
+        return number, args
+    lane.tell = number >= TELL
+    return Call(methods[number % TELL], args)

@@ -1,0 +1,86 @@
+"""Which pieces of memory belong to a message: the tensors that its words name, or one server's range of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.network.calls.tcp_connection import Piece
+from paceline.processes.memory.call_codec import decode
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.segment import Segment
+
+Span = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor in memory: where, of what, how large
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """One server's range of vectors that are so long; the whole of them where there is one server."""
+
+    low: int
+    high: int
+    length: int
+    lead: bool
+
+    @classmethod
+    def of(cls, stage: Stage, shard: int) -> Cutting:
+        low, high = stage.bounds(shard)
+        return cls(low, high, stage.layout.notes["length"], shard == 0)
+
+    @property
+    def whole(self) -> bool:
+        return self.high - self.low == self.length
+
+
+def size_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Of a tensor, in bytes."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def of_words(words: Sequence[int], cutting: Cutting) -> list[Piece]:
+    """The pieces that a call's or an answer's words name, as far as they are this server's."""
+    found: list[Span] = []
+
+    def note(*span: Any) -> Tensor:
+        found.append(span)
+        return _NOTHING
+
+    decode(list(words), note)
+    return of_spans(found, cutting)
+
+
+def of_spans(spans: Iterable[Span], cutting: Cutting) -> list[Piece]:
+    """The pieces of tensors that lie somewhere, as far as they are this server's."""
+    return [piece for span in spans for piece in _pieces(*span, cutting)]
+
+
+_NOTHING = torch.empty(0)
+
+
+def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: Cutting) -> Iterable[Piece]:
+    nbytes = size_of(dtype, shape)
+    if cutting.whole or not shape or shape[-1] != cutting.length:
+        return [(offset, nbytes)]
+    rows = nbytes // dtype.itemsize // cutting.length
+    size = (cutting.high - cutting.low) * dtype.itemsize
+    return [(offset + (row * cutting.length + cutting.low) * dtype.itemsize, size) for row in range(rows)]
+
+
+def of_tensors(segment: Segment, tensors: Iterable[Tensor]) -> list[Piece]:
+    """The pieces that tensors in memory consist of: one for each run of bytes."""
+    found: list[Piece] = []
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        if tensor.is_contiguous():
+            offset = segment.offset(tensor)
+            assert offset is not None
+            found.append((offset, tensor.numel() * tensor.element_size()))
+        else:
+            found += of_tensors(segment, tensor.unbind(0))
+    return found

@@ -1,0 +1,308 @@
+"""The server's role: perform the workers' calls, one at a time, until every worker has gone."""
+
+from __future__ import annotations
+
+from paceline.config import build
+from paceline.network.calls.tcp_server import Door, Following, tear
+from paceline.ops import Call
+from paceline.processes.calls.mailbox import (
+    GENERATIONS,
+    JOINED,
+    LEFT,
+    PARTED,
+    SAVE,
+    SET,
+    SHOW,
+    TELL,
+    Lane,
+    put,
+    received,
+)
+from paceline.processes.calls.server_side import SharedDesk
+from paceline.processes.memory import snapshot
+from paceline.processes.memory.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.processes.memory.byte_ranges import of_tensors
+from paceline.processes.memory.call_codec import encode
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.roles import recorder
+from paceline.runs import order_log
+from paceline.runs.order_log import Journal
+
+
+class Server:
+    """One shard of the state. The first server leads: it alone evaluates guards and fixes the order of the calls."""
+
+    def __init__(self, stage: Stage, shard: int) -> None:
+        self.stage, self.shard, self.board = stage, shard, stage.board
+        self.journal: Journal | None = None
+        if shard == 0:
+            self.journal, _ = recorder.journal_of(stage, "server", generation=stage.board.get("generation"))
+        self._lead = shard == 0
+        self._several = stage.plan.servers > 1
+        self._shrink = stage.plan.quorum == "shrink"
+        self._lanes = [Lane(stage, rank, number) for rank in range(stage.plan.workers) for number in range(LANES)]
+        self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
+        self._posted, self._answered = stage.board.posted, stage.board.answered[shard]
+        self._alive, self._known = stage.board.alive, stage.board.known
+        self._bounds = stage.bounds(shard)
+        self._goal = stage.board.get("goal")
+        self._exact = stage.plan.exact
+        self._door = Door(stage, shard, self._lanes) if stage.node.secret is not None else None
+        self._following: Following | None = None
+        self._follow_lead()
+        self._enter(stage.board.get("generation"))
+
+    def _follow_lead(self) -> None:
+        """Find out whether the first server is on another node: then the order of the calls comes over a connection."""
+        board, stage = self.board, self.stage
+        stage.bells.wait(lambda: bool(board.server_node[0] >= 0 or board.run[STOP]))
+        apart = not self._lead and not stage.near(0)
+        if apart and self._following is None:
+            self._following = Following(stage, self.shard)
+        elif not apart and self._following is not None:
+            self._following.close()
+            self._following = None
+
+    def _enter(self, generation: int) -> None:
+        self._generation = generation
+        self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal, door=self._door)
+        self._taken = [0] * len(self._posted)  # calls that wait at the desk
+        self._found: list[int] = []  # that have come while this server waited
+        self.desk.journal = self.journal
+
+    def run(self) -> None:
+        board, bells = self.board, self.stage.bells
+        if board.server_generation[self.shard] != self._generation:
+            self._return()
+        self._stop_at_goal()  # a predecessor may have died between the last update and saying so
+        while True:
+            board.server_state[self.shard] = TRAINING
+            if board.run[GENERATION] != self._generation:
+                self._return()
+            moved = self._lead_on() if self._lead else self._follow()
+            self.desk.wake()
+            bells.look()
+            if moved:
+                continue
+            if all(board.gone) or board.get("over"):
+                break
+            board.server_state[self.shard] = WAITING
+            bells.wait(self._wanted)
+        if self._door is not None:
+            self._door.close()
+        if self._following is not None:
+            self._following.close()
+        board.server_state[self.shard] = DONE
+        if self.journal is not None:
+            self.journal.close()
+
+    def _wanted(self) -> bool:
+        """Something is to be done."""
+        board = self.board
+        if board.run[GENERATION] != self._generation or all(board.gone):
+            return True
+        if not self._lead:
+            return self._next() is not None
+        if self._alive.tobytes() != self._known.tobytes():
+            return True
+        self._found = [index for index in self._new() if self._due(index)]
+        return bool(self._found)
+
+    def _new(self) -> list[int]:
+        """The lanes that hold a call which nobody has looked at. Comparing bytes is the fastest way to find none."""
+        if self._posted.tobytes() == self._answered.tobytes():
+            return []
+        # Words are read one after the other: a worker may send two calls meanwhile, and the second be seen without the
+        # first. What had been sent before a call that is seen now is seen at the next look.
+        seen = self._posted.tolist()
+        last = [max(seen[first : first + LANES]) for first in range(0, len(seen), LANES)]
+        rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
+        new = [
+            (self._lanes[index].request[-1] < 0, posted, index)
+            for index, (posted, answered, taken) in enumerate(rows)
+            if posted != answered and posted != taken and posted <= last[index // LANES]
+        ]
+        # each worker's calls in the order in which it sent them; what is saved holds all that had been sent before
+        return [index for *_, index in sorted(new)]
+
+    def _due(self, index: int) -> bool:
+        """A call of this generation that may still be performed: after the stop only what the end itself needs."""
+        lane = self._lanes[index]
+        if self._posted[index] // GENERATIONS != self._generation or not self._alive[lane.rank]:
+            return False
+        number = lane.request[-1]
+        return self.board.run[STOP] == RUNNING or number < 0 or self._owed(number)
+
+    def _owed(self, number: int) -> bool:
+        """After the stop: what a worker has sent and gone on from counts, or its part would be ahead of this one."""
+        reached = 0 <= self._goal <= self.desk.state.v
+        return self.board.run[STOP] != FAILED and self._methods[number % TELL].silent and not reached
+
+    def _lead_on(self) -> bool:
+        moved = False
+        found, self._found = self._found, []
+        if self._alive.tobytes() != self._known.tobytes():
+            moved, found = True, []
+            for rank in [rank for rank, one in enumerate(self._alive) if one != self._known[rank]]:
+                present = bool(self._alive[rank])
+                if not present:
+                    self._last_calls(rank)
+                if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
+                    self._known[rank] = int(present)
+                    continue
+                kind = JOINED if present else PARTED if self.board.parted[rank] else LEFT
+                if self._several:
+                    self.desk.order(kind - 10 * rank)
+                self._member(rank, kind)
+        for index in found or self._new():
+            if self._due(index):
+                moved = True
+                self._take(index)
+        return moved
+
+    def _last_calls(self, rank: int) -> None:
+        """What a worker had sent whole before it died, and did not wait for, counts."""
+        for index in self._new():
+            lane = self._lanes[index]
+            number = lane.request[-1]
+            current = self._posted[index] // GENERATIONS == self._generation
+            if lane.rank == rank and current and number >= 0 and self._owed(number):
+                self._take(index)
+
+    def _take(self, index: int) -> None:
+        lane = self._lanes[index]
+        self._taken[index] = self._posted[index]
+        request = received(self.stage, lane, self._methods, self._bounds)
+        if isinstance(request, Call):
+            self.desk.submit(lane.rank, request, lane)
+        else:
+            if self._several:
+                self.desk.order(index)
+            self._special(lane, *request)
+
+    def _stop_at_goal(self) -> None:
+        if self._exact:  # the chief may have said that the run ends sooner, and may have to make an update again
+            self._goal = self.board.get("goal")
+            if self.board.run[GENERATION] != self._generation:
+                return
+        if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
+            self.board.put("stop", STOPPING)
+            self.board.put("stopped", self.stage.now())
+            self.stage.bells.ring_all()
+
+    def _special(self, lane: Lane, kind: int, args: tuple[object, ...]) -> None:
+        board = self.board
+        self.desk.settle_answers()
+        board.mark[self.shard] += 1
+        lane.told, lane.pieces, lane.data = encode((None,), lambda _: 0), [], None
+        if kind == SAVE:
+            snapshot.keep_shard(self.stage, self.shard)
+            lane.pieces = of_tensors(self.stage.segment, snapshot.shard_part(self.stage, self.shard, snapshot.KEEP))
+        elif kind == SHOW:
+            part = snapshot.shard_part(self.stage, self.shard)
+            lane.pieces = of_tensors(self.stage.segment, part)
+            memory = memoryview(self.stage.segment.memory)  # copied: it may change before it has gone
+            lane.data = [memoryview(bytes(memory[at : at + size])) for at, size in lane.pieces]
+        elif kind == SET:
+            hyper = dict(zip(args[::2], args[1::2], strict=True))
+            if self._lead:
+                self.stage.save_overrides(self.stage.load_overrides() | hyper)  # type: ignore[arg-type]
+                lane.pieces = of_tensors(self.stage.segment, [self.stage.tensor("overrides")])
+            self.stage.scheme = self.desk.scheme = build.scheme_of(self.stage.scheme, hyper)  # type: ignore[arg-type]
+        if self.journal is not None:
+            if kind in (SAVE, SHOW):  # either way somebody has had the state as it is now
+                self.journal.add(order_log.SAVE, lane.rank)
+            else:
+                self.journal.text(order_log.SET, dict(zip(args[::2], args[1::2], strict=True)))  # type: ignore[arg-type]
+            self.journal.flush()
+        if self._lead:
+            put(lane.reply, lane.told)
+        self.desk.done(lane)
+
+    def _member(self, rank: int, kind: int) -> None:
+        """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
+        present = kind == JOINED
+        self.desk.befalls = kind
+        for number in range(LANES):
+            index = self.board.lane(rank, number)
+            if not present:  # what a dead worker had posted is void
+                self._answered[index] = self._posted[index]
+        if present:
+            self.desk.joined(rank, quorum=self._shrink)
+        else:
+            self.desk.left(rank, quorum=self._shrink or kind == PARTED)
+        self.stage.bells.ring(rank)  # a successor may wait until its predecessor is known to be gone
+
+    def _follow(self) -> bool:
+        """Perform what the lead has put in order."""
+        board, moved = self.board, False
+        while (entry := self._next()) is not None:
+            moved = True
+            if entry < 0:
+                rank, kind = divmod(-entry, 10)
+                self._member(rank, -kind)
+                continue
+            lane = self._lanes[entry]
+            request = received(self.stage, lane, self._methods, self._bounds)
+            if isinstance(request, Call):
+                self.desk.perform(lane.rank, request, lane)
+            else:
+                self._special(lane, *request)
+            if board.run[GENERATION] != self._generation:
+                break
+        return moved
+
+    def _next(self) -> int | None:
+        """What the lead has put in order next, if it is here: a call of another node may still be on its way."""
+        board = self.board
+        ordered = board.get("ordered") if self._following is None else self._following.ordered
+        performed = board.performed[self.shard]
+        if performed >= ordered:
+            return None
+        at = performed % len(board.ring)
+        entry: int = board.ring[at]
+        if entry >= 0 and self._posted[entry] != board.ring_numbers[at]:
+            lane = self._lanes[entry]
+            current = board.ring_numbers[at] // GENERATIONS == board.run[GENERATION] == self._generation
+            if not self._alive[lane.rank] and current:
+                tear(self.stage, self.shard, f"worker:{lane.rank} is gone, and a call of it reached only some servers")
+            return None
+        return entry
+
+    def _led_back(self, generation: int) -> bool:
+        """Whether the lead is there, or will not come."""
+        board = self.board
+        outrun = board.run[STOP] == FAILED or board.run[GENERATION] != generation
+        return bool(board.server_generation[0] == generation or outrun)
+
+    def _return(self) -> None:
+        """Go back to the checkpoint that the launcher names: another server died inside a call."""
+        board = self.board
+        generation = board.get("generation")
+        saved = snapshot.find(self.stage, board.get("restore"))
+        if not self._lead:  # the lead empties the order first
+            self.stage.bells.wait(lambda: self._led_back(generation))
+            if board.run[GENERATION] != generation:
+                return  # somebody else has died meanwhile: once more
+        self.desk.settle_answers()
+        snapshot.restore_shard(self.stage, self.shard, saved)
+        for index, posted in enumerate(self._posted):
+            if posted // GENERATIONS < generation:  # void; a call of the new course is still to be performed
+                self._answered[index] = posted
+        board.performed[self.shard] = 0
+        self._follow_lead()  # it may be on another node now
+        if self._following is not None:
+            self._following.go_back(generation)
+        board.mark[self.shard] += board.mark[self.shard] % 2
+        if self._lead:
+            board.put("ordered", 0)
+            for rank, present in enumerate(saved.numbers["present"]):
+                board.known[rank] = present
+            self.stage.save_overrides(saved.numbers["overrides"])
+            self.stage.scheme = build.scheme_of(self.stage.first_scheme, saved.numbers["overrides"])
+        if self.journal is not None:
+            self.journal.note({"return": generation})
+            self.journal.flush()
+        self._enter(generation)  # not the board's: somebody else may have died meanwhile
+        board.server_generation[self.shard] = generation
+        self.stage.bells.ring_all()

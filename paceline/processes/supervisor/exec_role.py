@@ -1,0 +1,102 @@
+"""A role as a program of its own: `paceline role NAME --handle DESCRIPTOR`, for code that does not bear a fork.
+
+Everything that it needs comes by inherited descriptors: a handle, which names the others, and the memory itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.config.plan import Plan
+from paceline.errors import UsageError
+from paceline.network.secure.ports import Ports
+from paceline.network.secure.tls import Certificates
+from paceline.processes.memory.board import Board
+from paceline.processes.memory.run_memory import Node
+from paceline.processes.memory.segment import anonymous
+from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.main import KINDS, Part, Props, main
+from paceline.processes.supervisor import pickled_objects
+
+LONGEST = 1 << 22  # bytes of a handle
+
+
+def become(part: Part, props: Props, control: Control) -> int:
+    """Replace this (just forked) process by a fresh interpreter that plays the role."""
+    named = {name: one for name, one in props.objects.items() if name != "ready"}  # it makes the task itself
+    objects = pickled_objects.packed(named) if named else -1
+    handle = {
+        "plan": json.loads(props.plan.to_json()),
+        "servers": props.board.servers,
+        "board": props.board.descriptor,
+        "bells": props.bells,
+        "state": props.state,
+        "control": control.fileno(),
+        "objects": objects,
+        "node": _described(props.node),
+    }
+    data = json.dumps(handle).encode()
+    descriptor = anonymous("paceline-handle", len(data))
+    os.pwrite(descriptor, data, 0)
+    for one in (descriptor, props.board.descriptor, *props.bells, props.state, control.fileno(), objects):
+        if one >= 0:
+            os.set_inheritable(one, True)
+    os.execv(sys.executable, [sys.executable, "-m", "paceline", "role", str(part), "--handle", str(descriptor)])
+
+
+def play(name: str, handle: int) -> int:
+    """The program's side: take up what the launcher has prepared; gives the exit code."""
+    part = part_of(name)
+    try:
+        data: dict[str, Any] = json.loads(os.pread(handle, LONGEST, 0))
+        plan = Plan.from_dict(data["plan"])
+        board = Board(data["board"], plan.workers, data["servers"])
+        control = Control(socket.socket(fileno=data["control"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{handle} is not the handle of a run ({error}); roles are started by a launcher: paceline train"
+        ) from error
+    objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
+    return main(part, Props(plan, board, data["bells"], data["state"], objects, _node(data["node"])), control)
+
+
+def _described(node: Node) -> dict[str, Any]:
+    """A node as plain data; it stays in memory that only this user's processes can open."""
+    files = node.certificates
+    return {
+        "number": node.number,
+        "address": node.address,
+        "secret": node.secret.hex() if node.secret is not None else None,
+        "store": [*node.store[:2], node.store[2].hex()] if node.store is not None else None,
+        "tls": [str(files.certificate), str(files.key), str(files.authority or "")] if files is not None else None,
+        "ports": asdict(node.ports) if node.ports is not None else None,
+    }
+
+
+def _node(data: dict[str, Any]) -> Node:
+    files = None
+    if data["tls"] is not None:
+        certificate, key, authority = data["tls"]
+        files = Certificates(Path(certificate), Path(key), Path(authority) if authority else None)
+    secret = bytes.fromhex(data["secret"]) if data["secret"] is not None else None
+    store = None
+    if data["store"] is not None:
+        address, port, proof = data["store"]
+        store = address, port, bytes.fromhex(proof)
+    ports = Ports(**data["ports"]) if data["ports"] is not None else None
+    return Node(data["number"], data["address"], secret, files, store=store, ports=ports)
+
+
+def part_of(name: str) -> Part:
+    """`chief`, `worker:1`, `server:0` (or `ps:0`), `evaluator`."""
+    kind, _, index = name.partition(":")
+    kind = "server" if kind == "ps" else kind
+    if kind not in KINDS or (index and not index.isdigit()):
+        raise UsageError(f"no role {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
+    return Part(kind, int(index or 0))

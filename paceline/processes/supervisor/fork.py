@@ -1,0 +1,116 @@
+"""One child process: begun by fork from a launcher that has loaded everything and done nothing yet.
+
+A fork starts in milliseconds where a fresh interpreter needs seconds to load torch, so a killed worker is back at once.
+It is safe here because the launcher has one thread and has never computed anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.processes import resource_limits
+from paceline.processes.roles.control_channel import Control
+from paceline.signals import ASKED
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, socket.socket]:
+    """Start `play` in a child process that dies with this one; gives its pid and the launcher's end of its socket."""
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # libraries' idle threads take care of a fork themselves
+        pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    code = 1
+    try:
+        ours.close()
+        _die_with(parent)
+        _quietly(log)
+        _entitle(name)
+        _keep_memory()
+        code = play(Control(theirs))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:
+        reason = resource_limits.explained(error)
+        print(f"{name}: {reason}", file=sys.stderr, flush=True) if reason else traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """However rudely the launcher ends, the kernel ends this process too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in ASKED:  # the launcher decides; terminals, shells and mpirun send these to every process
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _quietly(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    os.close(null)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(_Log(number, "w", closefd=False)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        for number in (1, 2)
+    )
+
+
+class _Log(io.FileIO):
+    """A log that cannot be written, on a full disk for one, is no reason to end a run, nor to lose the real one."""
+
+    def write(self, text: Any) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(text) or 0
+        return len(text)
+
+
+def _keep_memory() -> None:
+    """Let freed vectors stay with the process: taking fresh pages for each new one costs more than filling it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 512 << 20)
+
+
+def _entitle(name: str) -> None:
+    """Be `paceline role worker:1` in the lists of processes: overwrite the command line where the kernel reads it."""
+    title = f"paceline role {name}".encode()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"paceline {name}".encode()[:15])
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+    except (OSError, ValueError, IndexError):
+        return
+    if start and end - start > 1:
+        ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -1,0 +1,90 @@
+"""How long a launcher waits for its processes where nothing else limits the waiting: at their start and at the end.
+
+While they train, processes that wait for each other watch each other. Before its first gradient a process that hangs
+keeps everybody waiting, and at the end the launcher itself waits for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from paceline.config.plan import Plan
+from paceline.processes.memory.board import TRAINING, Board
+from paceline.processes.roles.main import Part, places, ranks
+from paceline.processes.supervisor.cpu_activity import Activity
+from paceline.processes.supervisor.recovery import progress_of
+
+
+class Process(Protocol):
+    """What is watched: a role, and the process that plays it now (0: none, or one of another node)."""
+
+    part: Part
+    pid: int
+    done: bool
+    progress_at_start: int
+
+
+P = TypeVar("P", bound=Process)
+
+
+class Patience:
+    """Finds the processes that have made no progress for `seconds`."""
+
+    def __init__(self, plan: Plan, board: Board) -> None:
+        self._plan, self._board = plan, board
+        self._activity = Activity()
+        self._motion: tuple[int, ...] = ()
+        self._moved = 0.0
+
+    def stuck_at_start(self, children: Iterable[P], now: float, seconds: float) -> list[P]:
+        """Processes that hang before their first gradient (a server: before its first call)."""
+        stuck = []
+        for child in children:
+            if child.done or not child.pid or child.part.kind == "evaluator":
+                continue
+            if self._asleep(child) or self._progress(child) != child.progress_at_start:
+                self._activity.forget(child.pid)
+            elif self._activity.idle_for(child.pid, now) > seconds:
+                self._activity.forget(child.pid)
+                stuck.append(child)
+        return stuck
+
+    def stuck_at_end(self, children: Sequence[P], now: float, seconds: float, exempt: Iterable[P]) -> list[P]:
+        """Those that the end waits for, when nothing has moved for too long. `exempt` may take their time."""
+        board, exempted = self._board, {id(child) for child in exempt}
+        awaited = [child for child in children if not child.done and id(child) not in exempted]
+        motion = (
+            *(
+                sum(words)
+                for words in (board.gradients, board.t, board.performed, board.gone, board.state, board.saved)
+            ),
+            *(board.get(name) for name in ("over", "checkpoint", "alarm", "generation")),
+            sum(not child.done for child in children),
+        )
+        if motion != self._motion or any(self._computes_elsewhere(child) for child in awaited):
+            self._motion, self._moved = motion, now
+        for child in awaited:
+            if child.pid and self._asleep(child):
+                self._activity.forget(child.pid)
+            elif child.pid:
+                self._moved = max(self._moved, now - self._activity.idle_for(child.pid, now))
+        if now - self._moved <= seconds:
+            return []
+        self._moved = now
+        return awaited
+
+    def hanging(self, children: Iterable[P]) -> list[P]:
+        """Those among them that wait for nobody: the others wait for them."""
+        return [child for child in children if child.pid and not self._asleep(child)]
+
+    def _progress(self, child: Process) -> int:
+        return progress_of(child.part, self._plan, self._board)
+
+    def _asleep(self, child: Process) -> bool:
+        """It waits to be woken by others: what it waits for is not its own business."""
+        return any(self._board.sleeping[place] for place in places(child.part, self._plan))
+
+    def _computes_elsewhere(self, child: Process) -> bool:
+        """On another node; its CPU time is not seen from here."""
+        return not child.pid and any(self._board.state[rank] == TRAINING for rank in ranks(child.part, self._plan))

@@ -1,0 +1,44 @@
+"""Objects of the caller's own process (a task defined in a notebook) on their way to its child processes.
+
+Only here is anything pickled: into anonymous memory that the caller fills and its own children inherit. Nothing that
+comes from a network, a file or a checkpoint ever goes through this.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+try:
+    import cloudpickle  # knows classes and lambdas of a notebook
+except ImportError:  # older releases of joblib, which comes with scikit-learn, bring their own
+    from joblib.externals import cloudpickle
+
+from paceline.errors import UsageError
+from paceline.processes.memory.segment import anonymous
+
+
+def packed(objects: dict[str, Any]) -> int:
+    """The descriptor of memory that holds the objects."""
+    try:
+        data = cloudpickle.dumps(objects)
+    except Exception as error:
+        raise UsageError(
+            f"this task, scheme or hook cannot be handed to other processes ({error}); put it into a file and "
+            "name it as file.py:name"
+        ) from error
+    descriptor = anonymous("paceline-objects", len(data))
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor
+
+
+def unpacked(descriptor: int) -> dict[str, Any]:
+    """What the caller packed."""
+    size = os.fstat(descriptor).st_size
+    data = os.pread(descriptor, size, 0)
+    while len(data) < size:
+        data += os.pread(descriptor, size - len(data), len(data))
+    objects: dict[str, Any] = cloudpickle.loads(data)
+    return objects

@@ -1,0 +1,81 @@
+"""How far a run is, for others to read (`status.json`), and a warning when its newest checkpoint grows old."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.config.plan import Plan
+from paceline.errors import DataError
+from paceline.hook import Hook
+from paceline.hooks.checkpoint_saver import CheckpointSaver
+from paceline.report.live import Pace, Status, duration, time_left
+from paceline.runs import atomic_files
+from paceline.runs.run_directory import RunDirectory
+
+EVERY = 2.0  # seconds between two writings
+STALE = 15.0  # seconds after which what was written is no longer how things stand
+NAME = "status.json"
+
+
+class Progress:
+    """Called with every look at a run. Nothing that fails here ends the run: it only tells."""
+
+    def __init__(self, directory: RunDirectory, plan: Plan, hooks: Iterable[Hook], warn: Callable[[str], None]) -> None:
+        self._path, self._patience, self._warn = directory.path / NAME, plan.patience, warn
+        saver = next((hook for hook in hooks if isinstance(hook, CheckpointSaver)), None)
+        self._steps = saver.every if saver is not None else None
+        self._seconds = saver.seconds or 60.0 if saver is not None and not saver.every else None
+        self._pace = Pace()
+        self._written = -math.inf
+        self._warned = 0.0  # the age at which people were warned last
+
+    def note(self, status: Status) -> None:
+        now = time.monotonic()
+        self._pace.note(now, status.updates)
+        self._watch_checkpoint(status)
+        if now - self._written < EVERY:
+            return
+        self._written = now
+        told = asdict(status) | {"at": time.time(), "seconds_left": time_left(status, self._pace, now)}
+        aside = self._path.with_name(f".{NAME}.new")
+        with contextlib.suppress(OSError):  # a full disk, for one: checkpoints will say so
+            aside.write_text(json.dumps(atomic_files.finite(told), allow_nan=False), encoding="utf-8")
+            aside.replace(self._path)
+
+    def end(self) -> None:
+        """The run has a result from now on."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _watch_checkpoint(self, status: Status) -> None:
+        """Warn when one is overdue by two patiences, and again each time that its age has doubled."""
+        age, behind = status.checkpoint_age, status.updates - status.checkpoint
+        if math.isnan(age) or behind <= 0 or not (self._steps or self._seconds):
+            return
+        if age < self._warned / 2:  # there is a newer one
+            self._warned = 0.0
+        late = age > 2 * self._patience + (self._seconds or 0.0) and behind > 2 * (self._steps or 0)
+        if late and age >= 2 * self._warned:
+            self._warned = age
+            often = f"{self._steps:,} updates" if self._steps else f"{self._seconds:g} s"
+            self._warn(
+                f"the newest checkpoint, of update {status.checkpoint:,}, is {duration(age, '.0f')} old, although one "
+                f"is due every {often}; {behind:,} updates would be lost with a server"
+            )
+
+
+def read(directory: RunDirectory) -> dict[str, Any] | None:
+    """What was written last, with its age in seconds as `age`; None where there is nothing that can be read."""
+    path = Path(directory.path / NAME)
+    try:
+        told = atomic_files.read_json(path)
+        return told | {"age": max(0.0, time.time() - float(told["at"]))}
+    except (DataError, OSError, KeyError, TypeError, ValueError):
+        return None

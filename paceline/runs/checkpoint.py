@@ -1,0 +1,322 @@
+"""Checkpoints on disk: named tensors and plain numbers, whole or not there at all.
+
+checkpoints/0000000400/state.safetensors    the tensors
+checkpoints/0000000400/manifest.json        the numbers, and the sum that tells damage
+best/0000000400/                            a copy of the best one so far, and `best.json`: what it is best in
+
+Nothing is pickled. Whoever reads finds a folder only when all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.runs import atomic_files
+from paceline.errors import DataError, RunError, UnknownName, UsageError
+
+FORMAT = 1
+STATE, MANIFEST, BEST = "state.safetensors", "manifest.json", "best.json"
+OTHER_BYTES = f"the bytes of {STATE} are not those that were written (SHA-256)"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint: `model` and `model_buffer.NAME` are what is evaluated, the rest is for going on."""
+
+    path: Path
+    step: int
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best checkpoint so far, and what it is best in."""
+
+    path: Path
+    step: int
+    metric: str
+    value: float
+    smaller_is_better: bool
+    metrics: dict[str, float]
+
+
+def save(
+    directory: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, keep: int = 5
+) -> Path:
+    """Write a checkpoint, then delete all but the `keep` last ones. `numbers` is plain data that JSON can hold.
+
+    One of the same step is replaced. Older ones go only when the new one lies safely on the disk.
+    """
+    if keep < 1:
+        raise UsageError(f"keep must be at least 1, not {keep}: the checkpoint itself is one")
+    what = f"checkpoint of step {step} could not be written to {directory}"
+    with atomic_files.failing_as(what), atomic_files.writing(directory) as folder:
+        _write(folder, step, tensors, numbers)
+        place = atomic_files.put(folder, _name(step))
+        _prune(directory, step, keep)
+    return place
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint; DataError says what is wrong with a damaged one."""
+    manifest = _manifest(path)
+    try:
+        if _sum(path / STATE) != manifest["sha256"]:
+            raise _damaged(path, OTHER_BYTES)
+        # copied out of the file: later deletions cannot reach them, and they lie in memory as fresh tensors do,
+        # on which the last bits of a matrix product can depend
+        tensors = {name: tensor.clone() for name, tensor in load_file(path / STATE).items()}
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, f"{STATE} cannot be read: {atomic_files.cause(error)}") from error
+    return Checkpoint(path, manifest["step"], tensors, manifest["numbers"])
+
+
+def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint; `say` is told which ones were passed over, and why."""
+    for path in reversed(folders(directory)):
+        try:
+            return load(path)
+        except DataError as error:
+            say(f"passed over: {error}")
+    return None
+
+
+def resumed_from(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint, None where none was ever written. Where all are damaged DataError: to train from the
+    beginning instead is not for us to decide."""
+    found = newest(directory, say)
+    if found is None and folders(directory):
+        raise DataError(f"no checkpoint in {directory} is whole: there is nothing to resume from; train a new run")
+    return found
+
+
+def steps(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[int]:
+    """The steps that have a checkpoint, in order; `say` is told of what is plainly damaged. Contents are not read."""
+    found = set()
+    for path in folders(directory):
+        try:
+            _manifest(path)
+        except DataError as error:
+            say(f"passed over: {error}")
+        else:
+            found.add(_step(path))
+    return sorted(found)
+
+
+def find(directory: Path, step: int) -> Path | None:
+    """The folder of that step's checkpoint, whole or not."""
+    return next((path for path in reversed(folders(directory)) if _step(path) == step), None)
+
+
+def best(run: Path, say: Callable[[str], None] = lambda _: None) -> Best | None:
+    """The best checkpoint of a run directory, if one was kept; `say` is told of damaged ones."""
+    chosen = None
+    for path in folders(run / "best"):  # two only after a crash between the new one's coming and the old one's going
+        try:
+            one = _read_best(path)
+        except DataError as error:
+            say(f"passed over: {error}")
+            continue
+        if chosen is None or _beats(one.value, chosen):
+            chosen = one
+    return chosen
+
+
+def keep_best(
+    run: Path, checkpoint: Checkpoint, metrics: Mapping[str, float], metric: str, *, smaller_is_better: bool
+) -> bool:
+    """Write this checkpoint to the run's `best` if it beats the one there; says whether it did. Its own files may have
+    been deleted since it was read, as one too many."""
+    if metric not in metrics:
+        raise UnknownName("metric", metric, metrics)
+    value, before = metrics[metric], best(run)
+    if math.isnan(value):
+        return False
+    same = before is not None and (before.metric, before.smaller_is_better) == (metric, smaller_is_better)
+    if before is not None and same and not _beats(value, before):
+        return False
+    step, directory = checkpoint.step, run / "best"
+    with (
+        atomic_files.failing_as(f"the best checkpoint, of step {step}, could not be written to {directory}"),
+        atomic_files.writing(directory) as folder,
+    ):
+        _write(folder, step, checkpoint.tensors, checkpoint.numbers)
+        told = {"step": step, "metric": metric, "value": value, "smaller_is_better": smaller_is_better}
+        _save_json(folder / BEST, told | {"metrics": dict(metrics)})
+        place = atomic_files.put(folder, _name(step))
+        for other in folders(directory):
+            if other != place:
+                atomic_files.discard(other)
+    return True
+
+
+def _beats(value: float, held: Best) -> bool:
+    return value < held.value if held.smaller_is_better else value > held.value
+
+
+def _read_best(path: Path) -> Best:
+    step = _manifest(path)["step"]
+    try:
+        told = atomic_files.read_json(path / BEST)
+        value, metrics = float(told["value"]), {str(name): float(one) for name, one in told["metrics"].items()}
+        return Best(path, step, str(told["metric"]), value, bool(told["smaller_is_better"]), metrics)
+    except DataError as error:
+        raise _damaged(path, str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"{BEST} is not what was written: {error!r}") from error
+
+
+# writing
+
+
+def _prune(directory: Path, step: int, keep: int) -> None:
+    kept = 1
+    for path in reversed(folders(directory)):
+        if _step(path) >= step:
+            continue  # of a course that was given up for an older checkpoint: not ours to judge
+        if kept >= keep:
+            with suppress(OSError):  # the new one is safe, which is what was asked for
+                atomic_files.discard(path)
+        elif _looks_whole(path):
+            kept += 1
+
+
+def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    _save_tensors(folder, tensors)
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "numbers": dict(numbers),
+        "sha256": _sum(folder / STATE),
+        "sizes": {STATE: (folder / STATE).stat().st_size},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
+    }
+    _save_json(folder / MANIFEST, manifest | {"manifest_sha256": _sum_of(manifest)})
+
+
+def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    plain: dict[str, Tensor] = {}
+    memories: set[int] = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().cpu().contiguous()
+        memory = one.untyped_storage().data_ptr()
+        if memory in memories and one.numel():  # safetensors refuses tensors that share memory
+            one = one.clone()
+        memories.add(memory)
+        plain[name] = one
+    try:
+        save_file(plain, folder / STATE)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise RunError(f"the tensors could not be written to {folder.parent}: {error}") from error
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    atomic_files.sync(folder / STATE)
+
+
+def _save_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = _text(content, indent=1)
+    if len(text) > atomic_files.LARGEST_JSON:
+        raise UsageError(f"{path.name} of {len(text):,} bytes is too large: put arrays into tensors, not into numbers")
+    path.write_bytes(text)
+    atomic_files.sync(path)
+    for other in path.parent.iterdir():  # safetensors lets nobody else read; here the user's umask decides
+        other.chmod(path.stat().st_mode)
+
+
+def _text(content: Mapping[str, Any], indent: int | None = None) -> bytes:
+    try:
+        return json.dumps(content, indent=indent).encode()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the numbers of a checkpoint must be plain data that JSON can hold: {error}") from None
+
+
+def _versions() -> dict[str, str]:
+    from paceline import __version__  # not above: the package may be on its way here
+
+    return {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+# reading
+
+
+def folders(directory: Path) -> list[Path]:
+    """The checkpoints of a directory, whole or not, oldest first; of one step the successor comes last."""
+    if not directory.is_dir():
+        return []
+    found = [path for path in directory.iterdir() if re.fullmatch(rf"\d{{10,}}({re.escape(atomic_files.NEW)})?", path.name)]
+    return sorted(found, key=lambda path: (_step(path), path.name))
+
+
+def _name(step: int) -> str:
+    return f"{step:010d}"
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removesuffix(atomic_files.NEW))
+
+
+def _looks_whole(path: Path) -> bool:
+    try:
+        _manifest(path)
+    except DataError:
+        return False
+    return True
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The manifest, if it and the size of the tensors' file are as they should be."""
+    if not path.is_dir():
+        raise DataError(f"there is no checkpoint {path}")
+    try:
+        manifest = atomic_files.read_json(path / MANIFEST)
+    except DataError as error:
+        raise _damaged(path, str(error)) from error
+    if manifest.get("format") != FORMAT:
+        found = manifest.get("format")
+        raise _damaged(path, f"{MANIFEST} is of format {found!r}; this version of paceline reads format {FORMAT}")
+    if manifest.pop("manifest_sha256", None) != _sum_of(manifest):
+        raise _damaged(path, f"{MANIFEST} is not what was written (SHA-256)")
+    for key, kind in (("step", int), ("numbers", dict), ("sha256", str), ("sizes", dict)):
+        if not isinstance(manifest.get(key), kind):
+            raise _damaged(path, f"{MANIFEST} has no {key}")
+    try:
+        size = (path / STATE).stat().st_size
+    except OSError as error:
+        raise _damaged(path, f"{STATE} cannot be read: {atomic_files.cause(error)}") from error
+    if size != manifest["sizes"].get(STATE):
+        raise _damaged(path, f"{STATE} has {size:,} bytes, not {manifest['sizes'].get(STATE)}")
+    return manifest
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(f"checkpoint {path} is damaged: {what}")
+
+
+def _sum_of(content: Mapping[str, Any]) -> str:
+    """Of what JSON keeps of it, in a fixed order: the same before writing and after reading."""
+    kept = json.dumps(json.loads(_text(content)), sort_keys=True)
+    return hashlib.sha256(kept.encode()).hexdigest()
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

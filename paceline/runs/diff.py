@@ -1,0 +1,209 @@
+"""Where two runs part: `diff` compares their final bits, what determined them, and what they passed on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.runs import checkpoint, fingerprint
+from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.run_directory import RunDirectory
+from paceline.errors import DataError
+from paceline.runs.fingerprint import Fingerprint, differing
+from paceline.runs.order_history import read_all
+from paceline.result import digest
+from paceline.state import Vector
+
+COUNTS = ("updates", "gradients", "dropped", "samples")
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first of the common checkpoints at which the models differ."""
+
+    update: int
+    same_until: int | None  # the last common checkpoint before it, in which they are equal
+    numbers: int  # that differ
+    of: int
+    largest: float | None  # difference; None if one is not a number
+    parameter: str | None  # the first that differs, where the checkpoints have names
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two runs side by side. Every pair is (of the first, of the second); what is equal is not listed."""
+
+    runs: tuple[str, str]
+    same: bool  # the bits of the final model
+    updates: tuple[int, int]  # at which it was saved
+    digests: tuple[str, str]
+    fingerprints: tuple[str | None, str | None]
+    config: dict[str, Pair]
+    data: dict[str, Pair]
+    versions: dict[str, Pair]
+    counts: dict[str, Pair]
+    common: tuple[int, ...]  # updates of which both have a whole checkpoint
+    model: Parting | None
+    history: dict[str, Any] | None  # the first evaluation that differs, of runs with other bits
+    order: dict[str, Any] | None
+    notes: tuple[str, ...] = ()  # what could not be compared, and why
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def diff(a: str | Path, b: str | Path) -> Difference:
+    """Whether two runs came to the same bits, and if not, where they part."""
+    runs = RunDirectory.open(a), RunDirectory.open(b)
+    notes: list[str] = []
+    last = [_newest(run, notes) for run in runs]
+    digests = digest(last[0].tensors["model"]), digest(last[1].tensors["model"])
+    noted = [_noted(run, notes) for run in runs]
+    parts: dict[str, dict[str, Pair]] = {"config": {}, "data": {}, "versions": {}}
+    if noted[0] is not None and noted[1] is not None:
+        parts = {name: differing(getattr(noted[0], name), getattr(noted[1], name)) for name in parts}
+        if noted[0].before != noted[1].before:
+            parts["config"]["earlier launches"] = noted[0].before, noted[1].before
+    common, parting = _parting(*runs, notes)
+    same = digests[0] == digests[1]
+    return Difference(
+        runs=(runs[0].name, runs[1].name),
+        same=same,
+        updates=(last[0].step, last[1].step),
+        digests=digests,
+        fingerprints=(fingerprint.last_of(runs[0].path), fingerprint.last_of(runs[1].path)),
+        **parts,
+        counts=differing(*(_counts(run, notes) for run in runs)),
+        common=tuple(common),
+        model=parting,
+        # an update may be made while the chief evaluates the one before: of equal runs that says nothing
+        history=None if same else _first_other_evaluation(*(_history(run, notes) for run in runs)),
+        order=order_parts(runs[0].path, runs[1].path, notes.append),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def order_parts(a: Path, b: Path, say: Callable[[str], None] = lambda _: None) -> dict[str, Any] | None:
+    """Where the orders of the servers' calls part; None where they are the same, or not known."""
+    try:
+        rows = [[row for launch in read_all(run) for row in launch.rows()] for run in (a, b)]
+    except DataError as error:
+        say(str(error))
+        return None
+    if not all(rows):
+        return None
+    for number, pair in enumerate(zip_longest(*rows)):
+        if pair[0] != pair[1]:
+            return {"call": number + 1, "a": pair[0] or "nothing more", "b": pair[1] or "nothing more"}
+    return None
+
+
+def _newest(run: RunDirectory, notes: list[str]) -> Checkpoint:
+    found = checkpoint.newest(run.checkpoints, lambda text: notes.append(f"{run.name}: {text}"))
+    if found is None:
+        raise DataError(f"run {run.name} has no whole checkpoint: there is no model to compare")
+    if "model" not in found.tensors:
+        raise DataError(f"checkpoint {found.path} holds no tensor 'model': paceline did not write it")
+    return found
+
+
+def _noted(run: RunDirectory, notes: list[str]) -> Fingerprint | None:
+    try:
+        launches = fingerprint.read(run.path)
+    except DataError as error:
+        notes.append(f"{run.name}: {error}")
+        return None
+    if not launches:
+        notes.append(f"{run.name} has no {fingerprint.FILE}: an earlier version wrote it")
+        return None
+    return launches[-1].fingerprint
+
+
+def _history(run: RunDirectory, notes: list[str]) -> list[dict[str, Any]]:
+    return run.history(lambda text: notes.append(f"{run.name}: {text}"))
+
+
+def _counts(run: RunDirectory, notes: list[str]) -> dict[str, Any]:
+    try:
+        result = run.result()
+    except DataError as error:
+        notes.append(str(error))
+        return {}
+    if result is None:
+        notes.append(f"{run.name} has no result.json: it has not ended, or was broken off")
+    return {name: (result or {}).get(name) for name in COUNTS}
+
+
+def _parting(a: RunDirectory, b: RunDirectory, notes: list[str]) -> tuple[list[int], Parting | None]:
+    """The common checkpoints that are whole, up to the first at which the models differ."""
+    shared = sorted({*checkpoint.steps(a.checkpoints)} & {*checkpoint.steps(b.checkpoints)})
+    compared: list[int] = []
+    for step in shared:
+        try:
+            one, other = (_at(run, step) for run in (a, b))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        x, y = one.tensors["model"], other.tensors["model"]
+        if x.shape != y.shape or x.dtype != y.dtype:
+            shown = " and ".join(f"{v.numel():,} numbers of {str(v.dtype).removeprefix('torch.')}" for v in (x, y))
+            notes.append(f"the models have {shown}: they cannot be compared number by number")
+            return compared, None
+        if digest(x) != digest(y):
+            return [*compared, step], _parted(step, compared[-1] if compared else None, x, y, one.numbers)
+        compared.append(step)
+    return compared, None
+
+
+def _at(run: RunDirectory, step: int) -> Checkpoint:
+    path = checkpoint.find(run.checkpoints, step)
+    if path is None:
+        raise DataError(f"the checkpoint of update {step} has gone from {run.name} meanwhile")
+    found = checkpoint.load(path)
+    if "model" not in found.tensors:
+        raise DataError(f"checkpoint {path} holds no tensor 'model': paceline did not write it")
+    return found
+
+
+def _parted(step: int, same_until: int | None, x: Vector, y: Vector, numbers: Mapping[str, Any]) -> Parting:
+    width = x.element_size()  # compared by bits, as the digest is: -0.0 is not 0.0, and NaN may equal NaN
+    other = (x.contiguous().view(torch.uint8) != y.contiguous().view(torch.uint8)).view(-1, width).any(1)
+    largest = (x.double() - y.double()).abs().max().item()
+    place = int(other.nonzero()[0])
+    return Parting(
+        update=step,
+        same_until=same_until,
+        numbers=int(other.sum()),
+        of=x.numel(),
+        largest=largest if math.isfinite(largest) else None,
+        parameter=_name_at(place, numbers.get("parameters")),
+    )
+
+
+def _name_at(place: int, parameters: Any) -> str | None:
+    """The parameter in which a number of the vector lies."""
+    for name, shape in parameters or ():
+        place -= math.prod(shape)
+        if place < 0:
+            return str(name)
+    return None
+
+
+def _first_other_evaluation(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Time is left out, and so is what hooks noted: both may differ where all else is the same."""
+    mine, theirs = ({one["update"]: one for one in lines if "loss" in one and "update" in one} for lines in (a, b))
+    for update in sorted(mine.keys() & theirs.keys()):
+        keys = (mine[update].keys() & theirs[update].keys()) - {"seconds", "update"}
+        parted = {key: (mine[update][key], theirs[update][key]) for key in sorted(keys)}
+        parted = {key: pair for key, pair in parted.items() if pair[0] != pair[1]}
+        if parted:
+            return {"update": update, "metrics": parted}
+    return None

@@ -1,0 +1,143 @@
+"""`sums.json` of a run directory: the SHA-256 of the files that the run has left, so that a later change is noticed.
+
+A file is entered before it is written. Until the end of the launch its former content is right too: a process that is
+killed between the two writes leaves nothing that looks changed. Not covered: `checkpoints/` and the tensors in `best/`,
+whose manifests have sums of their own, and `logs/` and `summaries/`, which nothing is read back from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.runs import atomic_files
+from paceline.errors import DataError
+
+FILE, FORMAT = "sums.json", 1
+_COVERED = ("plan.json", "fingerprint.json", "result.json", "history.jsonl", "best/**/*.json", "order/**/*")
+_WITH_OWN_SUMS = "order/*/*/*.safetensors"  # of checkpoints, beside their manifests
+_FOR_ALL_LAUNCHES = ("plan.json", "fingerprint.json")  # what a resumed run reads, besides the order logs
+
+
+@dataclass
+class Sums:
+    """What was noted. `ended`: the list is complete, because the launch has ended in order."""
+
+    files: dict[str, list[str]] = field(default_factory=dict)  # name -> SHA-256 of right contents; none: any
+    ended: bool = False
+
+
+def read(root: Path) -> Sums | None:
+    """The sums of a run; None for one of a version that did not note them."""
+    if not (root / FILE).exists():
+        return None
+    content = atomic_files.read_json(root / FILE)
+    noted = content.pop("sha256", None)
+    files = content.get("files")
+    if noted != _seal(content) or content.get("format") != FORMAT or not isinstance(files, dict):
+        raise DataError(f"{FILE} is not what was written; delete it to use the run without these sums")
+    return Sums(files, bool(content.get("ended")))
+
+
+def write_json(root: Path, name: str, content: Any) -> None:
+    """Write a JSON file of the run directory and note its sum."""
+    text = atomic_files.json_bytes(content)
+    sums = _known(root)
+    before = sums.files.get(name, [])[-1:] or ([_sum(root / name)] if (root / name).is_file() else [])
+    sums.files[name] = list(dict.fromkeys([*before, hashlib.sha256(text).hexdigest()]))
+    sums.ended = False
+    _write(root, sums)
+    atomic_files.write_bytes(root / name, text)
+
+
+def begin(root: Path) -> None:
+    """A launch begins: what it will add to is not final any more; the order logs of earlier launches are."""
+    before = _known(root).files
+    kept = {name: sums for name, sums in before.items() if name in _FOR_ALL_LAUNCHES or name.startswith("order/")}
+    added = {name: [_sum(root / name)] for name in _present(root) if name.startswith("order/") and name not in kept}
+    _write(root, Sums(kept | added))
+
+
+def end(root: Path) -> None:
+    """A launch has ended in order: note every file. What was noted before stays, so that no change is approved."""
+    final = {name: sums[-1:] for name, sums in _known(root).files.items()}
+    for name in _present(root):
+        if name not in final:
+            final[name] = [] if _is_being_written(root / name) else [_sum(root / name)]
+    _write(root, Sums(final, ended=True))
+
+
+def check(root: Path, name: str) -> None:
+    """Refuse a file that is not what was written."""
+    for attempt in (1, 2):  # a living run may have replaced both meanwhile
+        sums = read(root)
+        if sums is None or name not in sums.files or not (root / name).exists():
+            return
+        if not sums.files[name] or _sum(root / name) in sums.files[name]:
+            return
+        if attempt == 2:
+            raise DataError(_altered(name))
+
+
+def changed(root: Path, under: str = "") -> list[str]:
+    """What is not as it was noted, a sentence for each file whose name begins with `under`."""
+    sums, found = read(root), []
+    for name, right in sums.files.items() if sums is not None else ():
+        if not name.startswith(under):
+            continue
+        if not (root / name).is_file():
+            found.append(f"{name} is missing")
+        elif right and _sum(root / name) not in right:
+            found.append(_altered(name))
+    if sums is not None and sums.ended:
+        strange = [name for name in _present(root) if name not in sums.files and name.startswith(under)]
+        found += [f"{name} was not there when the run ended" for name in strange]
+    return found
+
+
+def _known(root: Path) -> Sums:
+    return read(root) or Sums()
+
+
+def _present(root: Path) -> Iterator[str]:
+    for pattern in _COVERED:
+        for path in sorted(root.glob(pattern)):
+            if path.is_file() and not path.match(_WITH_OWN_SUMS) and not path.name.startswith("."):
+                yield path.relative_to(root).as_posix()
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether a process holds the file's lock: one on a machine that the run has lost may write its log to the end."""
+    with suppress(OSError), path.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _altered(name: str) -> str:
+    return f"{name} is not what was written (its SHA-256 is not that of {FILE})"
+
+
+def _write(root: Path, sums: Sums) -> None:
+    content = {"format": FORMAT, "ended": sums.ended, "files": sums.files}
+    atomic_files.write_json(root / FILE, content | {"sha256": _seal(content)})
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sum(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read: {atomic_files.cause(error)}") from error

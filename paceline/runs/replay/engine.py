@@ -1,0 +1,329 @@
+"""A recorded launch repeated in one process: every call in the order in which the server performed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config import build
+from paceline.runs.checkpoint import load
+from paceline.runtime.call_scheduler import Desk
+from paceline.errors import DataError
+from paceline.runs.order_log import CALL, MEMBER, NOTE, REFUSED, ROSE, SAVE, SET, Record, probe_of, returned
+from paceline.ops import Call
+from paceline.runs.order_history import History
+from paceline.runs.replay.worker_replay import Parted, Player
+from paceline.result import digest
+from paceline.scheme import Scheme
+from paceline.state import State, Vector, mean_of
+from paceline.task import Task
+from paceline.processes.calls.mailbox import JOINED, PARTED
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where what was repeated first differs from what was recorded."""
+
+    update: int
+    where: str
+    text: str
+
+
+@dataclass
+class Told:
+    """How far it came and what was compared."""
+
+    difference: Difference | None = None
+    gradients: int = 0
+    matched: list[int] = field(default_factory=list)  # the checkpoints whose model has the same bits
+    saved: str | None = None  # digest of the model at the update that was asked for, where the run could save it
+    cut: bool = False
+
+
+class _Differs(Exception):
+    """Other bits than those of the record."""
+
+
+class _Ended(Exception):
+    """The record goes no further."""
+
+
+class Engine:
+    """Repeats one launch. `what_if`: hyper-parameters that the server has from an update on, instead of its own.
+    `claimed`: the update whose model the run says it saved; `Told.saved` is what it is here."""
+
+    def __init__(
+        self,
+        history: History,
+        scheme: Scheme,
+        task: Task,
+        *,
+        until: int | None = None,
+        what_if: tuple[int, Mapping[str, Any]] | None = None,
+        watch: Callable[[int], None] = lambda _: None,
+        claimed: int | None = None,
+    ) -> None:
+        self.history, self.scheme, self.task = history, scheme, task
+        self.until, self.what_if, self.watch = until, what_if, watch
+        self.claimed = claimed  # the update of which the run says that it saved its model
+        plan = history.plan
+        self.workers, self.servers = plan.workers, max(plan.servers, 1)
+        self.told = Told(cut=history.cut)
+        self._methods = [scheme.methods[name] for name in sorted(scheme.methods)]
+        self._shrink = plan.quorum == "shrink"
+        start = history.start
+        x0 = task.start(plan.seed).cpu()
+        self.desk = self._desk(scheme.server(x0, self.workers)) if scheme.methods else None
+        if start is not None:
+            self._restore(start)
+        self._start = x0 if start is None else start.tensors["model"]
+        self._begun_at = history.start_step()
+        if claimed == self._begun_at:
+            self.told.saved = digest(self._start)
+        device = torch.device(plan.device)
+        if plan.device != "cpu" and not torch.cuda.is_available():
+            raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
+        self._players: list[Player] = []
+        self._offered: dict[tuple[int, int], tuple[Vector, float]] = {}  # to means that not all members came to have
+        for life in history.lives:
+            there = device
+            if plan.device == "cuda":
+                there = torch.device("cuda", life.rank % torch.cuda.device_count())
+            own = task.on(there) if there.type != "cpu" else task
+            player = Player(life, scheme, own, plan.seed, self.workers, there, self._judge)
+            begun_in = life.begun["generation"]
+            from_ = start if not begun_in else None
+            player.begin(from_, x0, task.buffers(), history.path)
+            self._players.append(player)
+        self.generation = self.position = 0
+        self._centre: State | None = None
+
+    def _desk(self, state: State) -> Desk:
+        desk = Desk(self.scheme, state, self.workers)
+        x = state.x
+        self._probe = probe_of(x[: x.numel() // self.servers])  # the lead server has seen its own part only
+        return desk
+
+    def _restore(self, saved: Any) -> None:
+        if self.desk is None:
+            return
+        state, vectors = self.desk.state, self.desk.state.vectors(self.scheme.uncut)
+        state.restore({name: saved.tensors["server." + (name if name in vectors else f"0.{name}")] for name in state})
+        self.desk.ledger.restore({name: saved.tensors[f"ledger.0.{name}"] for name in self.desk.ledger.cells})
+        overrides = saved.numbers["overrides"]
+        self.desk.scheme = build.scheme_of(self.scheme, overrides)
+
+    @property
+    def updates(self) -> int:
+        if self.desk is not None:
+            return int(self.desk.state.v)
+        return max((int(player.worker.state.v) for player in self._players), default=self._begun_at)
+
+    def model(self) -> Vector:
+        """What the centre holds now."""
+        if self.desk is not None:
+            return self.desk.scheme.model(self.desk.state).clone()
+        if self._centre is None:  # no worker has made a step
+            return self._start.clone()
+        return self.scheme.model(self._centre).cpu().clone()
+
+    def run(self) -> Told:
+        try:
+            with torch.no_grad():
+                self._run()
+        except (_Differs, _Ended):
+            pass
+        return self.told
+
+    def _run(self) -> None:
+        for generation in sorted({*self.history.server, *(self._generations())}):
+            if generation:
+                self._go_back(generation)
+            self.generation, self.position = generation, 0
+            self._settle()
+            for record in self.history.server.get(generation, []):
+                if self._enough():
+                    return
+                self._perform(record)
+                self.position += 1
+                self._settle()
+
+    def _generations(self) -> set[int]:
+        """Those that the workers went through; without a server only they tell."""
+        notes = (record.values[0] for life in self.history.lives for record in life.records if record.kind == NOTE)
+        begun = {life.begun["generation"] for life in self.history.lives}
+        return begun | {told["return"] for told in notes if "return" in told}
+
+    def _enough(self) -> bool:
+        return self.until is not None and self.updates >= self.until
+
+    def _go_back(self, generation: int) -> None:
+        saved = load(returned(self.history.path, generation))
+        self._restore(saved)
+        for player in self._players:
+            if player.generation < generation and not player.over:
+                player.go_back(generation, saved)
+
+    def _settle(self) -> None:
+        """Let every worker go on as far as it can at this position of the server."""
+        moved = True
+        while moved and not (self.desk is not None and self._enough()):
+            moved = False
+            for player in self._players:
+                if player.over or player.generation != self.generation:
+                    continue
+                if player.position is not None and player.position == self.position:
+                    self._look(player)
+                    moved = True
+                moved |= self._go(player)
+            moved |= self._meet()
+
+    def _go(self, player: Player) -> bool:
+        before = player.moves
+        try:
+            for _ in player.go(None if self.desk is not None else self.until):
+                if self.desk is None:
+                    self._stepped(player)
+        except Parted as parted:
+            self._differ(player, str(parted))
+        return player.moves != before
+
+    def _stepped(self, player: Player) -> None:
+        """Without a server the model is what the workers have: compare it where a checkpoint was written."""
+        version = int(player.worker.state.v)
+        if self._centre is None or version >= int(self._centre.v):
+            self._centre = player.worker.state
+        if self._noted(version):
+            self._compare(version, self.scheme.model(player.worker.state).cpu())
+        self.watch(version)
+
+    def _look(self, player: Player) -> None:
+        call = player.method
+        assert call is not None
+        assert self.desk is not None
+        result = call.method.function(self.desk.scheme, self.desk.state, *call.args)
+        player.give(_own(result))
+
+    def _meet(self) -> bool:
+        """Have those means that everybody has arrived at."""
+        there = {(p.rank, number): p for p in self._players for number in p.arrived if p.generation == self.generation}
+        for (rank, number), player in there.items():
+            if (rank, number) in self.history.torn:
+                op = player.arrived[number]
+                self._offered.setdefault((rank, number), (op.v.clone(), op.weight))
+        for (rank, number), player in there.items():
+            present = self._present(rank, number, player)
+            if present is None or any(pair not in there and pair not in self._offered for pair in present.items()):
+                continue
+            vectors, weights = zip(*(self._offer(pair, there) for pair in sorted(present.items())), strict=True)
+            mean = mean_of(list(vectors), list(weights))
+            for one, n in sorted(present.items()):
+                # a member that died right after it had the mean may be the only one that has it
+                if (one, n) in there and self.history.decided.get((one, n), present) == present:
+                    there[one, n].met(n, mean.clone())
+            return True
+        return False
+
+    def _offer(self, pair: tuple[int, int], there: Mapping[tuple[int, int], Player]) -> tuple[Vector, float]:
+        """What a worker has brought to a mean."""
+        if pair in self._offered:
+            return self._offered[pair]
+        op = there[pair].arrived[pair[1]]
+        return op.v, op.weight
+
+    def _present(self, rank: int, number: int, player: Player) -> dict[int, int] | None:
+        """Who took part: what was written down, or else everybody, each at the mean of the same number."""
+        decided = self.history.decided
+        if (rank, number) in decided:
+            return decided[rank, number]
+        among = player.arrived[number].among
+        members = range(self.workers) if among is None else among
+        if any((member, number) in decided for member in members):
+            return None  # it had arrived and was not waited for any more
+        return dict.fromkeys(members, number)
+
+    def _perform(self, record: Record) -> None:
+        assert self.desk is not None
+        if record.kind == CALL:
+            self._call(*record.values)
+        elif record.kind == MEMBER:
+            what, rank = record.values
+            quorum = self._shrink or what == PARTED
+            self.desk._member("joined" if what == JOINED else "left", rank, quorum)
+        elif record.kind == SAVE:
+            if self._noted(self.updates):
+                self._compare(self.updates, self.model())
+        elif record.kind == SET:
+            self.desk.scheme = build.scheme_of(self.desk.scheme, record.values[0])
+
+    def _call(self, method: int, rank: int, flags: int, probe: int | None) -> None:
+        desk = self.desk
+        assert desk is not None
+        player = self._caller(rank)
+        name = self._methods[method].name
+        if player is None or not player.outbox or player.outbox[0][0].method is not self._methods[method]:
+            if player is not None and not player.outbox and player.over and player.life.cut:
+                raise _Ended  # what it did then is not known any more
+            found = player.outbox[0][0].method.name + "()" if player is not None and player.outbox else "nothing"
+            self._differ(player, f"worker:{rank} called {name}() here, and now {found}")
+            return
+        call, pending = player.outbox.popleft()
+        if self.what_if is not None and desk.state.v >= self.what_if[0]:
+            desk.scheme = build.scheme_of(desk.scheme, self.what_if[1])
+            self.what_if = (1 << 62, {})
+        version, refused = desk.state.v, desk.ledger.cells.refused
+        own: Call[Any] = Call(call.method, tuple(a.cpu() if isinstance(a, Tensor) else a for a in call.args))
+        answer = desk.perform(rank, own)
+        now = (ROSE if desk.state.v != version else 0) | (REFUSED if desk.ledger.cells.refused != refused else 0)
+        self.watch(desk.state.v)
+        if now != flags or (self._strict and probe is not None and self._probe() != probe):
+            self._differ(player, f"{name}() of worker:{rank} leaves another x than it did then")
+        if not call.method.silent:
+            player.give(answer.result, pending)
+
+    def _caller(self, rank: int) -> Player | None:
+        """Whose calls count now: the last life of that worker that had begun."""
+        number = self.history.living(rank, (self.generation, self.position))
+        return next((p for p in self._players if (p.rank, p.life.number) == (rank, number)), None)
+
+    @property
+    def _strict(self) -> bool:
+        """Whether the bits must be those of the record."""
+        return self.what_if is None
+
+    def _judge(self, player: Player, recorded: float, loss: float) -> None:
+        self.told.gradients += 1
+        if self._strict and recorded != loss and not (recorded != recorded and loss != loss):
+            self._differ(player, f"the loss was {recorded!r} and is {loss!r}")
+
+    def _noted(self, version: int) -> bool:
+        """Whether the run has noted, or claims, what its model was at this update of this course."""
+        return version == self.claimed or (self.generation, version) in self.history.checkpoints
+
+    def _compare(self, version: int, model: Vector) -> None:
+        if not self._strict:
+            return
+        here = digest(model)
+        if version == self.claimed:
+            self.told.saved = here
+        noted = self.history.checkpoints.get((self.generation, version))
+        if noted is not None and here != noted:
+            self.told.difference = Difference(version, f"checkpoint {version}", "the model has other bits")
+            raise _Differs
+        if noted is not None and version not in self.told.matched:
+            self.told.matched.append(version)
+
+    def _differ(self, player: Player | None, text: str) -> None:
+        where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
+        self.told.difference = Difference(self.updates, where, text)
+        raise _Differs
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return tuple(_own(item) for item in value) if isinstance(value, tuple) else value

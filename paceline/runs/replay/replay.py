@@ -1,0 +1,200 @@
+"""`paceline.replay`: a recorded run once more, in this process, and whether its bits are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.runs import checkpoint, fingerprint
+from paceline.config import build
+from paceline.processes.roles import main
+from paceline.runs.run_directory import RunDirectory
+from paceline.errors import DataError, UsageError
+from paceline.config.plan import Plan
+from paceline.runs import order_history
+from paceline.runs.replay.engine import Difference, Engine
+from paceline.runs.order_history import History
+from paceline.result import digest
+from paceline.scheme import Scheme
+from paceline.state import Vector
+from paceline.runs.data_digest import data_of
+from paceline.task import Task
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of it. `match`: every bit that could be compared was the same."""
+
+    match: bool
+    updates: int
+    gradients: int
+    digest: str
+    recorded_digest: str | None  # None: the run has saved nothing, or something else was asked for than its end
+    recorded_updates: int | None  # of which that digest is: a run that failed has saved less than it had reached
+    checkpoints: list[int]  # those that matched
+    difference: Difference | None = None
+    hints: list[str] = field(default_factory=list)
+    cut: bool = False  # the log has no end: it was repeated as far as it goes
+    metrics: dict[str, float] = field(default_factory=dict)  # asked for by until or what_if
+    vector: Vector = field(default_factory=lambda: torch.empty(0), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        parted = self.difference
+        return {
+            "match": self.match,
+            "updates": self.updates,
+            "gradients": self.gradients,
+            "digest": self.digest,
+            "recorded_digest": self.recorded_digest,
+            "recorded_updates": self.recorded_updates,
+            "checkpoints": self.checkpoints,
+            "difference": None if parted is None else vars(parted),
+            "hints": self.hints,
+            "cut": self.cut,
+            "metrics": self.metrics,
+        }
+
+
+def replay(
+    run: str | Path,
+    *,
+    until: int | None = None,
+    what_if: Mapping[str, Any] | None = None,
+    since: int = 0,
+    task: Task | None = None,
+    scheme: Scheme | None = None,
+    watch: Callable[[int], None] = lambda _: None,
+) -> Replayed:
+    """Repeat a recorded run and compare it with its record, gradient by gradient, call by call.
+
+    `until` stops at that update and gives its state. `what_if` changes hyper-parameters of the server from update
+    `since` on, under the same order of everything. `task` and `scheme` are needed if the run was given objects.
+    """
+    directory = RunDirectory.open(run)
+    if until is not None and until < 0:
+        raise UsageError(f"until must be at least 0, not {until}")
+    told = order_history.read_all(directory.path)
+    if not told:
+        raise DataError(_unrecorded(directory))
+    threads = torch.get_num_threads()
+    try:
+        return _repeated(directory, told, until, what_if, since, {"task": task, "scheme": scheme}, watch)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _claimed(directory: RunDirectory) -> tuple[int | None, str | None]:
+    """Of which update, and with which digest, the run says that it saved its model; a run that was killed says nothing,
+    but has left its checkpoints."""
+    result = directory.result() or {}
+    if "digest" in result:
+        return result["updates"], result["digest"]
+    found = checkpoint.newest(directory.checkpoints, lambda _: None)
+    return (None, None) if found is None else (found.step, digest(found.tensors["model"]))
+
+
+def _unrecorded(directory: RunDirectory) -> str:
+    plan = Plan.from_dict(directory.plan())
+    if plan.script:
+        return f"{directory.path} is the run of a script: only the script knows its data, so no order was recorded"
+    return f"{directory.path} has no order log: it was run with --no-record, or by an older version"
+
+
+def _repeated(
+    directory: RunDirectory,
+    launches: list[History],
+    until: int | None,
+    what_if: Mapping[str, Any] | None,
+    since: int,
+    objects: dict[str, Any],
+    watch: Callable[[int], None],
+) -> Replayed:
+    matched: list[int] = []
+    gradients, cut, saved = 0, False, None
+    claimed, recorded = _claimed(directory) if until is None and what_if is None else (None, None)
+    for number, launch in enumerate(launches):
+        last = number == len(launches) - 1
+        plan = launch.plan
+        scheme, task = _of(launch, objects)
+        torch.set_num_threads(plan.threads)
+        changed = None if what_if is None else (since, _checked(scheme, what_if, plan.workers))
+        engine = Engine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
+        if until is not None and not last and launches[number + 1].start_step() < until:
+            engine.until = None
+        outcome = engine.run()
+        gradients, cut = gradients + outcome.gradients, cut or outcome.cut
+        matched, saved = matched + outcome.matched, outcome.saved or saved
+        if outcome.difference is not None or last or (until is not None and engine.updates >= until):
+            break
+    if until is not None and outcome.difference is None and engine.updates < until:
+        raise UsageError(f"the record ends at update {engine.updates:,}; there is no update {until:,} in it")
+    model = engine.model()
+    own = digest(model)
+    if claimed is not None and outcome.difference is None and engine.updates < claimed:
+        cut = True  # a full disk may have ended it
+    if saved is None and engine.updates == claimed:
+        saved = own
+    if cut and saved is None:
+        recorded = None
+    if outcome.difference is None and recorded is not None and recorded != saved:
+        assert claimed is not None
+        what = "other bits" if saved is not None else "no moment at which it could have been saved"
+        outcome.difference = Difference(claimed, "the end", f"the vector that the run has saved has {what} here")
+    asked = until is not None or what_if is not None
+    return Replayed(
+        match=outcome.difference is None,
+        updates=engine.updates,
+        gradients=gradients,
+        digest=own,
+        recorded_digest=recorded,
+        recorded_updates=claimed if recorded is not None else None,
+        checkpoints=matched,
+        difference=outcome.difference,
+        hints=hints(launch, directory, task) if outcome.difference is not None else [],
+        cut=cut,
+        metrics=task.evaluate(model, task.buffers() or None) if asked else {},
+        vector=model,
+    )
+
+
+def _of(launch: History, objects: dict[str, Any]) -> tuple[Scheme, Task]:
+    plan = launch.plan
+    for name in ("task", "scheme"):
+        if name in launch.about["unnamed"] and objects[name] is None:
+            raise UsageError(
+                f"the run was given its {name} as an object, which has no name: give the same one again, "
+                f"paceline.replay(run, {name}=…)"
+            )
+    given = {name: value for name, value in objects.items() if value is not None}
+    scheme, task = main.scheme_of(plan, given), main.task_of(plan, given)
+    if any(not method.atomic for method in scheme.methods.values()):
+        raise UsageError(
+            f"{scheme.name} has no order: its workers write into one vector without any lock, and no two runs are "
+            "alike; its atomic form is `async`, which can be repeated"
+        )
+    if launch.about["feeding"]:
+        what = ", ".join(launch.about["feeding"])
+        raise UsageError(f"hooks have changed the run's batches ({what}), and what they gave was not recorded")
+    return scheme, task
+
+
+def _checked(scheme: Scheme, what_if: Mapping[str, Any], workers: int) -> Mapping[str, Any]:
+    if not scheme.methods:
+        raise UsageError(f"{scheme.name} has no server whose hyper-parameters could be changed")
+    build.scheme_of(scheme, what_if).check(workers)
+    return what_if
+
+
+def hints(launch: History, directory: RunDirectory, task: Task) -> list[str]:
+    """Why bits may differ: what is not now as it was then."""
+    then, now = launch.about["versions"], fingerprint.versions(launch.plan.threads, launch.plan.device)
+    found = [f"{name} was {then[name]}, is {now.get(name)}" for name in then if then[name] != now.get(name)]
+    data, _ = data_of(task, task.start(launch.plan.seed))
+    noted = fingerprint.read(directory.path)
+    if noted and data is not None and noted[-1].fingerprint.data not in (None, data):
+        found.append("the data are others than those of the run")
+    return found or ["the versions, the threads, the kind of CPU and the data are the same: the code may differ"]

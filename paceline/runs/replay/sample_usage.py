@@ -1,0 +1,102 @@
+"""The ledger of samples: which worker used which sample, and at which update of the centre it counted."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.processes.roles import main
+from paceline.runs.run_directory import RunDirectory
+from paceline.errors import DataError, UsageError
+from paceline.sampling import Stream
+from paceline.config.plan import Plan
+from paceline.runs.replay import gradient_fates
+from paceline.runs import order_history
+from paceline.runs.replay.gradient_fates import FATES, Fate
+from paceline.scheme import Scheme
+from paceline.task import Task
+from paceline.torch_task import TorchTask
+
+
+class Use(NamedTuple):
+    """One gradient: whose, its mini-batch, and what became of it.
+
+    `update` is the first change of the centre that its worker took part in after it. Lost are gradients that never
+    came that far, because their worker died or the run ended; dropped ones came too late for the scheme.
+    """
+
+    rank: int
+    batch: int
+    fate: Fate
+    update: int | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All gradients of a run, and how its samples are drawn."""
+
+    uses: list[Use]
+    plan: Plan
+    n: int
+    batch: int
+    feed: Any
+    shuffle: bool
+
+    def stream(self, rank: int) -> Stream:
+        return Stream(self.n, self.batch, self.feed, self.shuffle, rank, self.plan.workers, self.plan.seed)
+
+    def fates(self) -> dict[str, int]:
+        """How many gradients had which fate."""
+        counted = Counter(use.fate for use in self.uses)
+        return {fate: counted[fate] for fate in FATES}
+
+    def epochs(self) -> list[dict[str, int]]:
+        """For each epoch (of a worker, where each has its own): how many samples counted once, more often, never."""
+        common = self.feed == "slice"
+        counts: dict[tuple[int, int], Any] = defaultdict(lambda: np.zeros(self.n, np.int64))
+        length: dict[tuple[int, int], int] = {}
+        for rank in sorted({use.rank for use in self.uses}):
+            stream = self.stream(rank)
+            for use in self.uses:
+                if use.rank != rank or use.fate != "used":
+                    continue
+                place = use.batch * stream.batch + stream.first + np.arange(stream.size)
+                for epoch in np.unique(place // stream.n):
+                    chosen = stream.indices(use.batch)[place // stream.n == epoch]
+                    key = (-1 if common else rank, int(epoch))
+                    np.add.at(counts[key], chosen, 1)
+                    length[key] = stream.n
+        rows = []
+        for (rank, epoch), times in sorted(counts.items(), key=lambda item: (item[0][1], item[0][0])):
+            seen = int((times > 0).sum())
+            row = {"epoch": epoch, "once": int((times == 1).sum()), "more": int((times > 1).sum())}
+            row["never"] = length[rank, epoch] - seen
+            rows.append(row if common else {"worker": rank} | row)
+        return rows
+
+    def of(self, sample: int) -> list[Use]:
+        """Every use of one sample."""
+        if not 0 <= sample < self.n:
+            raise UsageError(f"there is no sample {sample}; they are numbered from 0 to {self.n - 1}")
+        streams = {rank: self.stream(rank) for rank in {use.rank for use in self.uses}}
+        return [use for use in self.uses if sample in streams[use.rank].indices(use.batch)]
+
+
+def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> Ledger:
+    """The ledger of a recorded run."""
+    directory = RunDirectory.open(run)
+    launches = order_history.read_all(directory.path)
+    if not launches:
+        raise DataError(f"{directory.path} has no order log, which the ledger of samples is read from")
+    given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
+    plan = launches[-1].plan
+    known = main.task_of(plan, given)
+    if not isinstance(known, TorchTask):
+        raise UsageError(f"task {known.name!r} draws no samples that could be counted")
+    kind = main.scheme_of(plan, given)
+    uses = [Use(one.rank, one.batch, one.fate or "lost", one.update) for one in gradient_fates.draws(directory, launches, kind)]
+    return Ledger(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)

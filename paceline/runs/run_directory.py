@@ -1,0 +1,287 @@
+"""A run directory: where one run keeps all that it leaves behind. Nothing in it is ever deleted by creating another.
+
+runs/mnist-mlp-sync-001/
+  plan.json           what was asked for               history.jsonl      evaluations on the way, a line each
+  checkpoints/ best/  see `checkpoint`                  result.json        how it ended
+  logs/ summaries/    of the processes, of TensorBoard  lock               held while the run lives
+  fingerprint.json    what determined the result, of each launch
+  sums.json           SHA-256 of these files: see `file_sums`
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from paceline.runs import atomic_files, file_sums
+from paceline.errors import DataError, PacelineError, UsageError
+
+RUNS = Path("runs")
+_NUMBER = int | float
+_KINDS: dict[str, Any] = {  # of what others read in a result
+    **{"updates": int, "gradients": int, "samples": int, "wall_seconds": _NUMBER, "digest": str, "fingerprint": str},
+    **{"metrics": dict, "staleness": dict, "history": list, "error": str, "stopped": str, "task": str, "scheme": str},
+}
+
+
+class RunState(StrEnum):
+    """How a run stands. Every table that shows runs has an entry for each member; a test goes through them."""
+
+    RUNNING = "running"
+    DONE = "done"
+    INTERRUPTED = "interrupted"  # a signal ended it, in order
+    FAILED = "failed"
+    BROKEN_OFF = "broken off"  # no process holds it, and it has no result
+    DAMAGED = "damaged"  # its result cannot be read
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The places of one run, and what is written there."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def summaries(self) -> Path:
+        return self.path / "summaries"
+
+    @property
+    def started(self) -> datetime:
+        """When it was last started: its plan is written then."""
+        return datetime.fromtimestamp(_age(self.path)[0], UTC)
+
+    @classmethod
+    def create(cls, path: str | Path | None, name: str, root: Path = RUNS, *, prepared: bool = False) -> RunDirectory:
+        """The given directory, which must be new or empty, or else the next free `root/NAME-NUMBER`.
+        `prepared`: a launcher may have put something there for the run that is to begin."""
+        try:
+            if path is not None and prepared and Path(path).is_dir() and not (Path(path) / "plan.json").exists():
+                run = cls(Path(path))
+            else:
+                run = cls(_numbered(root, name) if path is None else _unused(Path(path)))
+            for folder in (run.checkpoints, run.logs, run.summaries):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            where = root if path is None else path
+            raise UsageError(
+                f"cannot make a run directory in {where}: {atomic_files.cause(error)}; name another one with --dir"
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, root: Path = RUNS) -> RunDirectory:
+        """One that exists, by its path or by its bare name under `root`."""
+        bare = len(Path(path).parts) == 1
+        places = [Path(path), root / path] if bare else [Path(path)]
+        for place in places:
+            if is_run(place):
+                return cls(place)
+        for place in places:
+            if place.is_dir():
+                raise UsageError(f"{place} is not a run directory: it has no plan.json")
+        looked = root if bare else Path(path).parent
+        known = [run.name for run in runs_in(looked)]
+        near = difflib.get_close_matches(Path(path).name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are: {', '.join(known[-5:]) or 'none'}"
+        raise UsageError(f"no run {str(path)!r} in {looked.resolve()}; {hint}")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory while inside. The system lets go of it when the process ends, however it ends."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {atomic_files.cause(error)}") from error
+        try:
+            if not _acquired(handle):
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
+                raise UsageError(
+                    f"{self.path}: another run is using it (pid {holder}); wait for its end, or name another --dir"
+                )
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def is_locked(self) -> bool:
+        """Whether a living run holds it."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks cannot tell
+            return False
+        finally:
+            os.close(handle)
+        return False
+
+    @property
+    def state(self) -> RunState:
+        """How it stands, for people."""
+        if self.is_locked():
+            return RunState.RUNNING
+        try:
+            result = self.result()
+        except DataError:
+            return RunState.DAMAGED
+        if result is None:
+            return RunState.BROKEN_OFF
+        if result.get("error"):
+            return RunState.FAILED
+        return RunState.INTERRUPTED if result.get("stopped") == RunState.INTERRUPTED else RunState.DONE
+
+    def begin(self) -> None:
+        """A launch begins: how an earlier one ended is not how this one ends."""
+        with atomic_files.failing_as(f"{self.path} could not be written"):
+            (self.path / "result.json").unlink(missing_ok=True)
+            file_sums.begin(self.path)
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """What was asked for."""
+        file_sums.write_json(self.path, "plan.json", dict(plan))
+
+    def plan(self, *, checked: bool = True) -> dict[str, Any]:
+        """What was asked for; `checked`: DataError if the file is not what was written."""
+        return self._read("plan.json", checked=checked)
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """How it ended: a result as plain data, with `error` if it failed. It is the last that a launch writes."""
+        file_sums.write_json(self.path, "result.json", dict(result))
+        with atomic_files.failing_as(f"{self.path} could not be written"):
+            file_sums.end(self.path)
+
+    def write_interrupted(self) -> None:
+        """Record that a signal ended this launch before its launcher could; a result that exists is kept."""
+        with suppress(PacelineError), self.lock():  # another launch may hold it, or the disk be full
+            if not (self.path / "result.json").exists():
+                self.write_result({"stopped": RunState.INTERRUPTED})
+
+    def result(self, *, checked: bool = True) -> dict[str, Any] | None:
+        """How it ended; None if it has not. `checked`: DataError if the file is not what was written."""
+        if not (self.path / "result.json").exists():
+            return None
+        found = self._read("result.json", checked=checked)
+        for key, kind in _KINDS.items():
+            if not isinstance(found.get(key), kind | None):
+                raise DataError(f"run {self.path}: result.json is not what was written: its {key} is {found[key]!r}")
+        return found
+
+    def append_history(self, values: Mapping[str, Any]) -> None:
+        """Add a line to the history. Numbers that JSON cannot write (NaN, infinity) become null."""
+        path = self.path / "history.jsonl"
+        line = json.dumps(atomic_files.finite(values), allow_nan=False) + "\n"
+        with atomic_files.failing_as(f"{path} could not be written"), path.open("ab+") as stream:
+            if stream.tell():
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) != b"\n":  # a crash cut the last line off: it must not swallow this one
+                    line = "\n" + line
+            stream.write(line.encode())
+
+    def history(self, say: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+        """The lines of the history; `say` is told of each that is not what was written and is omitted."""
+        path, lines = self.path / "history.jsonl", []
+        try:
+            text = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {atomic_files.cause(error)}") from error
+        for number, line in enumerate(text.split(b"\n"), 1):
+            if not line:
+                continue
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                values = None
+            if isinstance(values, dict) and all(isinstance(values.get(key), _NUMBER) for key in ("update", "seconds")):
+                lines.append(values)
+            else:
+                say(f"{path.name}: line {number} is not what was written, or a crash cut it off; it is omitted")
+        return lines
+
+    def _read(self, name: str, *, checked: bool) -> dict[str, Any]:
+        try:
+            if checked:
+                file_sums.check(self.path, name)
+            return atomic_files.read_json(self.path / name)
+        except DataError as error:
+            raise DataError(f"run {self.path}: {error}") from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is, or was going to be, a run directory."""
+    return (path / "plan.json").is_file() or all((path / part).is_dir() for part in ("checkpoints", "logs"))
+
+
+def runs_in(root: Path = RUNS) -> list[RunDirectory]:
+    """The runs in a folder, oldest first."""
+    found = [path for path in root.iterdir() if is_run(path)] if root.is_dir() else []
+    return [RunDirectory(path) for path in sorted(found, key=_age)]
+
+
+def _age(path: Path) -> tuple[float, str]:
+    plan = path / "plan.json"
+    return (plan if plan.exists() else path).stat().st_mtime, path.name
+
+
+def _numbered(root: Path, name: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "run"
+    taken = [re.fullmatch(rf"{re.escape(plain)}-(\d+)", path.name) for path in root.iterdir()]
+    for number in count(1 + max((int(match[1]) for match in taken if match), default=0)):
+        path = root / f"{plain}-{number:03d}"
+        try:
+            path.mkdir()
+        except FileExistsError:  # another run was faster
+            continue
+        return path
+    raise AssertionError("numbers do not end")
+
+
+def _unused(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    # what a start that failed early leaves: empty folders and the lock
+    if any(one.name != "lock" and not one.is_dir() for one in path.rglob("*")):
+        raise UsageError(f"{path} exists and is not empty; use --resume to go on with it, or another --dir")
+    return path
+
+
+def _acquired(handle: int) -> bool:
+    """Whether the lock was free. Somebody may be asking `is_locked` this very moment: try for half a second."""
+    for _ in range(50):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # a file system without locks: nobody can be kept out
+            return True
+        else:
+            return True
+    return False

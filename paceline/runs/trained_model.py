@@ -1,0 +1,287 @@
+"""A trained model back from its run directory: to keep, to evaluate, to ask."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.runs import checkpoint
+from paceline.config import build
+from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.run_directory import RunDirectory
+from paceline.errors import DataError, UsageError
+from paceline.state import Vector
+from paceline.task import Task
+from paceline.torch_task import EVALUATION_CHUNK, FlatModule, TorchTask, seeded
+
+Say = Callable[[str], None]
+MODEL, BUFFER, EMA = "model", "model_buffer.", "hook.ema"  # names of tensors in a checkpoint
+FIRST = np.zeros(1, dtype=np.int64)  # the indices of the first sample alone
+
+
+def load(
+    run: str | Path,
+    which: str | int = "newest",
+    *,
+    model: nn.Module | None = None,
+    task: Task | None = None,
+    ema: bool = False,
+    say: Say | None = None,
+) -> nn.Module:
+    """The trained module, in eval mode, with weights of its own.
+
+    run:   a run directory, or its name under runs/;
+    which: `newest`, `best`, or the step of a checkpoint;
+    model: a module of the trained one's shape; it is copied, and yours stays as it is. Frozen weights are not in
+           a checkpoint: they are the given model's. Without it the run's task is made again, or is `task`;
+    ema:   the averaged weights that the hook `weight-ema` kept;
+    say:   told of damaged checkpoints that were passed over (on stderr if left away).
+    """
+    directory = RunDirectory.open(run)
+    kept = trained(directory, which, ema=ema, say=say)
+    if model is None:
+        model = torch_task_of(directory, task).flat.module
+    elif not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+    return _filled(model, kept)
+
+
+def evaluate(
+    run: str | Path,
+    which: str | int = "newest",
+    *,
+    task: Task | None = None,
+    ema: bool = False,
+    say: Say | None = None,
+) -> dict[str, float]:
+    """Metrics of the trained model on its task's test data."""
+    directory = RunDirectory.open(run)
+    kept = trained(directory, which, ema=ema, say=say)
+    return evaluated(kept, task_of(directory, task))
+
+
+def predict(
+    run: str | Path,
+    inputs: Tensor | tuple[Tensor, ...],
+    which: str | int = "newest",
+    *,
+    task: Task | None = None,
+    ema: bool = False,
+    say: Say | None = None,
+) -> Tensor:
+    """The trained model's output for these samples, given as the data set has them (the task prepares them).
+
+    A tensor of samples, or a tuple of them for a model of several inputs; a single sample may come alone.
+    """
+    directory = RunDirectory.open(run)
+    kept = trained(directory, which, ema=ema, say=say)
+    return predicted(kept, torch_task_of(directory, task), inputs)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint says of the model."""
+
+    checkpoint: Checkpoint
+    vector: Vector
+    buffers: dict[str, Tensor]
+
+
+def trained(run: RunDirectory, which: str | int = "newest", *, ema: bool = False, say: Say | None = None) -> Trained:
+    """The model's tensors of a run, from its newest, its best, or a certain checkpoint."""
+    found = _checkpoint(run, which, say or _to_stderr)
+    tensors = found.tensors
+    if MODEL not in tensors:
+        raise DataError(f"checkpoint {found.path} holds no tensor {MODEL!r}: paceline did not write it")
+    vector = tensors[MODEL]
+    if ema:
+        if EMA not in tensors:
+            raise UsageError(
+                f"checkpoint {found.path} has no averaged weights; train with --hook weight-ema to have them"
+            )
+        vector = tensors[EMA].to(vector.dtype)
+    buffers = {name.removeprefix(BUFFER): one for name, one in tensors.items() if name.startswith(BUFFER)}
+    return Trained(found, vector, buffers)
+
+
+def task_of(run: RunDirectory, task: Task | None = None, *, checked: bool = True) -> Task:
+    """The given task, or else the run's own, made again from its plan (`checked`: if that is what was written)."""
+    if task is not None:
+        return task
+    plan = run.plan(checked=checked)
+    if plan.get("task") is None:
+        raise UsageError(
+            f"run {run.name} was started with a task made in Python, which its plan cannot name; "
+            "give task=, or to load a model, model="
+        )
+    made = build.task_of(plan["task"], plan.get("task_options") or {})
+    return made.configured(batch=plan.get("batch"), feed=plan.get("feed"), shuffle=plan.get("shuffle"))
+
+
+def torch_task_of(run: RunDirectory, task: Task | None = None) -> TorchTask:
+    """`task_of`, if it trains a torch module."""
+    found = task_of(run, task)
+    if not isinstance(found, TorchTask):
+        raise UsageError(
+            f"task {found.name!r} trains a plain vector, not a torch module; the vector itself is "
+            "paceline.runs.checkpoint.load(PATH).tensors['model']"
+        )
+    return found
+
+
+def evaluated(kept: Trained, task: Task) -> dict[str, float]:
+    """Metrics of loaded tensors on a task's test data."""
+    if isinstance(task, TorchTask):
+        _check(task.flat.module, kept)
+    elif task.start(0).shape != kept.vector.shape:
+        raise UsageError(
+            f"task {task.name!r} has {task.start(0).numel():,} parameters, "
+            f"checkpoint {kept.checkpoint.path} {kept.vector.numel():,}"
+        )
+    return task.evaluate(kept.vector, kept.buffers or None)
+
+
+def predicted(kept: Trained, task: TorchTask, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The output of a loaded model for these samples."""
+    samples = fitting(task, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
+    module = _filled(task.flat.module, kept)
+    looked_up = _one_part(task)  # by `prepare`, which makes both sides of one thing: the caller gives what it finds
+
+    def output(inputs: list[Tensor]) -> Any:
+        if looked_up:
+            return module(*inputs)
+        target = torch.zeros(len(inputs[0]), dtype=torch.int64)
+        return module(*task._prepared((*inputs, target))[:-1])
+
+    chunks = range(0, len(samples[0]), EVALUATION_CHUNK)
+    with torch.no_grad(), seeded(0):
+        outputs = [output([one[first : first + EVALUATION_CHUNK] for one in samples]) for first in chunks]
+    if not outputs:
+        raise UsageError("there are no samples to predict from")
+    if not isinstance(outputs[0], Tensor):
+        raise UsageError(f"the model of task {task.name!r} gives a {type(outputs[0]).__name__}, not a tensor")
+    return torch.cat(outputs)
+
+
+def expected(task: TorchTask) -> tuple[Tensor, ...]:
+    """One sample of what `predict` takes: the data set's own inputs.
+
+    Where `prepare` makes inputs and target of one thing (a text's positions), it is what the model takes.
+    """
+    with seeded(0):
+        sample = task.test.take(FIRST)
+        parts = task._prepared(sample) if _one_part(task) else sample
+    return tuple(part[0] for part in parts[:-1])
+
+
+def fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Samples in the shape and of the kind of number that the task takes; UsageError says what these are."""
+    samples = expected(task)
+    if len(inputs) != len(samples):
+        raise UsageError(f"the model of task {task.name!r} takes {len(samples)} inputs, not {len(inputs)}")
+    fitted = []
+    for given, sample in zip(inputs, samples, strict=True):
+        many = given.unsqueeze(0) if given.shape == sample.shape else given
+        if many.shape[1:] != sample.shape or many.dim() != sample.dim() + 1:
+            shape = ", ".join(map(str, sample.shape))
+            raise UsageError(
+                f"a sample of task {task.name!r} has shape ({shape}), so N samples have (N, {shape}); "
+                f"these have {tuple(given.shape)}"
+            )
+        cast = many.to(sample.dtype)
+        if not sample.is_floating_point() and not torch.equal(cast.to(many.dtype), many):
+            kind = str(sample.dtype).removeprefix("torch.")
+            raise UsageError(
+                f"task {task.name!r} takes samples of {kind} numbers, as its data set has them; these have others "
+                f"(from {many.min().item():g} to {many.max().item():g})"
+            )
+        fitted.append(cast)
+    if len({len(one) for one in fitted}) > 1:
+        raise UsageError(f"the inputs must be equally many samples, not {[len(one) for one in fitted]}")
+    return tuple(fitted)
+
+
+def _one_part(task: TorchTask) -> bool:
+    return len(task.test.take(FIRST)) == 1
+
+
+def _checkpoint(run: RunDirectory, which: str | int, say: Say) -> Checkpoint:
+    if which == "newest":
+        found = checkpoint.newest(run.checkpoints, say)
+        if found is None and checkpoint.folders(run.checkpoints):
+            raise DataError(f"run {run.name} has no whole checkpoint (looked in {run.checkpoints})")
+        if found is None:
+            raise UsageError(f"run {run.name} has no checkpoint yet (looked in {run.checkpoints})")
+        return found
+    if which == "best":
+        best = checkpoint.best(run.path, say)
+        if best is None and checkpoint.folders(run.path / "best"):
+            raise DataError(f"run {run.name} has no whole best checkpoint; take the newest, or a step")
+        if best is None:
+            raise UsageError(f"run {run.name} has kept no best checkpoint; take the newest, or a step")
+        return checkpoint.load(best.path)
+    try:
+        step = int(which)
+    except ValueError:
+        raise UsageError(f"which must be newest, best or the step of a checkpoint, not {which!r}") from None
+    path = checkpoint.find(run.checkpoints, step)
+    if path is None:
+        known = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
+        raise UsageError(f"run {run.name} has no checkpoint of step {step}; there are: {known}")
+    return checkpoint.load(path)
+
+
+def _filled(module: nn.Module, kept: Trained) -> nn.Module:
+    """A copy of the module with the weights of a checkpoint."""
+    _check(module, kept)
+    mine = copy.deepcopy(module)
+    flat = FlatModule(mine)
+    pieces = torch.split_with_sizes(kept.vector, flat.sizes)
+    for parameter, piece in zip(flat.parameters, pieces, strict=True):
+        parameter.grad = None
+        parameter.data = piece.to(parameter.device).reshape(parameter.shape).clone()
+    for name, held in flat.buffers().items():
+        held.copy_(kept.buffers[name])
+    return mine.eval()
+
+
+def _check(module: nn.Module, kept: Trained) -> None:
+    """Refuse a module whose parameters and buffers are not those of the checkpoint."""
+    flat, where = FlatModule(module), f"checkpoint {kept.checkpoint.path}"
+    own = [(name, list(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+    saved: list[Any] | None = kept.checkpoint.numbers.get("parameters")
+    if saved is not None:
+        for mine, theirs in zip(own, saved, strict=False):
+            if list(mine) != list(theirs):
+                raise UsageError(
+                    f"the model does not fit {where}: it has {_shown(mine)} where that has {_shown(theirs)}"
+                )
+        if len(own) != len(saved):
+            raise UsageError(f"the model does not fit {where}: it has {len(own)} parameters, not {len(saved)}")
+    if flat.size != kept.vector.numel():
+        numbers = f"it has {flat.size:,} numbers, not {kept.vector.numel():,}"
+        raise UsageError(f"the model does not fit {where}: {numbers}")
+    if flat.parameters[0].dtype != kept.vector.dtype:
+        kinds = f"its numbers are {flat.parameters[0].dtype}, not {kept.vector.dtype}"
+        raise UsageError(f"the model does not fit {where}: {kinds}; convert it with model.to({kept.vector.dtype})")
+    shapes = {name: tuple(one.shape) for name, one in flat.buffers().items()}
+    theirs_too = {name: tuple(one.shape) for name, one in kept.buffers.items()}
+    if shapes != theirs_too:
+        raise UsageError(f"the model does not fit {where}: its buffers are {shapes}, not {theirs_too}")
+
+
+def _shown(parameter: Any) -> str:
+    name, shape = parameter
+    return f"{name} {tuple(shape)}"
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)

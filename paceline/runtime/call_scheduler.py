@@ -1,0 +1,279 @@
+"""The server's desk: one call at a time, each when its guard allows, in the order of arrival."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from paceline.errors import SchemeError
+from paceline.ops import Call
+from paceline.runtime.staleness import Ledger
+from paceline.scheme import Scheme, ServerMethod
+from paceline.state import Reading, State
+
+
+class Answer(NamedTuple):
+    """A call that has been performed; `ticket` is what `submit` was given to know it again."""
+
+    rank: int
+    ticket: Any
+    result: Any
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    number: int
+    rank: int
+    ticket: Any
+    call: Call[Any]
+    gone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Calls that wait for the same guard with the same arguments: one evaluation serves them all."""
+
+    key: Any
+    method: ServerMethod[Any, Any]
+    args: tuple[Any, ...]
+    calls: deque[_Waiting] = field(default_factory=deque)
+    open: bool = False
+    read: dict[str, int] = field(default_factory=dict)
+
+
+class Desk:
+    """Performs calls on the server's state, whatever world they come from.
+
+    A guard is evaluated again only when a cell that it read has changed, and once for all calls that wait with equal
+    arguments. So a call costs the same however many workers wait.
+    """
+
+    def __init__(self, scheme: Scheme, state: State, workers: int, ledger: Ledger | None = None) -> None:
+        self.scheme = scheme
+        self.state = state
+        self.ledger = ledger or Ledger.fresh(workers, map(scheme.holder, range(workers)))
+        self.calls = 0
+        state.keep_ledger(self.ledger)
+        self._lines: dict[Any, _Line] = {}
+        self._watchers: dict[str, dict[Any, _Line]] = {}  # cell -> lines whose guard read it
+        self._seen: dict[str, int] = {}  # cell -> its write count when they were last asked
+        self._ready: list[tuple[int, Any]] = []  # heap of (arrival number, line key)
+        self._by_rank: dict[int, list[_Waiting]] = {}
+        self._number = 0
+        self._own = {_place(state.cell(name)) for name in state}
+        self._x: int = state.x.data_ptr()
+
+    def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Answer]:
+        """Take a call; gives every call that could be performed because of it, this one or others, in order."""
+        self._check_crossing(call, call.args)
+        if call.method.when is None:
+            return [Answer(rank, ticket, self._perform(rank, call, ticket)), *self._settle()]
+        waiting = _Waiting(self._number, rank, ticket, call)
+        self._number += 1
+        line = self._line(call)
+        line.calls.append(waiting)
+        if len(line.calls) == 1:
+            self._offer(line)
+        self._by_rank.setdefault(rank, []).append(waiting)
+        return list(self._settle())
+
+    def perform(self, rank: int, call: Call[Any], ticket: Any = None) -> Answer:
+        """Perform a call at once, without asking its guard: another desk has, and this one follows."""
+        return Answer(rank, ticket, self._perform(rank, call, ticket))
+
+    def left(self, rank: int, *, quorum: bool = True) -> list[Answer]:
+        """A worker is gone: its waiting calls are void, and the scheme may lower its quorum."""
+        for waiting in self._by_rank.pop(rank, ()):
+            waiting.gone = True
+        self._member("left", rank, quorum)
+        return list(self._settle())
+
+    def joined(self, rank: int, *, quorum: bool = True) -> list[Answer]:
+        """A worker is back."""
+        self._member("joined", rank, quorum)
+        return list(self._settle())
+
+    def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
+        if event == "left":
+            self.ledger.gone(self.scheme.holder(rank))
+        if quorum:
+            self._changing(event, lambda: getattr(self.scheme, event)(self.state, rank))
+
+    def waits(self, rank: int) -> Call[Any] | None:
+        """The call with which a worker waits, if it does."""
+        waiting = self._by_rank.get(rank)
+        return waiting[-1].call if waiting else None
+
+    def explain(self, call: Call[Any]) -> str:
+        """Why a call waits: its guard, and the cells that the guard reads."""
+        return explain(self.scheme, self.state, call)
+
+    def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> tuple[Any, list[Answer]]:
+        """One of several pieces of a call that is not atomic: (low, high, length of x). Gives the piece's result, and
+        every waiting call that could be performed because of it."""
+        low, high, length = part
+        self.ledger.caller = self.scheme.holder(rank)
+        state = self.state.part(low, high, last=high == length, uncut=self.scheme.uncut)
+        args = tuple(a[..., low:high] if _is_vector(a, length) else a for a in call.args)
+        result = call.method.function(self.scheme, state, *args)
+        self.calls += high == length
+        if low == 0 and self._gives_x(result):
+            self.ledger.pulled(self.ledger.caller, self.state.v)
+        return self._by_value(result, call), list(self._settle())
+
+    def _line(self, call: Call[Any]) -> _Line:
+        # calls with tensors stand alone: comparing them would cost more than asking the guard
+        key: Any = id(call) if any(isinstance(a, Tensor) for a in call.args) else (call.method.name, call.args)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key, call.method, call.args)
+            self._ask(line)
+        return line
+
+    def _ask(self, line: _Line) -> None:
+        """Evaluate a guard and remember which cells it read: only their change can change the answer."""
+        assert line.method.when is not None
+        for name in line.read:
+            self._watchers[name].pop(line.key, None)
+        reading = Reading(self.state)
+        line.open = bool(line.method.when(self.scheme, reading, *line.args))
+        line.read = reading.cells()
+        for name, count in line.read.items():
+            if not self._watchers.setdefault(name, {}):
+                self._seen[name] = count
+            self._watchers[name][line.key] = line
+
+    def _refresh(self) -> None:
+        for name, watchers in list(self._watchers.items()):  # a guard that is asked again may read further cells
+            if watchers and self._seen[name] != self.state.changes(name):
+                self._seen[name] = self.state.changes(name)
+                for line in list(watchers.values()):
+                    self._ask(line)
+                    self._offer(line)
+
+    def _offer(self, line: _Line) -> None:
+        """Put a line's first call among those that may be performed, or close a line that nobody stands in."""
+        while line.calls and line.calls[0].gone:
+            line.calls.popleft()
+        if not line.calls:
+            self._lines.pop(line.key, None)
+            for name in line.read:
+                self._watchers[name].pop(line.key, None)
+        elif line.open:
+            heapq.heappush(self._ready, (line.calls[0].number, line.key))
+
+    def _settle(self) -> Iterator[Answer]:
+        """Perform waiting calls, earliest first, until no guard allows another."""
+        while True:
+            self._refresh()
+            if not self._ready:
+                return
+            number, key = heapq.heappop(self._ready)
+            line = self._lines.get(key)
+            if line is None or not line.open or not line.calls or line.calls[0].number != number:
+                continue  # closed again since it was offered, or offered twice
+            waiting = line.calls.popleft()
+            if not waiting.gone:
+                self._by_rank[waiting.rank].remove(waiting)
+                result = self._perform(waiting.rank, waiting.call, waiting.ticket)
+                yield Answer(waiting.rank, waiting.ticket, result)
+            self._refresh()
+            self._offer(line)
+
+    def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
+        self.ledger.caller = holder = self.scheme.holder(rank)
+        before = self._writes() if call.method.reads else None
+        versions = [(a, a._version) for a in _tensors(call.args)]
+        result = self._changing(call.method.name, lambda: call.method.function(self.scheme, self.state, *call.args))
+        for arg, version in versions:
+            if arg._version != version:
+                named = zip(call.method.parameters, call.args, strict=False)
+                name = next(name for name, value in named if any(arg is part for part in _tensors((value,))))
+                raise SchemeError(
+                    f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
+                    f"write '{name} = {name} * …' instead"
+                )
+        if before is not None and before != self._writes():
+            raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; take reads=True away")
+        self.calls += 1
+        self._check_crossing(call, result)
+        if self._gives_x(result):
+            self.ledger.pulled(holder, self.state.v)
+        return self._handed_over(result, call, ticket)
+
+    def _writes(self) -> list[int]:
+        return [self.state.changes(name) for name in self.state]
+
+    def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
+        """What the caller gets: its own copy, made before anything else can happen."""
+        return self._by_value(result, call)
+
+    def _changing(self, name: str, change: Any) -> Any:
+        """Run something that may change x, and hold it to the law: v rises by one exactly when x changes."""
+        state = self.state
+        before, version = state.x._version, state.v
+        result = change()
+        changed, rise = state.x._version != before, state.v - version
+        if rise != int(changed):
+            what = "changed x" if changed else "did not change x"
+            raise SchemeError(
+                f"{name}() {what} and raised s.v by {rise}; v counts the changes of x: put 's.v += 1' where x changes"
+            )
+        return result
+
+    def _check_crossing(self, call: Call[Any], values: Any) -> None:
+        """Only tensors, numbers, strings and tuples of them can cross to another process."""
+        for value in values if isinstance(values, tuple) else (values,):
+            if isinstance(value, tuple):
+                self._check_crossing(call, value)
+            elif not isinstance(value, Tensor | int | float | str | bool | None):
+                raise SchemeError(
+                    f"{call.method.name}(): a {type(value).__name__} cannot cross between processes; "
+                    "only tensors, numbers, strings and tuples of them do"
+                )
+
+    def _gives_x(self, result: Any) -> bool:
+        if isinstance(result, Tensor):
+            return result.data_ptr() == self._x
+        return isinstance(result, tuple) and any(self._gives_x(item) for item in result)
+
+    def _by_value(self, result: Any, call: Call[Any]) -> Any:
+        """The caller's own copy of whatever lies in the server's memory or in that of an argument."""
+        if isinstance(result, Tensor):
+            place = _place(result)
+            shared = place in self._own or any(place == _place(arg) for arg in _tensors(call.args))
+            return result.clone() if shared else result
+        if isinstance(result, tuple):
+            return tuple(self._by_value(item, call) for item in result)
+        return result
+
+
+def explain(scheme: Scheme, state: State, call: Call[Any]) -> str:
+    """Why a call waits, as far as the state tells."""
+    if call.method.when is None:
+        return f"{call}"
+    reading = Reading(state)
+    call.method.when(scheme, reading, *call.args)
+    cells = ", ".join(f"{name} = {getattr(state, name)}" for name in reading.cells())
+    return f"{call}: guard '{call.method.guard_text()}' is false with {cells or 'no cell read'}"
+
+
+def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_vector(value: object, length: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] == length

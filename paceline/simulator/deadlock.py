@@ -1,0 +1,45 @@
+"""Why a simulation cannot go on: who waits where, for what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import Deadlock, RunError
+from paceline.ops import Mean, Pending
+from paceline.simulator.simulated_worker import Seat
+
+if TYPE_CHECKING:
+    from paceline.simulator.engine import Engine
+
+SHOWN = 20
+
+
+def stuck(engine: Engine) -> RunError:
+    """The error for an engine in which nothing is under way any more."""
+    when = f"at {engine.now:g} s, after {engine.updates} updates"
+    alive = [seat for seat in engine.seats if seat.worker.alive]
+    if not alive:
+        return RunError(f"no worker is left alive {when}")
+    lost = [shard for shard, dead in enumerate(engine.servers.dead) if dead] if engine.servers is not None else []
+    if lost:
+        return RunError(f"server:{lost[0]} is dead {when}, and nothing restarts it")
+    if engine.recovery.returning:
+        absent = next(seat.worker.rank for seat in engine.seats if not seat.worker.alive)
+        return RunError(f"worker:{absent} is dead {when}, and nothing restarts it: an exact run waits for all")
+    lines = [f"deadlock {when}: every living worker waits"]
+    lines += [f"  worker:{seat.worker.rank} at {seat.driver.line()} for {_why(engine, seat)}" for seat in alive[:SHOWN]]
+    if len(alive) > SHOWN:
+        lines.append(f"  … and {len(alive) - SHOWN} more")
+    dead = [str(seat.worker.rank) for seat in engine.seats if not seat.worker.alive]
+    if dead:
+        lines.append(f"  dead: worker {', '.join(dead[:SHOWN])}")
+    return Deadlock("\n".join(lines))
+
+
+def _why(engine: Engine, seat: Seat) -> str:
+    op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
+    if isinstance(op, Mean):
+        return engine.meetings.explain(op)
+    desk = engine.desk
+    call = desk.waits(seat.worker.rank) if desk is not None else None
+    return desk.explain(call) if desk is not None and call is not None else f"{op}"

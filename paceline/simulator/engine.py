@@ -1,0 +1,429 @@
+"""The simulator: real gradients, real calls, virtual time. One heap of events decides what happens next.
+
+Events are ordered by (time, worker, sequence number), so equal times are settled the same way in every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import LossError, RunError, SchemeError
+from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.result import Staleness
+from paceline.runtime.call_scheduler import Answer
+from paceline.runtime.step_driver import Driver
+from paceline.scheme import Scheme
+from paceline.seeds import mixed
+from paceline.simulator.accounts import Accounts
+from paceline.simulator.cost import SERVER, Cost
+from paceline.simulator.deadlock import stuck
+from paceline.simulator.fault_injection import Life
+from paceline.simulator.faults import Fault
+from paceline.simulator.means import Meetings, Met
+from paceline.simulator.partition import size
+from paceline.simulator.recovery import Recovery
+from paceline.simulator.servers import Servers
+from paceline.simulator.shards import Pieces
+from paceline.simulator.simulated_worker import Seat
+from paceline.state import State, Vector
+from paceline.task import Task
+from paceline.worker import Worker
+
+
+class Engine:
+    """Runs `workers` copies of a scheme's step against one desk. `run` may be called again to go on.
+
+    `checkpoint_every`: the chief asks for a virtual checkpoint after so many updates; the start is one. `processes`: an
+    exact run, whose workers live in so many processes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        scheme: Scheme,
+        *,
+        workers: int,
+        seed: int,
+        cost: Cost,
+        faults: Sequence[Fault] = (),
+        shrink: bool = True,
+        servers: int = 1,
+        checkpoint_every: int = 0,
+        processes: int | None = None,
+    ) -> None:
+        self.task, self.scheme, self.cost, self.seed, self.shrink = task, scheme, cost, seed, shrink
+        self.workers = workers
+        self.now = 0.0
+        self.events = self.gradients = self.samples = 0
+        self.loss = math.nan  # of the last gradient
+        self.stopped: str | None = None  # why a hook asked for the end
+        self.recorded: list[dict[str, float]] = []  # what hooks put into the history, with update and seconds
+        self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
+        self._sequence = count()
+        self._x0 = task.start(seed)
+        # where nothing can go wrong nobody keeps accounts or checkpoints, and the desk is asked directly
+        self.watched = bool(faults) or servers > 1 or checkpoint_every > 0
+        self.accounts = Accounts()
+        self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
+        self.desk = None if self.servers is None else self.servers.desk
+        self._followers = range(0)
+        if self.servers is not None:
+            self._followers = self.servers.followers
+            self._submit = self.servers.submit if self.watched else self.servers.desk.submit
+        self.seats = [self._seat(rank) for rank in range(workers)]
+        self.meetings = Meetings(self.seats, shrink)
+        free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
+        self._free_network = free and not any(fault.action == "delay" for fault in faults)
+        self._park_at: int | None = None
+        self._goal = math.inf
+        self._rewound = False
+        self.choose_centre()
+        self.pieces = Pieces(self)
+        self.recovery = Recovery(self, checkpoint_every, processes)
+        self.life = Life(self, faults)
+        for seat in self.seats:
+            self.begin(seat)
+
+    def _seat(self, rank: int) -> Seat:
+        worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
+        rng = np.random.Generator(np.random.PCG64(mixed(self.seed, "compute", rank)))
+        batches = self.task.batches(rank, self.workers, self.seed)
+        seat = Seat(worker, Driver(self.scheme, worker), batches, rng)
+        seat.buffers = self.task.buffers()
+        return seat
+
+    @property
+    def centre(self) -> State:
+        """The server's state, or the chief's where there is no server (the lowest living worker stands in)."""
+        return self._chief().worker.state if self.servers is None else self.servers.state
+
+    def _chief(self) -> Seat:
+        return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
+
+    def choose_centre(self) -> None:
+        """Look again whose state the centre is; called when somebody dies or comes back."""
+        self._centre = self.centre
+
+    def rewound(self) -> None:
+        """The run has returned to a checkpoint: updates are counted from there."""
+        self._rewound = True
+        self.choose_centre()
+
+    @property
+    def updates(self) -> int:
+        """How often the centre has changed."""
+        version: int = self.centre.v
+        return version
+
+    @property
+    def staleness(self) -> Staleness:
+        """How old the gradients were that have entered the centre."""
+        if self.desk is None:  # nobody can be behind
+            return Staleness(histogram={0: self.gradients} if self.gradients else {})
+        ledger = self.desk.ledger
+        return Staleness(ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(self.updates))
+
+    def run(
+        self,
+        updates: int | None = None,
+        *,
+        seconds: float = math.inf,
+        park_at: int | None = None,
+        watch: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """Go on until the centre has had `updates` changes, `seconds` have passed, or every worker has made its first
+        `park_at` steps. `watch` is called after each change of the centre."""
+        self._park_at = park_at
+        goal = self._goal = math.inf if updates is None else updates
+        if self.servers is not None:
+            self.servers.moved()
+        for seat in self.seats:
+            if seat.parked and seat.worker.alive:
+                seat.parked = False
+                self.begin(seat)
+        heap, pop, life = self._heap, heapq.heappop, self.life
+        last, quiet = self.updates, 0
+        patience = 100_000 + 1_000 * self.workers
+        with torch.no_grad():
+            while (last < goal or self._unfinished()) and self.stopped is None:
+                if self.events >= life.next_event:
+                    life.before_event(self.events)
+                if not heap:
+                    if park_at is None:
+                        raise stuck(self)
+                    return
+                entry = pop(heap)
+                time, rank, _, generation, handler, payload = entry
+                if time > seconds:
+                    heapq.heappush(heap, entry)
+                    self.now = seconds
+                    return
+                if rank < 0:
+                    self.now = time
+                    handler(payload)
+                    if self._rewound:
+                        self._rewound, last = False, self._centre.v
+                else:
+                    seat = self.seats[rank]
+                    if seat.generation != generation:
+                        continue  # of a former life: it does not even make time pass
+                    self.now = time
+                    if time < seat.disturbed_until and time < (held := life.held(seat, handler, payload)):
+                        # at `held` to the bit: sums of differences would shuffle what waits for the same moment
+                        heapq.heappush(heap, (held, rank, next(self._sequence), generation, handler, payload))
+                        continue
+                    handler(seat, payload)
+                self.events += 1
+                if self._centre.v > last:  # a deputy of the chief may be behind at first
+                    last, quiet = self._centre.v, 0
+                    if watch is not None:
+                        watch(self)
+                    if last < goal:
+                        life.updated(last)
+                else:
+                    quiet += 1
+                    if quiet > patience:
+                        raise RunError(f"{quiet} events without a change of the centre: nothing is ever pushed")
+
+    def _unfinished(self) -> bool:
+        """The goal is reached, but not by all servers, or by one that has died inside a call since."""
+        return self.recovery.returning or (self.servers is not None and self.servers.behind)
+
+    @property
+    def over(self) -> bool:
+        """The goal is reached: no server takes any more calls."""
+        return bool(self._centre.v >= self._goal)
+
+    def evaluate(self, x: Vector | None = None) -> dict[str, float]:
+        """The metrics of what the centre holds now, or of x."""
+        task, buffers = self.task, None
+        if self.seats[0].buffers:
+            chief = self._chief().buffers
+            trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
+            rows = trained or [chief]  # who is dead or has seen no data has nothing to say
+            average = {name: _average([row[name] for row in rows]) for name in chief}
+            buffers = chief if task.buffer_policy == "chief" else average
+        return task.evaluate(self.scheme.model(self.centre) if x is None else x, buffers)
+
+    def clear(self) -> None:
+        """Forget everything that is under way."""
+        self._heap.clear()
+
+    def begin(self, seat: Seat) -> None:
+        """Let a worker begin its next step, as soon as the events of this moment allow."""
+        self.later(seat, 0.0, self._on_begin, None)
+
+    def schedule(self, when: float, handler: Callable[..., None], payload: Any) -> None:
+        """Something that happens to the run as a whole, before what workers do at the same moment."""
+        heapq.heappush(self._heap, (when, -1, next(self._sequence), 0, handler, payload))
+
+    def later(self, seat: Seat, seconds: float, handler: Callable[..., None], payload: Any) -> None:
+        when, rank = self.now + seconds, seat.worker.rank
+        heapq.heappush(self._heap, (when, rank, next(self._sequence), seat.generation, handler, payload))
+
+    def _on_begin(self, seat: Seat, _: None) -> None:
+        self.resume(seat, None)
+
+    def resume(self, seat: Seat, answer: Any) -> None:
+        """Let a worker go on until it has to wait."""
+        driver, worker = seat.driver, seat.worker
+        seat.waits_for = None
+        while True:
+            if not driver.running:
+                if self.life.struck(seat, "step", worker.t):
+                    return
+                if self._park_at is not None and worker.t >= self._park_at:
+                    seat.parked = True
+                    return
+                if self.watched:
+                    if not self.recovery.between(seat):
+                        return
+                    seat.version = worker.state.v
+                for hook in seat.before_step:
+                    hook()
+                driver.begin()
+                answer = None
+            op = driver.advance(answer)
+            if op is None:
+                if driver.awaits == 0:
+                    raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
+                worker.t += 1
+                if self.watched:
+                    self.accounts.finished(seat, counted=self.servers is None and worker.state.v > seat.version)
+                for hook in seat.after_step:
+                    hook()
+                if seat.leaves is not None:
+                    self._leave(seat)
+                    return
+                if worker.state is self._centre:
+                    self.begin(seat)  # the run may end between two steps
+                    return
+                continue
+            seat.awaits += 1
+            if isinstance(op, Start):
+                pending: Pending[Any] = Pending(op.op)
+                self._issue(seat, copied(op.op), pending)
+                answer = pending
+            elif isinstance(op, Pending) and op.done:
+                answer = op.result
+            else:
+                seat.waits_for = op
+                if isinstance(op, Pending):
+                    op.waited = True
+                else:
+                    self._issue(seat, op, op)
+                self.life.struck(seat, "await", seat.awaits)
+                return
+            if self.life.struck(seat, "await", seat.awaits):
+                return
+
+    def _issue(self, seat: Seat, op: Op[Any], target: Op[Any]) -> None:
+        """Begin an operation; `target` gets its result: the operation itself, or its `Pending` if it was started."""
+        rank = seat.worker.rank
+        match op:
+            case Grad():
+                seat.issued += 1
+                seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
+                self.later(seat, seconds, self._on_grad, (op, target))
+            case Call() if self.desk is not None and self.scheme.methods.get(op.method.name) is op.method:
+                if op.method.atomic:
+                    seconds = self.message(rank, SERVER, op.args)
+                    for shard in self._followers:
+                        self.later(seat, seconds, self.on_copy, (shard, op))
+                    self.later(seat, seconds, self.on_call, (op, target))
+                else:
+                    self.pieces.begin(seat, op, target)
+            case Call():
+                raise SchemeError(f"worker:{rank} called {op.method.name}(), which is not a method of its own scheme")
+            case Mean():
+                self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, (op, target))
+            case Sleep(seconds):
+                if not (seconds >= 0 and math.isfinite(seconds)):
+                    raise SchemeError(f"worker:{rank} would sleep {seconds} seconds; give a finite number, at least 0")
+                self.later(seat, seconds, self._on_wake, target)
+            case _:
+                raise SchemeError(f"worker:{rank}: {type(op).__name__} cannot be started")
+
+    def deliver(self, seat: Seat, target: Op[Any], result: Any) -> None:
+        if not isinstance(target, Pending):
+            if seat.waits_for is not target:  # an answer belongs to one await of one life
+                raise RunError(f"worker:{seat.worker.rank} was answered {target}, and waits for {seat.waits_for}")
+            self.resume(seat, result)
+            return
+        if target.done:
+            raise RunError(f"worker:{seat.worker.rank} was answered {target.op} twice")
+        target.done, target.result = True, result
+        if target.waited:
+            self.resume(seat, result)
+
+    def _on_wake(self, seat: Seat, target: Op[Any]) -> None:
+        self.deliver(seat, target, None)
+
+    def _on_grad(self, seat: Seat, payload: tuple[Grad, Op[Any]]) -> None:
+        op, target = payload
+        worker = seat.worker
+        try:
+            batch = next(seat.batches)
+        except StopIteration:
+            raise RunError(f"worker:{worker.rank}, step {worker.t}: the task has no more mini-batches") from None
+        for feed in seat.feed:
+            batch = feed(batch)
+        out = torch.empty_like(op.x)  # one task serves all workers here, and each keeps its own gradient
+        try:
+            loss, g = self.task.grad(op.x, batch, out, seat.buffers or None)
+        except Exception as error:
+            error.add_note(f"in the gradient of worker:{worker.rank}, step {worker.t}")
+            raise
+        if not math.isfinite(loss) and not seat.guards_loss:
+            raise LossError(
+                f"worker:{worker.rank}, step {worker.t}, update {self.updates}: the loss is {loss}; "
+                "a smaller lr (or fewer workers at this lr) is the usual cure"
+            )
+        seat.gradients += 1
+        self.gradients += 1
+        self.samples += batch.size
+        seat.samples += batch.size
+        if self.watched:
+            self.accounts.draw(seat)
+        worker.loss = self.loss = loss
+        for hook in seat.after_gradient:
+            hook(loss)
+            if self.stopped is not None:  # this gradient may be the reason: it must not enter anything
+                return
+        self.deliver(seat, target, g)
+
+    def on_call(self, seat: Seat, payload: tuple[Call[Any], Op[Any]]) -> None:
+        op, target = payload
+        self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))
+
+    def on_copy(self, seat: Seat, payload: tuple[int, Call[Any]]) -> None:
+        """A call has arrived at another server than the lead."""
+        assert self.servers is not None
+        self.servers.arrived(*payload)
+
+    def deliver_answers(self, answers: Sequence[Answer]) -> None:
+        for rank, (generation, target), result in answers:
+            seat = self.seats[rank]
+            if seat.generation == generation:
+                self.later(seat, self.message(SERVER, rank, result), self.on_answer, (target, result))
+
+    def on_answer(self, seat: Seat, payload: tuple[Op[Any], Any]) -> None:
+        self.deliver(seat, *payload)
+
+    def on_met(self, seat: Seat, payload: tuple[Op[Any], Any]) -> None:
+        self.deliver(seat, *payload)
+
+    def on_mean(self, seat: Seat, payload: tuple[Mean, Op[Any]]) -> None:
+        op, target = payload
+        self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
+
+    def deliver_means(self, met: Met) -> None:
+        apart = self.life.apart([rank for rank, _, _ in met]) - self.now if self.watched else 0.0
+        for rank, target, mean in met:
+            seat = self.seats[rank]
+            if self.watched and self.servers is None:
+                self.accounts.carried(seat)
+            self.later(seat, max(self.message(SERVER, rank, mean), apart), self.on_met, (target, mean))
+
+    def message(self, source: int, target: int, content: Any) -> float:
+        if self._free_network:
+            return 0.0
+        seat = self.seats[source if target == SERVER else target]
+        return self.life.late(seat, source == SERVER, self.cost.message(source, target, size(content)))
+
+    def kill(self, rank: int) -> None:
+        """The worker is gone at once: its locals, its waiting calls and its messages under way."""
+        self.life.kill(rank)
+
+    def _leave(self, seat: Seat) -> None:
+        """A goodbye between two steps is a death that takes nothing along; that of the last one ends the run."""
+        if any(other.worker.alive for other in self.seats if other is not seat):
+            self.kill(seat.worker.rank)
+        else:
+            self.stopped = seat.leaves
+
+    def restart(self, rank: int) -> None:
+        """The worker comes back with its cells and begins its step anew."""
+        self.life.restart(rank)
+
+    def last_mean_arrives(self) -> float | None:
+        """When the last mean will have arrived that is ready but still under way to a living worker."""
+        times = [
+            time
+            for time, rank, _, generation, handler, _ in self._heap
+            if handler == self.on_met and generation == self.seats[rank].generation
+        ]
+        return max(times, default=None)
+
+
+def _average(rows: Sequence[Tensor]) -> Tensor:
+    stacked = torch.stack(list(rows))
+    return stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)

@@ -1,0 +1,256 @@
+"""Death and return of simulated processes, and the other faults that a run is told to have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.simulator.faults import Fault, Place
+from paceline.simulator.simulated_worker import Seat
+
+if TYPE_CHECKING:
+    from paceline.simulator.engine import Engine
+
+
+class Life:
+    """Lets faults happen: at a time (an event of its own), an update, an event's number, a worker's step or await."""
+
+    def __init__(self, engine: Engine, faults: Sequence[Fault]) -> None:
+        self._engine = engine
+        self._at_update: list[Fault] = []
+        self._at_event: list[Fault] = []
+        self._delays = any(fault.action == "delay" for fault in faults)
+        recovery, on_part = engine.recovery, engine.pieces.on_part
+        # what a worker has sent, what it asks of the first server, what it hears of servers, and all that can be held
+        self._arrivals = {engine.on_call, engine.on_copy, engine.on_mean, recovery.on_save}
+        self._asked = {engine.on_call, recovery.on_save, on_part}
+        self._told = {engine.on_answer, recovery.on_saved}
+        self._messages = self._arrivals | self._asked | self._told | {engine.on_met}
+        self._apart: dict[frozenset[int], float] = {}  # two workers -> until when they are cut off from each other
+        for fault in sorted(faults, key=lambda fault: fault.when):
+            if fault.unit == "time":
+                engine.schedule(fault.when, self.strike, fault)
+            elif fault.unit == "update":
+                self._at_update.append(fault)
+            elif fault.unit == "event":
+                self._at_event.append(fault)
+            elif fault.unit != "call":  # those are the servers' own
+                engine.seats[fault.rank].faults.append(fault)
+
+        self.next_event = self._next_event()
+
+    def _next_event(self) -> float:
+        """The number of the event before which the next fault strikes."""
+        return self._at_event[0].when if self._at_event else math.inf
+
+    def before_event(self, number: int) -> None:
+        while self._at_event and number >= self._at_event[0].when:
+            self.strike(self._at_event.pop(0))
+        self.next_event = self._next_event()
+
+    def updated(self, updates: int) -> None:
+        """The centre has changed."""
+        while self._at_update and updates >= self._at_update[0].when:
+            self.strike(self._at_update.pop(0))
+
+    def struck(self, seat: Seat, unit: str, reached: int) -> bool:
+        """Let the faults happen that wait for this step or await; tells whether the worker has lost its step."""
+        if not seat.faults:
+            return not seat.worker.alive
+        generation = seat.generation
+        for fault in [one for one in seat.faults if one.unit == unit and reached >= one.when]:
+            seat.faults.remove(fault)
+            self.strike(fault)
+        return seat.generation != generation or not seat.worker.alive
+
+    def strike(self, fault: Fault) -> None:
+        until = self._engine.now + fault.duration
+        if fault.action == "partition":
+            self._partition(fault.place, fault.other, until)
+        elif fault.role == "server":
+            self._strike_server(fault, until)
+        else:
+            self._strike_worker(fault, until)
+
+    def _strike_worker(self, fault: Fault, until: float) -> None:
+        engine = self._engine
+        match fault.action:
+            case "kill":
+                self.kill(fault.rank)
+                if math.isfinite(until):
+                    engine.schedule(until, self.strike, Fault("restart", fault.rank, until))
+            case "restart":
+                self.restart(fault.rank)
+            case _:
+                for rank in engine.recovery.ranks(fault.rank):
+                    self._hold_up(engine.seats[rank], fault, until)
+
+    def _hold_up(self, seat: Seat, fault: Fault, until: float) -> None:
+        if fault.action == "stop":
+            seat.frozen_until = max(seat.frozen_until, until)
+            seat.disturbed_until = max(seat.disturbed_until, until)
+        elif fault.duration:
+            seat.late_until, seat.late_by = until, fault.by
+        else:
+            seat.next_late_by += fault.by
+
+    def _strike_server(self, fault: Fault, until: float) -> None:
+        engine, servers, shard = self._engine, self._engine.servers, fault.rank
+        assert servers is not None
+        match fault.action:
+            case "kill":
+                servers.kill(shard)
+                if math.isfinite(until):
+                    self.bring_back_server(shard, fault.duration)
+            case "restart":
+                servers.dead[shard] = False
+                servers.moved()
+            case _:
+                servers.stop(shard, until)
+                engine.schedule(until, self._moved, None)
+
+    def _moved(self, _: None) -> None:
+        assert self._engine.servers is not None
+        self._engine.servers.moved()
+
+    def bring_back_server(self, shard: int, seconds: float) -> None:
+        engine = self._engine
+        until = engine.now + seconds
+        engine.schedule(until, self.strike, Fault("restart", shard, until, role="server"))
+
+    def _partition(self, one: Place, other: Place | None, until: float) -> None:
+        """Messages between the two wait; nothing is lost, as a connection sends again what was not heard."""
+        engine, servers = self._engine, self._engine.servers
+        if one.role == "server" and (other is None or other.role == "worker"):
+            for seat in engine.seats if other is None else [engine.seats[other.index]]:
+                _cut(seat, one.index, until)
+        if one.role == "worker":
+            seat = engine.seats[one.index]
+            if other is None:
+                seat.cut_until = max(seat.cut_until, until)
+                seat.disturbed_until = max(seat.disturbed_until, until)
+            elif other.role == "server":
+                _cut(seat, other.index, until)
+            else:
+                pair = frozenset((one.index, other.index))
+                self._apart[pair] = max(self._apart.get(pair, -math.inf), until)
+            return
+        if servers is not None and (other is None or other.role == "server"):
+            shards = {one.index, other.index} if other is not None else {one.index}
+            for shard in servers.followers:  # those are cut off from the lead, and of others they need nothing
+                if (shard in shards and (0 in shards or other is None)) or (other is None and one.index == 0):
+                    servers.partition(shard, until)
+            engine.schedule(until, self._moved, None)
+
+    def held(self, seat: Seat, handler: Callable[..., None], payload: Any) -> float:
+        """Until when this event of a disturbed worker has to wait."""
+        until = -math.inf if handler in self._arrivals else seat.frozen_until  # what it has sent is on its way
+        if handler in self._messages:
+            until = max(until, seat.cut_until)
+            if seat.cuts:
+                until = max(until, self._cut_off(seat, handler, payload))
+        return until
+
+    def _cut_off(self, seat: Seat, handler: Callable[..., None], payload: Any) -> float:
+        if handler == self._engine.on_copy:
+            return seat.cuts.get(payload[0], -math.inf)
+        if handler in self._told:  # an answer is whole when the parts of all servers are here
+            return max(seat.cuts.values())
+        return seat.cuts.get(0, -math.inf) if handler in self._asked else -math.inf
+
+    def apart(self, ranks: Sequence[int]) -> float:
+        """Until when some of these workers cannot reach each other."""
+        if not self._apart:
+            return -math.inf
+        there = set(ranks)
+        return max((until for pair, until in self._apart.items() if pair <= there), default=-math.inf)
+
+    def late(self, seat: Seat, inward: bool, seconds: float) -> float:
+        """How long a message takes that a fault may delay; it never overtakes an earlier one of the same direction."""
+        if not self._delays:
+            return seconds
+        now = self._engine.now
+        seconds += seat.next_late_by + (seat.late_by if now < seat.late_until else 0.0)
+        seat.next_late_by = 0.0
+        arrival = max(now + seconds, seat.arrivals[inward])
+        while now + seconds < arrival:
+            seconds = math.nextafter(max(seconds, arrival - now), math.inf)
+        seat.arrivals[inward] = arrival
+        return seconds
+
+    def kill(self, rank: int) -> None:
+        """The worker is gone at once: its locals, its waiting calls and its messages under way."""
+        engine = self._engine
+        gone = [rank] if not engine.recovery.exact else list(engine.recovery.ranks(rank))
+        dying = [engine.seats[one] for one in gone if engine.seats[one].worker.alive]
+        for seat in dying:
+            seat.worker.alive = seat.parked = False
+            seat.generation += 1
+            seat.waits_for = None
+            seat.arrivals = [-math.inf, -math.inf]
+            seat.frozen_until = -math.inf  # its successor is another process
+            seat.driver.close()
+            engine.accounts.died(seat)
+            engine.recovery.died(seat.worker.rank)
+        engine.choose_centre()
+        if not dying:
+            return
+        if engine.recovery.exact:
+            engine.recovery.tear(None)
+            return
+        engine.deliver_means(engine.meetings.left(rank))
+        if engine.servers is not None and not engine.recovery.returning:
+            engine.deliver_answers(engine.servers.left(rank))
+
+    def restart(self, rank: int) -> None:
+        """The worker comes back with its cells and begins its step anew."""
+        engine = self._engine
+        if engine.recovery.exact:
+            for one in engine.recovery.ranks(rank):
+                engine.seats[one].worker.alive = True
+            engine.choose_centre()
+            engine.recovery.try_return()
+            return
+        seat = engine.seats[rank]
+        if seat.worker.alive:
+            return
+        if engine.servers is None:
+            if not self._take_over(seat):
+                return
+        elif not engine.recovery.returning and not engine.servers.missed(rank):
+            return
+        seat.worker.alive = True
+        engine.choose_centre()
+        engine.meetings.joined(rank)
+        if engine.recovery.returning:  # it begins where the others do
+            return
+        if engine.servers is not None:
+            engine.deliver_answers(engine.servers.joined(rank))
+        if not engine.recovery.returning:  # the lead may have died inside that
+            engine.begin(seat)
+
+    def _take_over(self, seat: Seat) -> bool:
+        """Without a server: who comes back takes what the others have reached. False if it has to wait for them."""
+        engine, rank = self._engine, seat.worker.rank
+        arrival = engine.last_mean_arrives()
+        if arrival is not None:  # until then the others stand at different versions: none of them to join
+            when = math.nextafter(arrival, math.inf)
+            engine.schedule(when, self.strike, Fault("restart", rank, when))
+            return False
+        peer = next((other for other in engine.seats if other.worker.alive), None)
+        if peer is None:  # nobody is left: the newest cells
+            peer = max(engine.seats, key=lambda other: (other.worker.state.v, other is seat, -other.worker.rank))
+        if peer is not seat and (engine.shrink or peer.worker.state.v > seat.worker.state.v):
+            # the others went on without it: their state is the run's now
+            engine.accounts.forgotten(seat)
+            seat.worker.state.restore(peer.worker.state.saved())
+            seat.worker.t = peer.worker.t
+            for name, buffer in peer.buffers.items():
+                seat.buffers[name].copy_(buffer)
+        return True
+
+
+def _cut(seat: Seat, server: int, until: float) -> None:
+    seat.cuts[server] = max(seat.cuts.get(server, -math.inf), until)
+    seat.disturbed_until = max(seat.disturbed_until, until)

@@ -1,0 +1,141 @@
+"""A simulated worker's run as its hooks see it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from paceline.config.build import scheme_of
+from paceline.errors import UsageError
+from paceline.hook import Hook
+from paceline.result import Staleness
+from paceline.state import Vector
+from paceline.worker import Worker
+
+if TYPE_CHECKING:
+    from paceline.simulator.engine import Engine
+
+
+@dataclass(frozen=True)
+class SimulatedSession:
+    """The session of one worker; time is the engine's."""
+
+    engine: Engine
+    worker: Worker
+    say: Callable[[str], None]
+    _kept: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        return self.engine.updates
+
+    @property
+    def seconds(self) -> float:
+        return self.engine.now
+
+    @property
+    def samples(self) -> int:
+        return self.engine.samples
+
+    @property
+    def staleness(self) -> Staleness:
+        return self.engine.staleness
+
+    @property
+    def directory(self) -> Path | None:
+        return None
+
+    def model(self) -> Vector:
+        return self.engine.scheme.model(self.engine.centre).clone()
+
+    def evaluate(self, x: Vector | None = None) -> dict[str, float]:
+        return self.engine.evaluate(x)
+
+    def record(self, values: dict[str, float]) -> None:
+        self.engine.recorded.append({"update": self.updates, "seconds": self.seconds, **values})
+
+    def stop(self, reason: str) -> None:
+        if self.engine.stopped is None:  # the first reason is the reason
+            self.engine.stopped = reason
+
+    def leave(self, reason: str) -> None:
+        self.engine.seats[self.worker.rank].leaves = reason
+
+    def save(self) -> None:
+        raise UsageError("the simulator writes no checkpoints; a hook that saves needs real processes: paceline train")
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        self._kept[name] = tensor
+
+    def kept(self, name: str) -> Tensor | None:
+        return None  # a simulation never goes on from a checkpoint
+
+    def set(self, **hyper: Any) -> None:
+        """From the next step on, as a step keeps the scheme that it began with; at the server from the next call on."""
+        engine, rank = self.engine, self.worker.rank
+        driver = engine.seats[rank].driver
+        changed = scheme_of(driver.scheme, hyper)
+        changed.check(engine.workers)
+        driver.scheme = changed
+        if rank == 0 and engine.servers is not None and engine.desk is not None:
+            engine.servers.set(scheme_of(engine.desk.scheme, hyper))
+
+    def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
+        if not condition():
+            raise UsageError(
+                f"worker:{self.worker.rank} would wait for {what}; virtual time stands still inside a hook, so one "
+                "that waits needs real processes: paceline train"
+            )
+
+    def begun(self) -> int:
+        return self.engine.workers
+
+
+class Hooked:
+    """Hooks around a run: each worker gets its own copy of those that its role has."""
+
+    def __init__(self, engine: Engine, hooks: Sequence[Hook], say: Callable[[str], None]) -> None:
+        self._hooks: list[tuple[Hook, SimulatedSession]] = []
+        self._begun: list[tuple[Hook, SimulatedSession]] = []
+        for seat in engine.seats:
+            session = SimulatedSession(engine, seat.worker, say)
+            role = "chief" if seat.worker.rank == 0 else "worker"
+            own = [copy.copy(hook) for hook in hooks if role in hook.roles]
+            seat.before_step = [partial(hook.before_step, session) for hook in own]
+            seat.after_step = [partial(hook.after_step, session) for hook in own]
+            # every gradient would pay for these, so only those that do something are called
+            seat.feed = [partial(hook.feed, session) for hook in own if type(hook).feed is not Hook.feed]
+            seat.after_gradient = [
+                partial(hook.after_gradient, session)
+                for hook in own
+                if type(hook).after_gradient is not Hook.after_gradient
+            ]
+            seat.guards_loss = any(hook.guards_loss for hook in own)
+            self._hooks += [(hook, session) for hook in own]
+
+    def __enter__(self) -> None:
+        try:
+            for hook, session in self._hooks:
+                hook.begin(session)
+                self._begun.append((hook, session))
+        except BaseException as error:
+            self._finish(error)  # Python leaves nothing that it has not entered
+            raise
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        with ExitStack() as ends:  # every end runs, in reverse order, whatever another one raises
+            for hook, session in self._begun:
+                ends.callback(hook.end, session)
+            if error is not None:
+                for hook, session in self._begun:
+                    hook.failed(session, error)

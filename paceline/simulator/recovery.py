@@ -1,0 +1,251 @@
+"""Virtual checkpoints, and how a simulation returns to one: as in real processes, part by part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from paceline.scheme import Scheme
+from paceline.simulator.cost import SERVER
+from paceline.simulator.servers import Kept
+
+if TYPE_CHECKING:
+    from paceline.simulator.engine import Engine
+    from paceline.simulator.simulated_worker import Seat
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's part: what it held between two steps."""
+
+    cells: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    rng: Tensor | None
+    scheme: Scheme
+    t: int
+    gradients: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    update: int
+    parts: list[Part]
+    servers: Kept | None
+    used: int
+    dropped: int
+
+
+class Recovery:
+    """Every worker keeps its part between two of its steps; when all have, the chief has the servers keep theirs.
+
+    So a worker's part is never newer than the servers'. In an exact run (`exact`) all parts are of one step: nobody
+    begins what comes after it before the servers have kept theirs, and a worker's death is a return too.
+    """
+
+    def __init__(self, engine: Engine, every: int, processes: int | None) -> None:
+        self._engine, self._every = engine, every
+        self.exact = processes is not None
+        self._processes = processes or engine.workers
+        self.returning = False
+        self.returns = self.rolled_back = 0
+        self._asked = 0  # the update at which a checkpoint was asked for last
+        self._wanted: int | None = None  # parts of this step (exact), version (without a server), or any are wanted
+        self._have: set[int] = set()  # who has kept its part since then
+        self._saving = False
+        self._wait: set[int] = set()  # workers that wait for the servers' part
+        self.rebase()
+
+    def rebase(self) -> None:
+        """What is there now is the newest checkpoint."""
+        engine = self._engine
+        if engine.watched:
+            self._parts = [self._part(seat) for seat in engine.seats]
+            self.newest = self._checkpoint(engine.servers.kept() if engine.servers else None)
+            self._asked = self.newest.update
+
+    def ranks(self, rank: int) -> range:
+        """The workers that die with this one: an exact run has several in a process."""
+        return range(rank % self._processes, self._engine.workers, self._processes)
+
+    def _checkpoint(self, kept: Kept | None) -> Checkpoint:
+        engine, accounts = self._engine, self._engine.accounts
+        used, dropped = (accounts.used, accounts.dropped) if kept is None else (kept.used, kept.dropped)
+        update = engine.updates if kept is None else int(kept.cells["v"])
+        return Checkpoint(update, list(self._parts), kept, used, dropped)
+
+    def _part(self, seat: Seat) -> Part:
+        worker = seat.worker
+        buffers = {name: buffer.clone() for name, buffer in seat.buffers.items()}
+        rng = None if worker._rng is None else worker._rng.get_state()
+        return Part(worker.state.saved(), buffers, rng, seat.driver.scheme, worker.t, seat.gradients, seat.samples)
+
+    def between(self, seat: Seat) -> bool:
+        """A worker stands between two steps: whether it may begin the next one now."""
+        rank, engine = seat.worker.rank, self._engine
+        if self.returning or rank in self._wait:
+            return False
+        if rank == 0 and self._every and self._wanted is None and engine.updates >= self._asked + self._every:
+            self._asked = engine.updates
+            # nobody can be past it yet: in these schemes no worker is two ahead of another
+            self._wanted = seat.worker.t + 2 if engine.servers else seat.worker.state.v + 2
+            self._have.clear()
+        if self._wanted is None:
+            return True
+        if rank not in self._have and self._reached(seat):
+            self._parts[rank] = self._part(seat)
+            self._have.add(rank)
+            if self.exact and (engine.servers or rank == 0):
+                self._wait.add(rank)
+            chief = engine.seats[0]
+            if self.exact and rank and 0 in self._wait and self._all_have():  # the chief waits for this one
+                self._wait.discard(0)
+                engine.begin(chief)
+        if rank == 0 and self._all_have():
+            return self._write(seat)
+        return rank not in self._wait
+
+    def _reached(self, seat: Seat) -> bool:
+        assert self._wanted is not None
+        if self._engine.servers:
+            return not self.exact or seat.worker.t >= self._wanted
+        return bool(seat.worker.state.v >= self._wanted)
+
+    def _all_have(self) -> bool:
+        return all(seat.worker.rank in self._have or not seat.worker.alive for seat in self._engine.seats)
+
+    def _write(self, chief: Seat) -> bool:
+        if self._engine.servers is None:
+            self.newest = self._checkpoint(None)
+            self._over()
+            return True
+        self._wait.add(0)
+        if not self._saving:
+            self._saving = True
+            self._engine.later(chief, self._engine.message(0, SERVER, 0), self.on_save, None)
+        return False
+
+    def on_save(self, chief: Seat, _: None) -> None:
+        """The servers are asked to keep their part."""
+        engine, generation = self._engine, chief.generation
+        assert engine.servers is not None
+
+        def done(kept: Kept) -> None:
+            if chief.generation == generation:
+                engine.later(chief, engine.message(SERVER, 0, 0), self.on_saved, kept)
+
+        engine.deliver_answers(engine.servers.save(done))
+
+    def on_saved(self, chief: Seat, kept: Kept) -> None:
+        self.written(kept)
+        self._engine.resume(chief, None)
+
+    def written(self, kept: Kept) -> None:
+        """The chief has heard that the servers have kept their part."""
+        self.newest = self._checkpoint(kept)
+        self._over()
+
+    def _over(self) -> None:
+        self._wanted, self._saving = None, False
+        waiting, self._wait = sorted(self._wait), set()
+        for rank in waiting:
+            if rank:
+                self._engine.begin(self._engine.seats[rank])
+
+    def died(self, rank: int) -> None:
+        """The chief takes a checkpoint half written along; others are not waited for."""
+        self._wait.discard(rank)
+        if rank == 0:
+            self._wanted, self._saving = None, False
+
+    def tear(self, shard: int | None, back: float = 0.0) -> None:
+        """A server died inside a call, or a worker of an exact run died: everybody will return."""
+        engine = self._engine
+        if shard is not None and engine.servers is not None:
+            engine.servers.spoil(shard)
+            engine.servers.kill(shard)
+            if math.isfinite(back):
+                engine.life.bring_back_server(shard, back)
+        self.returning = True
+        for seat in engine.seats:
+            engine.accounts.forgotten(seat)
+            seat.generation += 1
+            seat.waits_for = None
+            seat.driver.close()
+        engine.meetings.forget()
+        self._wait.clear()
+        self._wanted, self._saving = None, False
+        if engine.servers is not None:
+            for rank in engine.servers.forget():
+                engine.restart(rank)
+        self.try_return()
+
+    def try_return(self) -> None:
+        """Return as soon as every server (and in an exact run every worker) is there."""
+        engine = self._engine
+        if not self.returning or (engine.servers is not None and not engine.servers.up):
+            return
+        if not self.exact or all(seat.worker.alive for seat in engine.seats):
+            engine.schedule(engine.now, self._return, None)
+
+    def _return(self, _: None) -> None:
+        engine = self._engine
+        if not self.returning or (engine.servers is not None and not engine.servers.up):
+            return  # somebody else has died meanwhile, or it has been done
+        if self.exact and not all(seat.worker.alive for seat in engine.seats):
+            return
+        self.restore()
+        for _ in self._reconciled():
+            if self.returning:  # the lead died inside that
+                return
+        for seat in engine.seats:
+            if seat.worker.alive:
+                engine.begin(seat)
+
+    def restore(self) -> None:
+        """Everything as it was in the newest checkpoint."""
+        engine, saved = self._engine, self.newest
+        self.returning = False
+        self.returns += 1
+        reached = engine.updates if engine.servers else max(int(seat.worker.state.v) for seat in engine.seats)
+        self.rolled_back += max(reached - saved.update, 0)
+        engine.accounts.returned(saved.used, saved.dropped)
+        self._parts = list(saved.parts)
+        self._asked = saved.update
+        for seat, part in zip(engine.seats, saved.parts, strict=True):
+            self._restore(seat, part)
+        engine.gradients = sum(seat.gradients for seat in engine.seats)
+        engine.samples = sum(seat.samples for seat in engine.seats)
+        if engine.servers is not None and saved.servers is not None:
+            # what the servers hold may be of gradients that a worker's older part has not counted yet
+            engine.gradients, engine.samples = saved.servers.gradients, saved.servers.samples
+            engine.servers.restore(saved.servers)
+            engine.desk = engine.servers.desk
+        engine.rewound()
+
+    def _restore(self, seat: Seat, part: Part) -> None:
+        engine, worker = self._engine, seat.worker
+        worker.state.restore(part.cells)
+        for name, buffer in part.buffers.items():
+            seat.buffers[name].copy_(buffer)
+        if part.rng is None:
+            worker._rng = None
+        else:
+            worker.rng.set_state(part.rng)
+        seat.driver.scheme = part.scheme
+        worker.t, seat.gradients, seat.samples = part.t, part.gradients, part.samples
+        seat.batches = engine.task.batches(worker.rank, engine.workers, engine.seed, first=part.gradients)
+
+    def _reconciled(self) -> Iterator[None]:
+        """The servers hear who has come or gone since the checkpoint."""
+        engine, servers = self._engine, self._engine.servers
+        if servers is None:
+            return
+        for rank, (known, seat) in enumerate(zip(list(servers.known), engine.seats, strict=True)):
+            if known != seat.worker.alive:
+                engine.deliver_answers(servers.joined(rank) if seat.worker.alive else servers.left(rank))
+                yield

@@ -1,0 +1,367 @@
+"""The servers of a simulation: calls in the lead's order, on ranges of the vector, by servers that may stand still."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from paceline.ops import Call
+from paceline.runtime.call_scheduler import Answer, Desk
+from paceline.runtime.staleness import Ledger
+from paceline.scheme import Scheme
+from paceline.simulator.faults import Fault
+from paceline.simulator.partition import assembled, cut
+from paceline.state import State
+
+if TYPE_CHECKING:
+    from paceline.simulator.engine import Engine
+
+Kind = Literal["call", "left", "joined", "save"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The servers' part of a checkpoint, and what was true when the lead kept its own."""
+
+    cells: dict[str, Tensor]
+    ledger: dict[str, Tensor]
+    scheme: Scheme  # with the values that hooks have set
+    known: list[bool]  # the workers that are counted
+    used: int
+    dropped: int
+    gradients: int
+    samples: int
+
+
+class _Torn(Exception):
+    """A server has died inside a call."""
+
+    def __init__(self, shard: int, fault: Fault) -> None:
+        self.shard, self.fault = shard, fault
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What the lead has performed, and the others have to, in this order."""
+
+    kind: Kind
+    rank: int
+    call: Call[Any] | None = None
+    ticket: Any = None
+    results: list[Any] = field(default_factory=list)  # of each server
+    done: Callable[[Kept], None] | None = None
+
+
+class _Watched(Desk):
+    """A desk whose calls are counted: others follow it, and it may die inside one."""
+
+    def __init__(self, servers: Servers, shard: int, state: State, ledger: Ledger) -> None:
+        super().__init__(servers.engine.scheme, state, servers.engine.workers, ledger)
+        self._servers, self._shard = servers, shard
+
+    def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
+        self._servers.enter(self._shard)
+        refused = self.ledger.cells.refused
+        result = super()._perform(rank, call, ticket)
+        if self._shard == 0:
+            sent, told = ticket
+            self._servers.note(_Entry("call", rank, sent, told, [result]))
+            if not call.method.reads:
+                engine = self._servers.engine
+                engine.accounts.carried(engine.seats[rank], refused=self.ledger.cells.refused > refused)
+        return result
+
+    def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
+        self._servers.enter(self._shard)
+        super()._member(event, rank, quorum)
+        if self._shard == 0:
+            self._servers.note(_Entry(event, rank))
+
+
+class Servers:
+    """One desk, or one for each range of the vector. The first server leads: it alone asks guards."""
+
+    def __init__(self, engine: Engine, state: State, number: int, faults: Sequence[Fault]) -> None:
+        self.engine, self.state = engine, state
+        self._watched = engine.watched
+        direct = not all(method.atomic for method in engine.scheme.methods.values())
+        self.number = number  # of processes; where workers change the vector themselves, servers only save it
+        length, shards = len(state.x), 1 if direct else number
+        edges = [length * k // shards for k in range(shards + 1)]
+        self._ranges = list(pairwise(edges))
+        self._length = length
+        self._inside: list[list[Fault]] = [[] for _ in range(number)]
+        for fault in sorted(faults, key=lambda fault: fault.when):
+            if fault.unit == "call":
+                self._inside[fault.rank].append(fault)
+        self._calls = [0] * number
+        self.dead = [False] * number
+        self.frozen_until = [-math.inf] * number
+        self.cut_until = [-math.inf] * number  # from the lead
+        self._states = [state] if shards == 1 else [self._shard(k) for k in range(shards)]
+        holders = [engine.scheme.holder(rank) for rank in range(engine.workers)]
+        self._ledgers = [Ledger.fresh(engine.workers, holders) for _ in self._states]
+        self.known = [True] * engine.workers
+        self.open()
+
+    def _shard(self, shard: int) -> State:
+        """A range of every vector, in place; numbers are the lead's, and copies of them elsewhere."""
+        low, high = self._ranges[shard]
+        vectors = self.state.vectors(self.engine.scheme.uncut)
+        cells = {}
+        for name in self.state:
+            cell = self.state.cell(name)
+            cells[name] = cell[..., low:high] if name in vectors else cell if shard == 0 else cell.clone()
+        return State.over(cells)
+
+    def open(self) -> None:
+        """Begin with what the states hold now; whatever waited or was under way is void."""
+        engine = self.engine
+        pairs = enumerate(zip(self._states, self._ledgers, strict=True))
+        self._desks: list[Desk] = (
+            [_Watched(self, shard, state, ledger) for shard, (state, ledger) in pairs]
+            if self._watched
+            else [Desk(engine.scheme, self.state, engine.workers, self._ledgers[0])]
+        )
+        self.desk = self._desks[0]
+        self._order: list[_Entry] = []
+        self._performed = [0] * len(self._desks)
+        self._mail: list[Callable[[], list[Answer]]] = []  # for the lead, while it stands still
+        self._arrived: list[set[Call[Any]]] = [set() for _ in self._desks]
+        self._joining: list[int] = []  # workers that are back before the servers have missed them
+
+    def forget(self) -> list[int]:
+        """The run will return to a checkpoint. Gives the workers that were about to be counted again."""
+        joining = self._joining
+        self.open()
+        return joining
+
+    @property
+    def up(self) -> bool:
+        """Whether every server is there and moves."""
+        return not any(self._still(shard) for shard in range(self.number))
+
+    def _still(self, shard: int) -> bool:
+        return self.dead[shard] or self.engine.now < self.frozen_until[shard]
+
+    @property
+    def followers(self) -> range:
+        return range(1, len(self._desks))
+
+    def submit(self, rank: int, call: Call[Any], ticket: Any) -> list[Answer]:
+        """A call has arrived at the lead. Where nothing can go wrong, the desk's own `submit` does."""
+
+        def take() -> list[Answer]:
+            if self.engine.seats[rank].generation == ticket[0]:
+                self.desk.submit(rank, self._cut(call, 0), (call, ticket))
+            return self._follow()
+
+        return self._taken(take)
+
+    def arrived(self, shard: int, call: Call[Any]) -> None:
+        """A call has arrived at another server; a worker may have waited until that server had caught up."""
+        self._arrived[shard].add(call)
+        self.engine.deliver_answers(self._guarded(self._follow))
+        self.let_join()
+
+    def left(self, rank: int) -> list[Answer]:
+        def take() -> list[Answer]:
+            self.known[rank] = False
+            answers = self.desk.left(rank, quorum=self.engine.shrink)
+            return self._follow() if self._watched else answers
+
+        for shard in self.followers:  # a call that is in the order and will never come
+            behind = self._order[self._performed[shard] :]
+            if any(entry.rank == rank and entry.call and entry.call not in self._arrived[shard] for entry in behind):
+                self.engine.recovery.tear(shard)
+                return []
+        return self._taken(take)
+
+    def joined(self, rank: int) -> list[Answer]:
+        def take() -> list[Answer]:
+            self.known[rank] = True
+            answers = self.desk.joined(rank, quorum=self.engine.shrink)
+            return self._follow() if self._watched else answers
+
+        return self._taken(take)
+
+    def missed(self, rank: int) -> bool:
+        """Whether all servers know that a worker was gone; if not, it is restarted as soon as they do."""
+        if not self.known[rank] and self.up and not self.behind:
+            return True
+        self._joining.append(rank)
+        return False
+
+    def save(self, done: Callable[[Kept], None]) -> list[Answer]:
+        """Have every server keep its part, each at this place in the order of the calls; `done` when all have."""
+
+        def take() -> list[Answer]:
+            self.enter(0)
+            self.note(_Entry("save", 0, results=[self.kept()], done=done))
+            return self._follow()
+
+        return self._taken(take)
+
+    def kill(self, shard: int) -> None:
+        self.dead[shard] = True
+        self.frozen_until[shard] = -math.inf  # its successor is another process
+
+    def stop(self, shard: int, until: float) -> None:
+        self.frozen_until[shard] = max(self.frozen_until[shard], until)
+
+    def partition(self, shard: int, until: float) -> None:
+        """The lead's order does not reach this server."""
+        self.cut_until[shard] = max(self.cut_until[shard], until)
+
+    def moved(self) -> None:
+        """A server is back, or moves again: take what has come meanwhile."""
+        engine = self.engine
+        engine.deliver_answers(self._guarded(self._follow))
+        while self._mail and not self._still(0) and not engine.over:
+            engine.deliver_answers(self._guarded(self._mail.pop(0)))
+        engine.recovery.try_return()
+        self.let_join()
+
+    def let_join(self) -> None:
+        """Restart workers whose death all servers have seen by now."""
+        if self._joining and not self.engine.recovery.returning and self.up and not self.behind and not self._mail:
+            waiting, self._joining = self._joining, []
+            for rank in waiting:
+                self.engine.restart(rank)
+
+    def enter(self, shard: int) -> None:
+        """A server begins a call; it may be told to die in it."""
+        self._calls[shard] += 1
+        if self._inside[shard] and self._calls[shard] >= self._inside[shard][0].when:
+            raise _Torn(shard, self._inside[shard].pop(0))
+
+    def note(self, entry: _Entry) -> None:
+        self._order.append(entry)
+        self._performed[0] += 1
+
+    def _taken(self, take: Callable[[], list[Answer]]) -> list[Answer]:
+        if self._still(0) or self.engine.over:  # after the last update no call is taken
+            self._mail.append(take)
+            return []
+        return self._guarded(take)
+
+    def _guarded(self, take: Callable[[], list[Answer]]) -> list[Answer]:
+        try:
+            return take()
+        except _Torn as torn:
+            self.engine.recovery.tear(torn.shard, torn.fault.duration)
+            return []
+
+    @property
+    def behind(self) -> bool:
+        """Whether some server has not yet performed all that the lead has."""
+        return any(performed < self._performed[0] for performed in self._performed)
+
+    def _follow(self) -> list[Answer]:
+        """Let the others perform what the lead has, and give the calls that all have performed."""
+        for shard in self.followers:
+            while self._performed[shard] < self._performed[0] and self._perform_next(shard):
+                pass
+        complete = min(self._performed)
+        done, self._order = self._order[:complete], self._order[complete:]
+        self._performed = [performed - complete for performed in self._performed]
+        answers: list[Answer] = []
+        for entry in done:
+            if entry.kind == "call":
+                widths = [high - low for low, high in self._ranges]
+                whole = entry.results[0] if len(widths) == 1 else assembled(entry.results, widths)
+                answers.append(Answer(entry.rank, entry.ticket, whole))
+            if entry.done is not None:
+                entry.done(self._put_together(entry.results))
+        return answers
+
+    def _put_together(self, results: list[Any]) -> Kept:
+        kept: Kept = results[0]
+        for (low, high), part in zip(self._ranges[1:], results[1:], strict=True):
+            for name, cell in part.items():
+                kept.cells[name][..., low:high] = cell
+        return kept
+
+    def _perform_next(self, shard: int) -> bool:
+        entry, desk = self._order[self._performed[shard]], self._desks[shard]
+        if self._still(shard) or self.engine.now < self.cut_until[shard]:
+            return False
+        if entry.call is not None:
+            if entry.call not in self._arrived[shard]:
+                return False
+            self._arrived[shard].discard(entry.call)
+            entry.results.append(desk.perform(entry.rank, self._cut(entry.call, shard), None).result)
+        elif entry.kind == "save":
+            self.enter(shard)
+            state, vectors = self._states[shard], self.state.vectors(self.engine.scheme.uncut)
+            entry.results.append({name: state.cell(name).clone() for name in vectors})
+        else:
+            desk._member(entry.kind, entry.rank, self.engine.shrink)  # type: ignore[arg-type]
+        self._performed[shard] += 1
+        return True
+
+    def _cut(self, call: Call[Any], shard: int) -> Call[Any]:
+        if len(self._desks) == 1:
+            return call
+        return Call(call.method, cut(call.args, *self._ranges[shard], self._length))
+
+    def kept(self) -> Kept:
+        """What the servers hold now."""
+        engine, accounts = self.engine, self.engine.accounts
+        return Kept(
+            self.state.saved(),
+            self._ledgers[0].saved(),
+            self.desk.scheme,
+            list(self.known),
+            accounts.used,
+            accounts.dropped,
+            engine.gradients,
+            engine.samples,
+        )
+
+    def restore(self, kept: Kept) -> None:
+        """Go on from there; nothing that was under way counts."""
+        self.put(kept.cells, kept.ledger)
+        self.known = list(kept.known)
+        self.open()
+        self.set(kept.scheme)
+
+    def put(self, cells: Mapping[str, Tensor], ledger: Mapping[str, Tensor]) -> None:
+        """Give every server its part of these."""
+        self.state.restore(cells)
+        vectors = self.state.vectors(self.engine.scheme.uncut)
+        for shard, state in enumerate(self._states):
+            self._ledgers[shard].restore(ledger)
+            for name in (name for name in state if shard and name not in vectors):
+                setattr(state, name, cells[name])
+
+    def spoil(self, shard: int) -> None:
+        """A server that died inside a call leaves nothing that can be used."""
+        low, high = self._ranges[min(shard, len(self._ranges) - 1)]
+        self.state.x[low:high] = math.nan
+
+    def disagree(self) -> list[str]:
+        """Cells that several servers have and that are not alike, though all have performed the same calls."""
+        vectors = self.state.vectors(self.engine.scheme.uncut)
+        lead = self._states[0]
+        return [
+            name
+            for state in self._states[1:]
+            for name in state
+            if name not in vectors and not bool((state.cell(name) == lead.cell(name)).all())
+        ]
+
+    def forgotten(self) -> list[int]:
+        """Workers that wait to be counted again though nothing keeps them from it."""
+        free = self.up and not self.behind and not self._mail and not self.engine.recovery.returning
+        return list(self._joining) if free else []
+
+    def set(self, scheme: Scheme) -> None:
+        """Values of the scheme that a hook has changed."""
+        for desk in self._desks:
+            desk.scheme = scheme

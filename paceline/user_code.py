@@ -1,0 +1,96 @@
+"""Reads Python that others wrote, from a file or by a module's name, and says on which line it is broken."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+import typing
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from paceline.errors import PacelineError, UsageError
+from paceline.signals import Interrupted
+
+T = TypeVar("T")
+
+# whose lines say nothing about what was read
+_DISCOVERY = str(Path(__file__).with_name("config") / "discovery.py")
+_READERS = {__file__, _DISCOVERY, importlib.__file__, metadata.__file__, typing.__file__}
+
+
+def attempt(what: str, read: Callable[..., T], *args: Any) -> T:
+    """`read(*args)`; whatever goes wrong in it becomes a UsageError that says so of `what`."""
+    try:
+        return read(*args)
+    except PacelineError as error:  # it knows best what is wrong; only the place is missing
+        error.add_note(f"while reading {what}{_place(what, error)}")
+        raise
+    except Interrupted:  # a SystemExit too, and none of the file's doing
+        raise
+    except (Exception, SystemExit) as error:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        raise UsageError(f"cannot read {what}: {told}{_place(what, error)}") from error
+
+
+def file(kind: str, path: Path) -> ModuleType:
+    """A file as a module; what it imports from its own folder is found, as when Python runs it."""
+    if not path.is_file():
+        raise UsageError(f"no file {str(path)!r} for the {kind} (looked in {Path.cwd()})")
+    # one module per file, however often it is named
+    name = f"paceline_user_{blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    _look_in(path.resolve().parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        attempt(str(path), spec.loader.exec_module, module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def module(kind: str, name: str) -> ModuleType:
+    """A module by its name, of the current directory too."""
+    if not name or name.startswith("."):
+        raise UsageError(f"no module {name!r} for the {kind}; write package.module:NAME or file.py:NAME")
+    _look_in(Path.cwd())
+    try:
+        return attempt(name, importlib.import_module, name)
+    except UsageError as error:
+        cause = error.__cause__
+        absent = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if absent and f"{name}.".startswith(f"{absent}."):
+            raise UsageError(f"no module {name!r} for the {kind}; a file is named with its .py ending") from None
+        raise
+
+
+def _look_in(folder: Path) -> None:
+    """Import from this folder too. It stays: a function may import when it is called."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+
+
+def _place(what: str, error: BaseException) -> str:
+    """Where it went wrong: the last line that ran of the file that was read (the first that is not a reader's)."""
+    if isinstance(error, SyntaxError):
+        found, line = error.filename, error.lineno
+    else:
+        lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+        lines = [(name, line) for name, line in lines if name not in _READERS and not name.startswith("<")]
+        found, line = next((one for one in reversed(lines) if one[0] == lines[0][0]), (None, None))
+    if found is None or line is None:
+        return ""
+    return f" (line {line})" if Path(found).name == Path(what).name else f" ({found}, line {line})"
