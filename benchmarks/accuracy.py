@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 import paceline
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
 from paceline.config import build, discovery
+from paceline.config.validate import planned
 from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task

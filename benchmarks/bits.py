@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import replay, simulate
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
 from paceline.config import build
-from paceline.report.live import Status
+from paceline.config.validate import planned
+from paceline.processes.supervisor.status import Status
 from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task

@@ -23,8 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
 from paceline.config import build
+from paceline.config.validate import planned
 from paceline.runs.run_directory import RunDirectory
 from paceline.state import mean_into
 from paceline.task import Task

@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
+from paceline.config.validate import planned
 from paceline.network.secure import tls
 from paceline.network.secure.tls import Certificates
 from paceline.processes.memory.run_memory import Node

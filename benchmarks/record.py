@@ -22,8 +22,9 @@ from processes import BATCH, TASK
 from rich.console import Console
 from rich.table import Table
 
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
 from paceline.config import build
+from paceline.config.validate import planned
 from paceline.runs.run_directory import RunDirectory
 from paceline.task import Task
 

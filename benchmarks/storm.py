@@ -22,8 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.api.execute import execute, planned
-from paceline.report.live import RoleStatus, Status
+from paceline.api.execute import execute
+from paceline.config.validate import planned
+from paceline.processes.supervisor.status import RoleStatus, Status
 from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 

@@ -37,7 +37,8 @@ from rich.table import Table
 from torch import Tensor
 from wire_others import gloo, grpc_stream, torch_rpc
 
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
+from paceline.config.validate import planned
 from paceline.hook import Hook, Session
 from paceline.network.nodes import agent
 from paceline.network.nodes.coordinator import Hub

@@ -2,17 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 import numbers
 import types
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
-from paceline.errors import UsageError
-from paceline.rules import Rule, made
-from paceline.scheme import Bound
+from paceline.errors import UnknownName, UsageError
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The values that a hyper-parameter may have."""
+
+    low: float
+    high: float = math.inf
+    finite: bool = False
+
+    def check(self, owner: str, name: str, value: object) -> None:
+        values = value if isinstance(value, tuple) else (value,)
+        for one in values:
+            if isinstance(one, int | float) and not self.low <= one <= self.high:
+                raise UsageError(f"{owner}: {name} must be {self}, not {one:g}")
+            if self.finite and isinstance(one, float) and math.isinf(one):
+                raise UsageError(f"{owner}: {name} must be a finite number, not {one:g}")
+
+    def __str__(self) -> str:
+        return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
+
+
+def bounds(hint: Any) -> Iterator[Bound]:
+    """The bounds that a type carries, wherever in it: `Count | None` and `tuple[Rate, ...]` have one each."""
+    for part in get_args(hint):
+        if isinstance(part, Bound):
+            yield part
+        else:
+            yield from bounds(part)
+
+
+Rate = Annotated[float, Bound(0, finite=True)]
+Count = Annotated[int, Bound(1)]
+Fraction = Annotated[float, Bound(0, 1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Component(ABC):
+    """A value with a name and options of its own, such as an update rule: `rule=adam rule.beta1=0.8`.
+    A component is a frozen dataclass."""
+
+    kind: ClassVar[str] = "component"  # what errors and tables call it
+    name: ClassVar[str] = ""
+
+    @classmethod
+    @abstractmethod
+    def members(cls) -> Mapping[str, type[Self]]:
+        """Every component of this kind, by name."""
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        known = cls.members()
+        if name not in known:
+            raise UnknownName(cls.kind, name, known)
+        return known[name]()
+
+
+def is_component(hint: Any) -> bool:
+    """Whether a field's type is a kind of component."""
+    return inspect.isclass(hint) and issubclass(hint, Component)
 
 
 def described(hint: Any) -> str:
@@ -27,7 +88,7 @@ def described(hint: Any) -> str:
         return " | ".join(map(str, args))
     if origin is tuple:
         return f"{described(args[0])}, …"
-    return "rule" if hint is Rule else getattr(hint, "__name__", str(hint))
+    return hint.kind if is_component(hint) else getattr(hint, "__name__", str(hint))
 
 
 def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
@@ -46,10 +107,10 @@ def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else (value,)
         return tuple(converted(owner, name, item, args[0]) for item in items if item != "")
-    if hint is Rule:
-        if isinstance(value, Rule):
+    if is_component(hint):
+        if isinstance(value, hint):
             return value
-        return value() if inspect.isclass(value) and issubclass(value, Rule) else made(str(value))
+        return value() if inspect.isclass(value) and issubclass(value, hint) else hint.from_name(str(value))
     try:
         return _simple(value, hint)
     except (ValueError, TypeError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
@@ -21,8 +21,7 @@ from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from paceline.errors import UnknownName
-from paceline.scheme import Bound, Fraction, Rate, bounds
+from paceline.fields import Bound, Component, Fraction, Rate, bounds
 from paceline.state import State, Vector
 
 Positive = Annotated[float, Bound(math.ulp(0))]
@@ -35,16 +34,20 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
+class Rule(Component):
     """x <- x - lr * direction(g). `lr` None: the scheme's."""
 
-    name: ClassVar[str] = ""
+    kind: ClassVar[str] = "rule"
     linear: ClassVar[bool] = False  # the update is proportional to the gradients' scale
     lr: Rate | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = cls.__name__.lower()
+
+    @classmethod
+    def members(cls) -> dict[str, type[Rule]]:
+        return rules()
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
@@ -262,11 +265,3 @@ def rules() -> dict[str, type[Rule]]:
     """Every rule of this file, by name."""
     found = (value for value in globals().values() if inspect.isclass(value) and issubclass(value, Rule))
     return {rule.name: rule for rule in found if rule is not Rule}
-
-
-def made(name: str, **options: Any) -> Rule:
-    """The rule of that name."""
-    known = rules()
-    if name not in known:
-        raise UnknownName("rule", name, known)
-    return known[name](**options)

@@ -12,19 +12,18 @@ from pathlib import Path
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     ClassVar,
     Concatenate,
     Generic,
     ParamSpec,
     TypeVar,
-    get_args,
     get_type_hints,
     overload,
 )
 
 from paceline.errors import SchemeError, UsageError
+from paceline.fields import Bound, Count, Fraction, Rate, bounds, converted
 from paceline.ops import Call
 from paceline.state import State, Vector, mean_of, sum_of
 
@@ -48,40 +47,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 Guard = Callable[..., bool]
-
-
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """The values that a hyper-parameter may have."""
-
-    low: float
-    high: float = math.inf
-    finite: bool = False
-
-    def check(self, owner: str, name: str, value: object) -> None:
-        values = value if isinstance(value, tuple) else (value,)
-        for one in values:
-            if isinstance(one, int | float) and not self.low <= one <= self.high:
-                raise UsageError(f"{owner}: {name} must be {self}, not {one:g}")
-            if self.finite and isinstance(one, float) and math.isinf(one):
-                raise UsageError(f"{owner}: {name} must be a finite number, not {one:g}")
-
-    def __str__(self) -> str:
-        return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
-
-
-def bounds(hint: Any) -> Iterator[Bound]:
-    """The bounds that a type carries, wherever in it: `Count | None` and `tuple[Rate, ...]` have one each."""
-    for part in get_args(hint):
-        if isinstance(part, Bound):
-            yield part
-        else:
-            yield from bounds(part)
-
-
-Rate = Annotated[float, Bound(0, finite=True)]
-Count = Annotated[int, Bound(1)]
-Fraction = Annotated[float, Bound(0, 1)]
 
 
 class ServerMethod(Generic[P, R]):
@@ -189,8 +154,6 @@ class Scheme:
                 _refuse_augmented_await(f"{cls.__name__}.{key}", function)
 
     def __post_init__(self) -> None:
-        from paceline.fields import converted  # values knows rules, which know schemes
-
         for field, hint in fields(type(self)):
             value = converted(self.name, field.name, getattr(self, field.name), hint)
             object.__setattr__(self, field.name, value)

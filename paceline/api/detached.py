@@ -20,13 +20,16 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline import signals
+from paceline.api.execute import execute
+from paceline.config.from_plan import scheme_of
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError
+from paceline.network.nodes import participate
 from paceline.processes.roles.control_channel import Control, Listener
-from paceline.processes.roles.main import error_of, scheme_of
+from paceline.processes.roles.main import error_of
 from paceline.processes.supervisor import pickled_objects
 from paceline.processes.supervisor.launcher import Launcher
-from paceline.report.live import RoleState, RoleStatus, Status
+from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 
 Tell = Callable[[str, str], None]
 
@@ -93,9 +96,6 @@ def _status(data: dict[str, Any]) -> Status:
 
 def main() -> int:
     """The launcher's side."""
-    from paceline.api.execute import execute
-    from paceline.network.nodes import participate  # what only this side needs
-
     connection, descriptor, caller = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # if the caller dies, end in order
     if os.getppid() != caller:

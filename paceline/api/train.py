@@ -14,13 +14,14 @@ from typing import Any
 from rich.console import Console
 
 from paceline.api.detached import launch
-from paceline.api.execute import planned
 from paceline.config import build, discovery
 from paceline.config.plan import Collective, Quorum, Start
+from paceline.config.validate import planned
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.network.nodes import participate
-from paceline.report.live import Display, Status
+from paceline.processes.supervisor.status import Status
+from paceline.report.live import Display
 from paceline.result import Result
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, is_run

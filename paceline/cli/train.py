@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline import signals
-from paceline.api.execute import check, execute, planned, ready_task
+from paceline.api.execute import execute
 from paceline.api.train import folder_name, train
 from paceline.cli import cluster_options
 from paceline.config import build
+from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.plan import Plan
+from paceline.config.validate import check, planned
 from paceline.errors import DataError, RunError, UsageError
 from paceline.network.nodes import participate
-from paceline.processes.roles.main import scheme_of
 from paceline.processes.supervisor import exec_role
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.report import tables

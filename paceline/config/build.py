@@ -9,10 +9,9 @@ from typing import Any, get_type_hints
 
 from paceline.config import discovery
 from paceline.errors import UnknownName, UsageError
-from paceline.fields import converted
+from paceline.fields import Component, bounds, converted, is_component
 from paceline.hook import Hook
-from paceline.rules import Rule, made
-from paceline.scheme import Scheme, bounds, fields
+from paceline.scheme import Scheme, fields
 from paceline.task import Task
 
 
@@ -105,7 +104,7 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for field, hint in fields(type(scheme)):
         value = getattr(scheme, field.name)
-        if isinstance(value, Rule):
+        if isinstance(value, Component):
             key = _shown(field.name, hint)
             plain[key] = value.name
             prefix = "server" if key == "server.rule" else "rule"
@@ -118,7 +117,7 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
 
 
 def _shown(field: str, hint: Any) -> str:
-    return "server.rule" if hint is Rule and field == "server_rule" else field
+    return "server.rule" if is_component(hint) and field == "server_rule" else field
 
 
 def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) -> Scheme:
@@ -131,7 +130,7 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
         if own != key and own in hyper:
             raise UsageError(f"{cls.name}: {key!r} and {own!r} mean the same here; give one of them")
         head, _, option = own.partition(".")
-        if option and known.get(head) is Rule:
+        if option and is_component(known.get(head)):
             options.setdefault(head, {})[option] = value
         elif not option and head in known:
             values[head] = converted(cls.name, key, value, known[head])
@@ -139,7 +138,7 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
             words = [_shown(name, hint) for name, hint in known.items()]
             raise UnknownName(f"hyper-parameter of {cls.name}", key, words)
     for head, given in options.items():
-        values[head] = _with_options(values.get(head, defaults[head]), given)
+        values[head] = _with_options(known[head], values.get(head, defaults[head]), given)
     return cls(**values)
 
 
@@ -155,12 +154,15 @@ def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:
     return option if option in ("rule", "lr") else f"rule.{option}"
 
 
-def _with_options(rule: Rule | str, given: Mapping[str, Any]) -> Rule:
-    rule = rule if isinstance(rule, Rule) else made(rule)
-    hints = get_type_hints(type(rule), include_extras=True)
-    known = [field.name for field in dataclasses.fields(rule)]
+def _with_options(kind: type[Component], value: Component | str, given: Mapping[str, Any]) -> Component:
+    component: Any = value if isinstance(value, Component) else kind.from_name(value)
+    hints = get_type_hints(type(component), include_extras=True)
+    known = [field.name for field in dataclasses.fields(component)]
+    owner = f"{kind.kind} {component.name}"
     for key in given:
         if key not in known:
-            raise UnknownName(f"option of rule {rule.name}", key, known)
-    owner = f"rule {rule.name}"
-    return dataclasses.replace(rule, **{k: converted(owner, k, v, hints[k]) for k, v in given.items()})
+            raise UnknownName(f"option of {owner}", key, known)
+    replaced: Component = dataclasses.replace(
+        component, **{k: converted(owner, k, v, hints[k]) for k, v in given.items()}
+    )
+    return replaced

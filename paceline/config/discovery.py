@@ -15,9 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from paceline import user_code
+from paceline import datasets, user_code
+from paceline.compute_times import Times, laws
 from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.hook import Hook
+from paceline.rules import Rule
+from paceline.rules import rules as rules_by_name
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -67,23 +70,17 @@ def tasks() -> dict[str, Found]:
 
 def rules() -> dict[str, Found]:
     """Every update rule."""
-    from paceline.rules import rules as known
-
-    return {name: Found(name, rule) for name, rule in sorted(known().items())}
+    return {name: Found(name, rule) for name, rule in sorted(rules_by_name().items())}
 
 
 def compute() -> dict[str, Found]:
     """Every law of compute times."""
-    from paceline.compute_times import laws
-
     return {name: Found(name, law) for name, law in sorted(laws().items())}
 
 
 def data() -> dict[str, Found]:
     """Every data set."""
-    from paceline import datasets as sets
-
-    return {name: Found(name, sets.module(name)) for name in sets.names()}
+    return {name: Found(name, datasets.module(name)) for name in datasets.names()}
 
 
 def hooks() -> dict[str, Found]:
@@ -205,9 +202,6 @@ def _of_file(family: str, name: str) -> dict[str, Found]:
 
 def _family(value: Any) -> str | None:
     """The family of a thing, told by what it is."""
-    from paceline.compute_times import Times
-    from paceline.rules import Rule
-
     if not inspect.isclass(value):
         return "tasks" if isinstance(value, Task) or callable(value) else None
     families = {"schemes": Scheme, "hooks": Hook, "rules": Rule, "compute": Times, "tasks": Task}

@@ -6,9 +6,8 @@ import dataclasses
 from typing import Any, get_type_hints
 
 from paceline.errors import UsageError
-from paceline.fields import converted
+from paceline.fields import bounds, converted
 from paceline.hook import Hook
-from paceline.scheme import bounds
 
 
 class Checked(Hook):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
-from paceline.scheme import Count, Rate
 
 
 @dataclass

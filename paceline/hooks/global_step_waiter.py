@@ -7,9 +7,9 @@ from functools import partial
 from typing import Annotated
 
 from paceline.errors import UsageError
+from paceline.fields import Bound, Count
 from paceline.hook import Session
 from paceline.hooks._options import Checked
-from paceline.scheme import Bound, Count
 
 _Rank = Annotated[int, Bound(0)]
 

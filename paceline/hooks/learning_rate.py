@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from paceline.errors import UsageError
+from paceline.fields import Bound, Count, Rate
 from paceline.hook import Session
 from paceline.hooks._options import Checked
-from paceline.scheme import Bound, Count, Rate
 
 
 @dataclass

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.errors import UnknownName
+from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
-from paceline.scheme import Count, Rate
 
 _SHOWN: dict[str, Callable[[Session], str]] = {
     "update": lambda session: f"update {session.updates}",

@@ -9,10 +9,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.errors import UsageError
+from paceline.fields import Bound, Count
 from paceline.hook import Session
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
-from paceline.scheme import Bound, Count
 
 _Rank = Annotated[int, Bound(0)]
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from paceline.fields import Count
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
-from paceline.scheme import Count
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.fields import Count
 from paceline.hook import Session
 from paceline.hooks._options import Checked
-from paceline.scheme import Count
 
 
 @dataclass

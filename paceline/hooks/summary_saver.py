@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.errors import UsageError
+from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
 from paceline.hooks._speed import Speed
 from paceline.hooks._tensorboard import add_counts, writer
-from paceline.scheme import Count, Rate
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._metric import shown
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
 from paceline.hooks._tensorboard import writer
-from paceline.scheme import Count, Rate
 
 
 @dataclass

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.fields import Count, Fraction
 from paceline.hook import Role, Session
 from paceline.hooks._metric import shown
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Pace
-from paceline.scheme import Count, Fraction
 
 _KEPT = "ema"
 

@@ -9,10 +9,8 @@ import math
 import os
 import re
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -21,21 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
+
 WORTH_TELLING = 5.0  # seconds of a checkpoint's age
 NOTHING = "–"  # where a number means nothing
-
-
-class RoleState(StrEnum):
-    """What a role does now."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    WAITING = "waiting"
-    FOLLOWING = "following"  # an evaluator that waits for the next checkpoint
-    ENDING = "ending"
-    RESTARTING = "restarting"
-    DONE = "done"
-    GONE = "gone"  # its process has ended, and the run has failed
 
 
 TROUBLE = (RoleState.RESTARTING, RoleState.GONE)
@@ -53,76 +40,6 @@ STYLES = {
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True)
-class RoleStatus:
-    """One process. NaN (for step: a negative number, for pid: 0) where a number means nothing for the role."""
-
-    name: str  # chief, worker:1, server:0, evaluator
-    state: RoleState
-    pid: int
-    step: int
-    samples_per_second: float
-    loss: float
-    staleness: float
-    restarts: int
-
-
-@dataclass(frozen=True)
-class Status:
-    """All of a run at one moment; `metrics` are those of the last evaluation."""
-
-    title: str
-    roles: tuple[RoleStatus, ...]
-    updates: int
-    goal: int | None
-    seconds: float
-    samples_per_second: float
-    metrics: dict[str, float]
-    updates_per_second: float = math.nan
-    seconds_left: float = math.nan  # until the clock ends it (--seconds); NaN: it does not
-    checkpoint: int = -1  # the update of the newest one
-    checkpoint_age: float = math.nan  # in seconds
-
-
-class Pace:
-    """Updates per second of late: what happened minutes ago, or before the first update, does not count."""
-
-    WINDOW = 10.0  # seconds that count,
-    FEWEST = 4  # and more where so few updates were seen in them
-
-    def __init__(self) -> None:
-        self._updates: int | None = None
-        self._rises: deque[tuple[float, int]] = deque()
-
-    def note(self, now: float, updates: int) -> None:
-        if self._updates is not None and updates < self._updates:  # rolled back
-            self._rises.clear()
-        elif self._updates is not None and updates > self._updates:
-            self._rises.append((now, updates))
-        self._updates = updates
-        while len(self._rises) > self.FEWEST and self._rises[0][0] < now - self.WINDOW:
-            self._rises.popleft()
-
-    def seconds_to(self, goal: int, now: float) -> float:
-        """NaN while nobody can tell: too little was seen, or nothing happens any more."""
-        if self._updates is not None and self._updates >= goal:
-            return 0.0
-        if len(self._rises) < 2:
-            return math.nan
-        (begin, first), (end, last) = self._rises[0], self._rises[-1]
-        quiet, usual_gap = now - end, (end - begin) / (len(self._rises) - 1)
-        if end - begin < 1.0 or quiet > max(self.WINDOW, 3 * usual_gap):
-            return math.nan
-        return max(0.0, (goal - last) * (end - begin) / (last - first) - quiet)
-
-
-def time_left(status: Status, pace: Pace, now: float) -> float:
-    """Seconds until the run ends, by its updates or by the clock, whichever comes first; NaN while nobody can tell."""
-    by_updates = math.nan if status.goal is None else pace.seconds_to(status.goal, now)
-    known = [one for one in (by_updates, status.seconds_left) if not math.isnan(one)]
-    return min(known, default=math.nan)
-
-
 class Display:
     """Shows a run while it is entered. Whoever runs the loop calls `update`; nothing moves by itself."""
 
@@ -137,7 +54,7 @@ class Display:
         self._console = console
         self._plain = (not console.is_terminal or console.is_dumb_terminal) if plain is None else plain
         self._every, self._clock = every, clock
-        self._pace = Pace()
+        self._pace = UpdateRate()
         self._status: Status | None = None
         self._told: Status | None = None  # the last one that became a plain line
         self._told_at = clock()
@@ -344,12 +261,3 @@ def _cut(text: str, style: str = "") -> Text:
 def number(value: float, form: str) -> str:
     """A number for people."""
     return NOTHING if math.isnan(value) else format(value, form)
-
-
-def duration(seconds: float, form: str) -> str:
-    """12.3 s, 2 min 05 s, 1 h 05 min; `form` is for what is less than a minute."""
-    if seconds < 60:
-        return f"{format(seconds, form)} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {int(seconds % 60):02} s"
-    return f"{seconds // 3600:,.0f} h {int(seconds % 3600 // 60):02} min"

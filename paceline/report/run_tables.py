@@ -16,7 +16,7 @@ from rich.text import Text
 
 from paceline.errors import DataError
 from paceline.processes.supervisor import progress
-from paceline.report.live import duration
+from paceline.processes.supervisor.status import duration
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.result import Staleness
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runtime.staleness import Ledger
-from paceline.result import Staleness
 from paceline.scheme import Scheme
 from paceline.state import State
 

@@ -27,8 +27,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from paceline.runs import atomic_files
+from paceline import __version__
 from paceline.errors import DataError, RunError, UnknownName, UsageError
+from paceline.runs import atomic_files
 
 FORMAT = 1
 STATE, MANIFEST, BEST = "state.safetensors", "manifest.json", "best.json"
@@ -250,8 +251,6 @@ def _text(content: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def _versions() -> dict[str, str]:
-    from paceline import __version__  # not above: the package may be on its way here
-
     return {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -262,7 +261,9 @@ def folders(directory: Path) -> list[Path]:
     """The checkpoints of a directory, whole or not, oldest first; of one step the successor comes last."""
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if re.fullmatch(rf"\d{{10,}}({re.escape(atomic_files.NEW)})?", path.name)]
+    found = [
+        path for path in directory.iterdir() if re.fullmatch(rf"\d{{10,}}({re.escape(atomic_files.NEW)})?", path.name)
+    ]
     return sorted(found, key=lambda path: (_step(path), path.name))
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from paceline.errors import DataError
+from paceline.result import digest
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.run_directory import RunDirectory
-from paceline.errors import DataError
 from paceline.runs.fingerprint import Fingerprint, differing
 from paceline.runs.order_history import read_all
-from paceline.result import digest
+from paceline.runs.run_directory import RunDirectory
 from paceline.state import Vector
 
 COUNTS = ("updates", "gradients", "dropped", "samples")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.runs import atomic_files
 from paceline.errors import DataError
+from paceline.runs import atomic_files
 
 FILE, FORMAT = "sums.json", 1
 _COVERED = ("plan.json", "fingerprint.json", "result.json", "history.jsonl", "best/**/*.json", "order/**/*")

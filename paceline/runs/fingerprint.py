@@ -18,18 +18,18 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from paceline.runs import atomic_files, file_sums
+from paceline import __version__
 from paceline.config import discovery
-from paceline.errors import DataError
-from paceline.hook import Hook
 from paceline.config.plan import Plan
-from paceline.rules import Rule
+from paceline.errors import DataError
+from paceline.fields import Component, converted
+from paceline.hook import Hook
+from paceline.runs import atomic_files, file_sums
+from paceline.runs.data_digest import data_of
 from paceline.scheme import Scheme
 from paceline.scheme import fields as fields_of_scheme
 from paceline.state import Vector
-from paceline.runs.data_digest import data_of
 from paceline.task import Task
-from paceline.fields import converted
 
 FILE = "fingerprint.json"
 OF_A_SCRIPT = "the data are the script's own: paceline does not see them"
@@ -123,8 +123,6 @@ def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Seque
 
 def versions(threads: int, device: str) -> dict[str, Any]:
     """Of everything that computes: the same settings can give other bits under others."""
-    from paceline import __version__  # not above: the package may be on its way here
-
     found: dict[str, Any] = {
         "paceline": __version__,
         "torch": str(torch.__version__),
@@ -222,7 +220,7 @@ def _hyper(scheme: Scheme) -> dict[str, Any]:
     for field, _ in fields_of_scheme(type(scheme)):
         value = getattr(scheme, field.name)
         found[field.name] = value
-        if isinstance(value, Rule):
+        if isinstance(value, Component):
             found[field.name] = {"name": value.name} | {one.name: getattr(value, one.name) for one in fields(value)}
     return found
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.config.plan import Plan
+from paceline.errors import DataError, UsageError
 from paceline.runs import atomic_files, file_sums, order_log
 from paceline.runs.checkpoint import Checkpoint, load
-from paceline.errors import DataError, UsageError
-from paceline.runs.order_log import ABOUT, DECIDED, END, NOTE, START, Log, Record
-from paceline.config.plan import Plan
-from paceline.processes.calls.mailbox import JOINED
+from paceline.runs.order_log import ABOUT, DECIDED, END, NOTE, START, Log, MemberEvent, Record
 
 
 @dataclass
@@ -119,7 +118,7 @@ def _row(record: Record) -> str:
         case order_log.TELL:
             return f"worker:{record.values[1]} told to look"
         case order_log.MEMBER:
-            return f"worker:{record.values[1]} {'came' if record.values[0] == JOINED else 'went'}"
+            return f"worker:{record.values[1]} {'came' if record.values[0] == MemberEvent.JOINED else 'went'}"
         case order_log.SAVE:
             return "saved"
         case _:

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,13 @@ SELDOM = 32  # beside one in so many
 GATHERED = 512  # records that are sealed at the latest
 LARGEST = 1 << 16  # bytes of one frame
 PIECE = 1 << 18  # bytes by which a log grows
+
+
+class MemberEvent(IntEnum):
+    """A change in who takes part: a worker joined, died or hung (left), or ended in order (parted)."""
+
+    LEFT, JOINED, PARTED = -3, -4, -5
+
 
 # of the server: one for each thing that it does, so that their number is its position
 CALL, TELL, MEMBER, SAVE, SET, PROBED = range(1, 7)  # PROBED: a call with a checksum of x after it

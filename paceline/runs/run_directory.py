@@ -25,8 +25,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline.runs import atomic_files, file_sums
 from paceline.errors import DataError, PacelineError, UsageError
+from paceline.runs import atomic_files, file_sums
 
 RUNS = Path("runs")
 _NUMBER = int | float

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.runs import checkpoint
 from paceline.config import build
+from paceline.errors import DataError, UsageError
+from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.run_directory import RunDirectory
-from paceline.errors import DataError, UsageError
 from paceline.state import Vector
 from paceline.task import Task
 from paceline.torch_task import EVALUATION_CHUNK, FlatModule, TorchTask, seeded

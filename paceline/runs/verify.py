@@ -7,19 +7,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.runs import checkpoint, file_sums, fingerprint, order_log
 from paceline.config import build
-from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.run_directory import RunDirectory
-from paceline.errors import DataError, PacelineError
-from paceline.runs.fingerprint import Fingerprint, Recorded, differing
 from paceline.config.plan import Plan
-from paceline.runs.order_history import read
+from paceline.errors import DataError, PacelineError
 from paceline.result import digest
-from paceline.scheme import Scheme
+from paceline.runs import checkpoint, file_sums, fingerprint, order_log
+from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.data_digest import data_of
-from paceline.task import Task
+from paceline.runs.fingerprint import Fingerprint, Recorded, differing
+from paceline.runs.order_history import read
+from paceline.runs.run_directory import RunDirectory
 from paceline.runs.trained_model import task_of
+from paceline.scheme import Scheme
+from paceline.task import Task
 
 SETTINGS = ("scheme", "workers", "servers", "seed", "batch")  # that a result repeats
 

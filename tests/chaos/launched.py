@@ -19,7 +19,8 @@ from processes import children
 from trials import SPAN, Blow, Trial
 
 from paceline import signals
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
+from paceline.config.validate import planned
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.runs.run_directory import RunDirectory
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
 from paceline.config import build, discovery
+from paceline.config.validate import planned
 from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme

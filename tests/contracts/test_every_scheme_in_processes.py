@@ -14,7 +14,8 @@ from simulated_runs import crew, scheme_named
 
 from paceline import simulate
 from paceline.errors import UsageError
-from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.fields import Rate
+from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.worker import Worker
 
 TASK = "digits-mlp"

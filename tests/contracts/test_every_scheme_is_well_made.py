@@ -18,9 +18,10 @@ from paceline import fields as field_types
 from paceline import simulate
 from paceline.config import build, discovery
 from paceline.errors import UnknownName, UsageError
+from paceline.fields import Bound, bounds
 from paceline.rules import Rule
 from paceline.rules import rules as update_rules
-from paceline.scheme import Bound, Scheme, bounds, fields
+from paceline.scheme import Scheme, fields
 
 LINES = 200
 LISTING = re.compile(r"^\s*(worker|server)( i)?:\s+\S", re.MULTILINE)

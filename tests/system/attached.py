@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from paceline.api.execute import execute
+from paceline.config.from_plan import scheme_of
 from paceline.config.plan import Plan
-from paceline.processes.roles.main import scheme_of
 from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 

@@ -21,7 +21,7 @@ from processes import Story, leaving_nothing, run
 
 from paceline.hook import Hook, Session
 from paceline.processes.supervisor.launcher import Launcher, is_stopped
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 
 WITHIN = 0.15  # seconds between the two deaths, at most
 TRIES = 10.0  # seconds to find a server inside a call

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.api.execute import execute, planned
+from paceline.api.execute import execute
+from paceline.config.validate import planned
 from paceline.hook import Hook, Session
 from paceline.processes.supervisor.launcher import Launcher
-from paceline.report.live import RoleStatus, Status
+from paceline.processes.supervisor.status import RoleStatus, Status
 from paceline.result import Result
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from paceline.api.execute import execute
 from paceline.config import discovery
+from paceline.config.from_plan import scheme_of
 from paceline.config.plan import Plan
 from paceline.errors import LossError, RunError, UsageError
-from paceline.processes.roles.main import scheme_of
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
 

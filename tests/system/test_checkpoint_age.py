@@ -13,7 +13,7 @@ from processes import Linger, finished, leaving_nothing, run
 
 from paceline.hook import Hook, Session
 from paceline.processes.supervisor import progress
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.replay import replay
 

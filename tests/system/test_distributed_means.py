@@ -20,14 +20,14 @@ from processes import Linger, Story, finished, leaving_nothing, run
 from test_kills_waiting import StaysAway
 
 from paceline import replay, simulate
-from paceline.api.execute import planned
+from paceline.config.validate import planned
 from paceline.errors import SchemeError, UsageError
 from paceline.hook import Hook
 from paceline.network.means import group_formation, process_group, tcp_group
 from paceline.network.means.distributed import DistributedMeans
 from paceline.network.means.group import Broken, Building
 from paceline.network.means.group_formation import Assembly, Meeting
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.scheme import Scheme, State, Vector
 from paceline.worker import Worker
 

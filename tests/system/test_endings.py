@@ -26,7 +26,7 @@ from paceline.cli.main import main
 from paceline.config import build
 from paceline.errors import Deadlock, RunError
 from paceline.hook import Hook, Role, Session
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.task import Batch, Task

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from paceline import simulate
 from paceline.errors import PacelineError
 from paceline.hook import Hook, Role, Session
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.result import Result
 from paceline.torch_task import TorchTask
 

@@ -18,7 +18,7 @@ from processes import Linger, Story, finished, leaving_nothing, run, until
 
 from paceline.errors import RunError
 from paceline.hook import Hook, Session
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.schemes.async_ import AsyncSGD
 from paceline.schemes.sync import SyncSGD

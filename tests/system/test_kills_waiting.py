@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.config import build
 from paceline.errors import RunError
 from paceline.hook import Hook, Role, Session
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.state import Vector
 from paceline.task import Batch, Task
 

@@ -13,7 +13,7 @@ from processes import Linger, finished, leaving_nothing, run
 
 from paceline.api.simulate import simulate
 from paceline.errors import UsageError
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.replay import replay
 

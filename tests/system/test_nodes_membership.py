@@ -12,7 +12,7 @@ from nodes import nodes
 from processes import Linger, Story, finished, leaving_nothing, run
 
 from paceline.network.nodes import coordinator
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.replay import replay
 

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.hook import Hook, Session
 from paceline.processes.supervisor import launcher
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.result import Result
 from paceline.state import Vector
 from paceline.torch_task import TorchTask

@@ -18,7 +18,7 @@ from processes import leaving_nothing, run
 from paceline import replay
 from paceline.config import discovery
 from paceline.hook import Hook, Session
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.accounting import audit
 from paceline.task import Batch

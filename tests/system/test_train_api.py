@@ -18,7 +18,7 @@ from processes import children, until
 
 import paceline
 from paceline import Hook, UsageError
-from paceline.report.live import Status
+from paceline.processes.supervisor.status import Status
 from paceline.result import Result
 from paceline.runs import checkpoint
 

@@ -18,16 +18,18 @@ import pytest
 import torch
 from theatre import Theatre
 
+from paceline.fields import Rate
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import Reach
-from paceline.network.calls.tcp_connection import HEAD, WELCOME, Areas, Message, Wire
+from paceline.network.calls.tcp_connection import HEAD, WELCOME, Message, Wire
 from paceline.network.calls.tcp_server import Door
 from paceline.processes.calls.mailbox import Lane
 from paceline.processes.memory import run_memory as stages
 from paceline.processes.memory.board import LANES, Bells
+from paceline.processes.memory.byte_ranges import Areas
 from paceline.processes.memory.run_memory import Node, Stage
 from paceline.processes.memory.segment import Segment, anonymous
-from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.scheme import Scheme, State, Vector, on_server
 
 SECRET = bytes(range(32))
 LENGTH = 6

@@ -11,9 +11,10 @@ import torch
 from theatre import played
 
 from paceline.errors import UsageError
+from paceline.fields import Rate
 from paceline.ops import Call
 from paceline.processes.supervisor.pickled_objects import packed, unpacked
-from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.torch_task import TorchTask
 
 

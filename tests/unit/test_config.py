@@ -9,9 +9,9 @@ import pytest
 
 from paceline.config import build
 from paceline.errors import UnknownName, UsageError
-from paceline.fields import described
+from paceline.fields import Count, Fraction, Rate, described
 from paceline.rules import SGD, Adagrad, Adam, Momentum, Rule
-from paceline.scheme import Count, Fraction, Rate, Scheme
+from paceline.scheme import Scheme
 from paceline.schemes.downpour import Downpour
 from paceline.schemes.sync import SyncSGD
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline import attach, simulate
-from paceline.api.execute import check, planned
 from paceline.config import build, discovery, exact
 from paceline.config.plan import Plan
+from paceline.config.validate import check, planned
 from paceline.errors import UsageError
 from paceline.processes.roles.main import Part, crew, ranks
 from paceline.processes.roles.worker_threads import hosted

@@ -20,11 +20,12 @@ from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POS
 from paceline.network.calls.tcp_server import Following
 from paceline.ops import Call
 from paceline.processes.calls.client import Link
-from paceline.processes.calls.mailbox import GENERATIONS, JOINED, LEFT, SAVE, SET, SHOW, TELL, got, put, received
+from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, got, put, received
 from paceline.processes.memory.board import FAILED, LANES, RING, STOP, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
 from paceline.processes.memory.run_memory import Stage
 from paceline.processes.roles.server import Server as Serving
+from paceline.runs.order_log import MemberEvent
 
 BOTH, LOOK, MANY = range(3)  # the numbers of the scheme's methods
 EMPTY = [0]
@@ -148,7 +149,7 @@ def strange(made: Server) -> dict[str, bytes]:
         "no such method": bytes_of(POST, 0, 1, 3, words=EMPTY),
         "nor to be told of": bytes_of(POST, 0, 1, TELL + 3, words=EMPTY),
         "nor so far": bytes_of(POST, 0, 1, 1 << 62, words=EMPTY),
-        "what befalls workers": bytes_of(POST, 0, 1, LEFT, words=EMPTY),
+        "what befalls workers": bytes_of(POST, 0, 1, MemberEvent.LEFT, words=EMPTY),
         "lowest": bytes_of(POST, 0, 1, -(1 << 63), words=EMPTY),
         "too few values": bytes_of(POST, 0, 1, BOTH, words=[1, WHOLE, 1]),
         "too many values": bytes_of(POST, 0, 1, LOOK, words=[1, NONE]),
@@ -240,11 +241,15 @@ def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeyp
             def order(position: int, entry: int, generation: int = 0) -> bytes:
                 return bytes_of(ORDER, 3, position, entry, 100 + position, words=[generation])
 
-            later = order(0, 6, generation=1) + order(1, JOINED - 10, generation=1)
-            assert said(order(0, 3) + order(0, 4) + order(2, 4) + order(1, LEFT - 10) + later, first, stage.bells.look)
-            assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [3, LEFT - 10])
+            later = order(0, 6, generation=1) + order(1, MemberEvent.JOINED - 10, generation=1)
+            assert said(
+                order(0, 3) + order(0, 4) + order(2, 4) + order(1, MemberEvent.LEFT - 10) + later,
+                first,
+                stage.bells.look,
+            )
+            assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [3, MemberEvent.LEFT - 10])
             following.go_back(1)
-            assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [6, JOINED - 10])
+            assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [6, MemberEvent.JOINED - 10])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeyp
         bytes_of(ORDER, 3, 0, 0),
         bytes_of(ORDER, 3, 0, 2 * LANES, words=[0]),
         bytes_of(ORDER, 3, 0, -1, words=[0]),
-        bytes_of(ORDER, 3, 0, LEFT - 20, words=[0]),
+        bytes_of(ORDER, 3, 0, MemberEvent.LEFT - 20, words=[0]),
         bytes_of(ORDER, 3, 0, -(1 << 63), words=[0]),
         bytes_of(ORDER, 3, 0, 0, words=[0], pieces=[(0, 0)]),
         b"".join(bytes_of(ORDER, 3, number, 0, words=[1]) for number in range(RING + 1)),

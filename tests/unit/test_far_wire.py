@@ -11,9 +11,9 @@ import pytest
 import torch
 from far_ends import Pair, bytes_of, segment
 
-from paceline.network.calls.tcp_connection import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Areas, Message, Pieces
+from paceline.network.calls.tcp_connection import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Message
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.memory.byte_ranges import Cutting, of_tensors, of_words
+from paceline.processes.memory.byte_ranges import Areas, Cutting, Pieces, of_tensors, of_words
 from paceline.processes.memory.call_codec import (
     DTYPES,
     MOST,

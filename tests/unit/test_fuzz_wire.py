@@ -28,7 +28,7 @@ from hypothesis import strategies as some
 
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import Reach
-from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME, Areas
+from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME
 from paceline.network.nodes.board_replication import Mirror
 from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
@@ -36,6 +36,7 @@ from paceline.processes.calls import owed as owing
 from paceline.processes.calls.landing import Landing
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, put, received
 from paceline.processes.memory.board import LANES, STOP, Board
+from paceline.processes.memory.byte_ranges import Areas
 from paceline.processes.memory.call_codec import MOST, TENSOR, TEXT, decode, encode
 from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
 from paceline.processes.memory.segment import Segment

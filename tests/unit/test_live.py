@@ -14,9 +14,10 @@ import torch
 from rich.console import Console
 
 from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
-from paceline.processes.supervisor import status as statuses
+from paceline.processes.supervisor import watcher
+from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration
 from paceline.report import tables
-from paceline.report.live import STYLES, TROUBLE, Display, Pace, RoleState, RoleStatus, Status, duration
+from paceline.report.live import STYLES, TROUBLE, Display
 from paceline.result import Result, Staleness
 
 NAN = math.nan
@@ -75,7 +76,7 @@ def team(size: int, **states: str) -> tuple[RoleStatus, ...]:
 
 def test_every_state_of_a_role_has_a_style_and_every_word_on_the_board_a_state() -> None:
     assert set(STYLES) == set(RoleState)
-    assert set(statuses.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
+    assert set(watcher.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
 
 
 @pytest.mark.parametrize("state", RoleState)
@@ -307,7 +308,7 @@ def test_a_dumb_terminal_gets_lines() -> None:
 
 
 def test_time_left_follows_the_last_seconds() -> None:
-    pace = Pace()
+    pace = UpdateRate()
     for second in range(100):  # slow
         pace.note(second, second)
     assert pace.seconds_to(1099, 99.0) == pytest.approx(1000)
@@ -320,7 +321,7 @@ def test_time_left_follows_the_last_seconds() -> None:
 
 
 def test_time_left_of_rare_updates_and_after_a_slow_start() -> None:
-    pace = Pace()
+    pace = UpdateRate()
     pace.note(0.0, 0)
     for tick in range(60, 300):  # nothing for a minute, then one update in 30 s
         pace.note(tick, (tick - 30) // 30)
@@ -328,7 +329,7 @@ def test_time_left_of_rare_updates_and_after_a_slow_start() -> None:
 
 
 def test_time_left_forgets_what_was_rolled_back() -> None:
-    pace = Pace()
+    pace = UpdateRate()
     for second in range(10):
         pace.note(second, 100 + second)
     pace.note(10.0, 50)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.api.execute import check, planned
 from paceline.config.plan import Plan
+from paceline.config.validate import check, planned
 from paceline.errors import UnknownName, UsageError
 from paceline.hooks.log import Log
 from paceline.processes.roles.main import crew

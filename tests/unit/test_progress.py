@@ -14,7 +14,7 @@ from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
 from paceline.processes.supervisor import progress
 from paceline.processes.supervisor.progress import Progress
-from paceline.report.live import Pace, time_left
+from paceline.processes.supervisor.status import UpdateRate, time_left
 from paceline.report.run_tables import detail, summary
 from paceline.runs.run_directory import RunDirectory
 
@@ -106,7 +106,7 @@ def test_no_warning_without_need(run: RunDirectory, hooks: list[Hook], behind: i
 
 
 def test_the_time_left_is_by_updates_or_by_the_clock_whichever_ends_the_run_first() -> None:
-    pace = Pace()
+    pace = UpdateRate()
     for second in range(11):
         pace.note(float(second), 10 * second)
     assert time_left(status(updates=100, goal=200), pace, 10.0) == pytest.approx(10.0)

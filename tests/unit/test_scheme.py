@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from paceline.errors import SchemeError, UsageError
+from paceline.fields import Bound, Count, Fraction, Rate
 from paceline.ops import Call
 from paceline.rules import SGD, Adam, Momentum, Rule
-from paceline.scheme import Bound, Count, Fraction, Rate, Scheme, State, Vector, fields, on_server
+from paceline.scheme import Scheme, State, Vector, fields, on_server
 from paceline.worker import Worker
 
 

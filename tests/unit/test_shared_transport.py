@@ -12,11 +12,12 @@ import torch
 from theatre import Company, Theatre
 
 from paceline.errors import SchemeError
+from paceline.fields import Rate
 from paceline.ops import Call
 from paceline.processes.calls.client import Link
 from paceline.processes.calls.mailbox import SAVE, SET
 from paceline.processes.memory.board import LANES, STOP
-from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.scheme import Scheme, State, Vector, on_server
 
 LENGTH = 7  # not a multiple of any number of servers
 

@@ -13,11 +13,12 @@ from theatre import Company, Theatre
 from torch import Tensor
 
 from paceline.errors import DataError, UsageError
+from paceline.fields import Rate
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import Bells
 from paceline.processes.memory.run_memory import Stage
 from paceline.runs import checkpoint
-from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.scheme import Scheme, State, Vector, on_server
 
 LENGTH = 7
 

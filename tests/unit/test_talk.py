@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from far_ends import segment
 
-from paceline.network.calls.tcp_connection import Areas
 from paceline.network.nodes import protocol
 from paceline.network.nodes.protocol import CHUNK, FILE, LIMITS, PIECES, TAKEN, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, ProtocolError
+from paceline.processes.memory.byte_ranges import Areas
 
 SIZE = 1 << 14
 

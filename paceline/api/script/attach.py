@@ -1,49 +1,32 @@
-"""An existing PyTorch script becomes a worker: `attach` in the script, `play` in the role that runs it."""
+"""`paceline.attach`: an existing PyTorch script becomes a worker and keeps its loop."""
 
 from __future__ import annotations
 
 import inspect
-import runpy
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.api.execute import check
 from paceline.api.script import standalone
 from paceline.api.script.loop import Evaluate, Pace, ScriptTask
 from paceline.config import build, discovery
 from paceline.config.plan import Plan
-from paceline.errors import RunError, UsageError
+from paceline.config.validate import check
+from paceline.errors import UsageError
 from paceline.hook import Hook
-from paceline.processes.memory.board import FAILED, STOP
-from paceline.processes.memory.run_memory import Stage
-from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles import script_role
 from paceline.processes.roles.main import hooks_of, prepare, wait_until_joined, wait_until_ready
+from paceline.processes.roles.script_role import ScriptRole
 from paceline.processes.roles.worker_session import RealSession
 from paceline.scheme import Scheme
 from paceline.seeds import mixed
 
-HooksWith = Callable[[list[Hook]], list[Hook]]  # those that attach() was given, and those of the whole run
-
-
-@dataclass
-class _Role:
-    """What a launcher has given this process to do."""
-
-    stage: Stage
-    rank: int
-    hooks_with: HooksWith
-    control: Control
-    pace: Pace | None = None
-
-
-_role: _Role | None = None  # None: the script was started by itself
 _alone: Pace | None = None
 
 
@@ -74,40 +57,14 @@ def attach(
         raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
     listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
     own = [build.hook_of(hook) for hook in listed]
-    if _role is not None:
-        return _launched(_role, model, scheme, hyper, steps, evaluate, own, seed, directory)
+    role = script_role.role()
+    if role is not None:
+        return _launched(role, model, scheme, hyper, steps, evaluate, own, seed, directory)
     return _by_itself(model, scheme, hyper, steps, evaluate, own, seed, directory, resume)
 
 
-def play(stage: Stage, rank: int, hooks_with: HooksWith, control: Control) -> None:
-    """Run the plan's script as a worker."""
-    global _role
-    script, *arguments = stage.plan.script
-    if not Path(script).is_file():
-        raise UsageError(f"no script {script!r} (looked in {Path.cwd()})")
-    _role = role = _Role(stage, rank, hooks_with, control)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as error:
-        if error.code:
-            raise RunError(f"{script} called sys.exit({error.code!r})") from error
-    if stage.board.run[STOP] == FAILED:
-        return  # another one has told why
-    if role.pace is None:
-        raise UsageError(
-            f"{script} has ended without paceline.attach(): put its training loop into a block "
-            "`with paceline.attach(model, …) as pace:`, or run it with python"
-        )
-    if not role.pace.begun:
-        raise UsageError(f"{script} has called paceline.attach() and never entered its block: write `with` before it")
-    if not role.pace.ended:
-        raise RunError(f"{script} called sys.exit() inside the block of attach(); use break, or pace.stop(reason)")
-
-
 def _launched(
-    role: _Role,
+    role: ScriptRole,
     model: nn.Module,
     scheme: str | Scheme | type[Scheme],
     hyper: dict[str, Any],
@@ -117,7 +74,7 @@ def _launched(
     seed: int,
     directory: str | Path | None,
 ) -> Pace:
-    if role.pace is not None:
+    if role.loop is not None:
         raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
     stage, plan, control, chief = role.stage, role.stage.plan, role.control, role.rank == 0
     name, chosen = _chosen(plan, scheme, hyper)
@@ -145,9 +102,9 @@ def _launched(
     wait_until_joined(stage)
     hooks = role.hooks_with(own)
     session = RealSession(stage, task, role.rank, hooks, control)
-    role.pace = Pace(session, task, hooks, ExitStack())
+    role.loop = pace = Pace(session, task, hooks, ExitStack())
     _seed(session)
-    return role.pace
+    return pace
 
 
 def _by_itself(

@@ -15,13 +15,13 @@ from array import array
 from collections.abc import Callable
 
 from paceline.errors import PacelineError, RunError
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Areas, Message, Pieces, Wire
+from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, Wire
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.landing import Landing
 from paceline.processes.calls.mailbox import Lane, got, put
 from paceline.processes.memory.board import FAILED, LANES, STOP
-from paceline.processes.memory.byte_ranges import Cutting, Span, of_spans, of_words
+from paceline.processes.memory.byte_ranges import Areas, Cutting, Pieces, Span, of_spans, of_words
 from paceline.processes.memory.call_codec import check
 from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
 

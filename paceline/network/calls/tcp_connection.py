@@ -12,13 +12,13 @@ import ssl
 import struct
 import threading
 from array import array
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from paceline.network.secure.channel import Closed, ProtocolError
+from paceline.processes.memory.byte_ranges import Areas, Piece, Pieces
 from paceline.processes.memory.call_codec import MOST
 from paceline.processes.memory.segment import Segment
 
@@ -28,8 +28,6 @@ PIECE = 16  # bytes: offset and size
 PIECES = 4096  # of one message
 BUFFERS = 64  # handed to the kernel at once
 FRONT = 1024  # bytes that are asked for when a message may begin
-Piece = tuple[int, int]  # offset and size in bytes
-Pieces = Sequence[Piece]
 
 
 class Message(NamedTuple):
@@ -41,19 +39,6 @@ class Message(NamedTuple):
     value: int = 0
     more: int = 0
     words: array[int] = array("q")
-
-
-class Areas:
-    """Where a peer may write."""
-
-    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
-        self._spans = sorted((start, start + size) for start, size in spans)
-        self._starts = [start for start, _ in self._spans]
-
-    def __contains__(self, piece: tuple[int, int]) -> bool:
-        offset, size = piece
-        at = bisect_right(self._starts, offset) - 1
-        return at >= 0 and size >= 0 and offset + size <= self._spans[at][1]
 
 
 Take = Callable[[Message], None]

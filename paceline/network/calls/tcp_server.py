@@ -19,16 +19,17 @@ import torch
 from paceline.config import build
 from paceline.errors import PacelineError
 from paceline.network.calls.tcp_client import AGAIN_AFTER, REACH, address_of, words_of
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Areas, Message, Piece, Wire
+from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, Wire
 from paceline.network.secure.admission import Gate, enter, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.calls.mailbox import JOINED, LEFT, PARTED, SAVE, SET, SHOW, TELL, Lane, got, put, understood
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Lane, got, put, understood
 from paceline.processes.calls.owed import Owed
 from paceline.processes.memory.board import GENERATION, LANES, STOP
-from paceline.processes.memory.byte_ranges import Cutting, of_words
+from paceline.processes.memory.byte_ranges import Areas, Cutting, Piece, of_words
 from paceline.processes.memory.call_codec import check, decode
 from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, Stage
 from paceline.processes.memory.segment import WORD
+from paceline.runs.order_log import MemberEvent
 
 LAST = 10.0  # seconds that the last answers may take to go
 _NO_TENSOR = torch.empty(0)
@@ -290,7 +291,11 @@ class Following:
             raise ProtocolError(f"a message of kind {message.kind} from the first server")
         generation, entry = message.words[0], message.value
         rank, kind = divmod(-entry, 10)
-        if not (entry < len(board.posted) if entry >= 0 else rank < board.workers and -kind in (LEFT, JOINED, PARTED)):
+        if not (
+            entry < len(board.posted)
+            if entry >= 0
+            else rank < board.workers and -kind in (MemberEvent.LEFT, MemberEvent.JOINED, MemberEvent.PARTED)
+        ):
             raise ProtocolError(f"an order of the first server for {entry}, which there is not")
         if generation > self.generation:
             if len(self._early) >= len(board.ring):

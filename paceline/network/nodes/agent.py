@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.api.execute import forkable, ready_task
+from paceline.config.from_plan import forkable, ready_task
 from paceline.errors import PacelineError
 from paceline.network.nodes import protocol
 from paceline.network.nodes.join import NothingToDo, Way, welcomed

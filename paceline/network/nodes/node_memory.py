@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.config import from_plan
 from paceline.config.plan import Plan
 from paceline.errors import RunError
 from paceline.network.nodes import protocol
@@ -23,7 +24,6 @@ from paceline.processes.memory.board import Bells, Board
 from paceline.processes.memory.run_memory import Stage
 from paceline.processes.memory.segment import HEAD, WORD, Segment, anonymous
 from paceline.processes.memory.snapshot import KEEP, own_names
-from paceline.processes.roles import main
 
 SHARED = ".run"  # a file in the run directory by which a node knows that it sees the hub's
 
@@ -153,7 +153,7 @@ class Quarters:
         segment.words[0] = len(text)
         self.board.put("size", size)
         self._stage = Stage(
-            self.plan, main.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node
+            self.plan, from_plan.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node
         )
         self._stage.open()
         self._mirror.open(self._stage)

@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.network.calls.tcp_connection import Areas
 from paceline.network.nodes import protocol
 from paceline.network.nodes.agent import RETURNED
 from paceline.network.nodes.board_replication import Mirror
 from paceline.network.nodes.memory_handover import Doorstep, identity
 from paceline.network.secure.admission import Gate
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
+from paceline.processes.memory.byte_ranges import Areas
 from paceline.processes.memory.segment import WORD
 from paceline.processes.memory.snapshot import KEEP, own_names
 from paceline.processes.roles.main import Part, ranks

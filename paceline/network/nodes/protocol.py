@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from paceline.errors import PacelineError
-from paceline.network.calls.tcp_connection import Areas
 from paceline.network.secure.channel import Channel, ProtocolError, plain
+from paceline.processes.memory.byte_ranges import Areas
 from paceline.processes.memory.segment import Segment
 
 # over the first connection

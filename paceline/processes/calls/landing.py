@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.network.calls.tcp_connection import Piece, Pieces
+from paceline.processes.memory.byte_ranges import Piece, Pieces
 from paceline.processes.memory.segment import Segment
 
 

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SchemeError
-from paceline.network.calls.tcp_connection import Piece
 from paceline.ops import Call
+from paceline.processes.memory.byte_ranges import Piece
 from paceline.processes.memory.call_codec import decode
 from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
 from paceline.scheme import ServerMethod
 
 SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
-LEFT, JOINED, PARTED = -3, -4, -5  # what may befall it
 SHOW = -6  # what else it may ask for: the servers' state as it is now, for a worker of another node
 TELL = 1 << 16  # added to a method's number: say when it may be done, the worker does it itself
 GENERATIONS = 1 << 32

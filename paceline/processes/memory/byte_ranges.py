@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.network.calls.tcp_connection import Piece
 from paceline.processes.memory.call_codec import decode
 from paceline.processes.memory.run_memory import Stage
 from paceline.processes.memory.segment import Segment
 
+Piece = tuple[int, int]  # offset and size in bytes
+Pieces = Sequence[Piece]
 Span = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor in memory: where, of what, how large
 
 
@@ -84,3 +86,16 @@ def of_tensors(segment: Segment, tensors: Iterable[Tensor]) -> list[Piece]:
         else:
             found += of_tensors(segment, tensor.unbind(0))
     return found
+
+
+class Areas:
+    """Where a peer may write."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        self._spans = sorted((start, start + size) for start, size in spans)
+        self._starts = [start for start, _ in self._spans]
+
+    def __contains__(self, piece: tuple[int, int]) -> bool:
+        offset, size = piece
+        at = bisect_right(self._starts, offset) - 1
+        return at >= 0 and size >= 0 and offset + size <= self._spans[at][1]

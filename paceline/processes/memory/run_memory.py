@@ -36,14 +36,6 @@ OVERRIDES = 4096
 
 
 @dataclass(frozen=True)
-class Undecided(Scheme, name="undecided"):
-    """Stands for the scheme of a script until its `attach` says which one it is."""
-
-
-UNDECIDED = Undecided()
-
-
-@dataclass(frozen=True)
 class Node:
     """Where a process is, and how it is reached from other nodes."""
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from paceline import errors
 from paceline.config import build
+from paceline.config.from_plan import UNDECIDED, scheme_of, task_of
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.hook import Hook
@@ -24,8 +26,8 @@ from paceline.hooks.validation import Validation
 from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, STOP, STOPPING, Bells, Board
-from paceline.processes.memory.run_memory import ALONE, UNDECIDED, Node, Stage
-from paceline.processes.roles import cpu_scheduling, evaluator, worker_threads
+from paceline.processes.memory.run_memory import ALONE, Node, Stage
+from paceline.processes.roles import cpu_scheduling, evaluator, script_role, worker_threads
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.server import Server
 from paceline.processes.roles.worker_session import RealSession
@@ -101,27 +103,6 @@ def place(part: Part, plan: Plan) -> int:
     return part.index + (plan.workers if part.kind == "server" else 0)
 
 
-def scheme_of(plan: Plan, objects: dict[str, Any]) -> Scheme:
-    given = objects.get("scheme") or plan.scheme
-    if given is None and plan.script:
-        return UNDECIDED
-    if given is None:
-        raise UsageError("no scheme was given")
-    return build.scheme_of(given, plan.hyper)
-
-
-def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
-    """The task of a plan; the launcher makes it once, and every process that it forks has it, memory and all."""
-    if "ready" in objects:
-        ready: Task = objects["ready"]
-        return ready
-    given = objects.get("task") or plan.task
-    if given is None:
-        raise UsageError("no task was given")
-    task = build.task_of(given, plan.task_options)
-    return task.configured(batch=plan.batch, feed=plan.feed, shuffle=plan.shuffle)
-
-
 def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
     """The hooks that this role runs, those that every run has among them."""
     hooks = [build.hook_of(hook) for hook in plan.hooks] + list(objects.get("hooks", ()))
@@ -158,10 +139,10 @@ def main(part: Part, props: Props, control: Control) -> int:
             device = stage.device(plan.hosts, plan.eval_device or "cpu")  # the next GPU behind the workers'
             evaluator.follow(stage, _on(task_of(plan, props.objects), device), device, control)
         elif plan.script:
-            from paceline.api.script.attach import play  # which needs what stands here
-
             own = list(props.objects.get("hooks", ()))
-            play(stage, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control)
+            script_role.play(
+                stage, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control
+            )
         elif not _work(stage, part, props, control):
             return 1
     except BaseException as error:
@@ -391,8 +372,6 @@ class Room:
 
 def error_of(told: dict[str, Any]) -> PacelineError:
     """What a role reported, as an error again."""
-    from paceline import errors
-
     kind = getattr(errors, told["kind"], RunError)
     text = told["text"] if told["text"].startswith(told["where"]) else f"{told['where']}: {told['text']}"
     if kind is errors.UnknownName:  # whose text is made already

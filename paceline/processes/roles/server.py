@@ -5,19 +5,7 @@ from __future__ import annotations
 from paceline.config import build
 from paceline.network.calls.tcp_server import Door, Following, tear
 from paceline.ops import Call
-from paceline.processes.calls.mailbox import (
-    GENERATIONS,
-    JOINED,
-    LEFT,
-    PARTED,
-    SAVE,
-    SET,
-    SHOW,
-    TELL,
-    Lane,
-    put,
-    received,
-)
+from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, Lane, put, received
 from paceline.processes.calls.server_side import SharedDesk
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
@@ -26,7 +14,7 @@ from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import Stage
 from paceline.processes.roles import recorder
 from paceline.runs import order_log
-from paceline.runs.order_log import Journal
+from paceline.runs.order_log import Journal, MemberEvent
 
 
 class Server:
@@ -150,7 +138,13 @@ class Server:
                 if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
                     self._known[rank] = int(present)
                     continue
-                kind = JOINED if present else PARTED if self.board.parted[rank] else LEFT
+                kind = (
+                    MemberEvent.JOINED
+                    if present
+                    else MemberEvent.PARTED
+                    if self.board.parted[rank]
+                    else MemberEvent.LEFT
+                )
                 if self._several:
                     self.desk.order(kind - 10 * rank)
                 self._member(rank, kind)
@@ -221,7 +215,7 @@ class Server:
 
     def _member(self, rank: int, kind: int) -> None:
         """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
-        present = kind == JOINED
+        present = kind == MemberEvent.JOINED
         self.desk.befalls = kind
         for number in range(LANES):
             index = self.board.lane(rank, number)
@@ -230,7 +224,7 @@ class Server:
         if present:
             self.desk.joined(rank, quorum=self._shrink)
         else:
-            self.desk.left(rank, quorum=self._shrink or kind == PARTED)
+            self.desk.left(rank, quorum=self._shrink or kind == MemberEvent.PARTED)
         self.stage.bells.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
     def _follow(self) -> bool:

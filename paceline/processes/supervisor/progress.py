@@ -15,7 +15,7 @@ from paceline.config.plan import Plan
 from paceline.errors import DataError
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
-from paceline.report.live import Pace, Status, duration, time_left
+from paceline.processes.supervisor.status import Status, UpdateRate, duration, time_left
 from paceline.runs import atomic_files
 from paceline.runs.run_directory import RunDirectory
 
@@ -32,7 +32,7 @@ class Progress:
         saver = next((hook for hook in hooks if isinstance(hook, CheckpointSaver)), None)
         self._steps = saver.every if saver is not None else None
         self._seconds = saver.seconds or 60.0 if saver is not None and not saver.every else None
-        self._pace = Pace()
+        self._pace = UpdateRate()
         self._written = -math.inf
         self._warned = 0.0  # the age at which people were warned last
 

@@ -1,98 +1,100 @@
-"""What a launcher sees on the board, as people are shown it."""
+"""How a run stands at one moment, as the launcher tells it to people and to `status.json`."""
 
 from __future__ import annotations
 
 import math
-import time
-from typing import TYPE_CHECKING
-
-from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
-from paceline.processes.roles.main import ranks
-from paceline.report.live import RoleState, RoleStatus, Status
-
-if TYPE_CHECKING:
-    from paceline.processes.supervisor.launcher import Launcher
-    from paceline.processes.supervisor.recovery import Child
-
-STATES = {  # the words on the board
-    STARTING: RoleState.STARTING,
-    TRAINING: RoleState.TRAINING,
-    WAITING: RoleState.WAITING,
-    ENDING: RoleState.ENDING,
-    DONE: RoleState.DONE,
-}
-SPAN = 2.0  # seconds over which a speed is measured
-_NOTHING = math.nan
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
 
 
-class Watcher:
-    """Speeds need a memory of what was seen before."""
+class RoleState(StrEnum):
+    """What a role does now."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    WAITING = "waiting"
+    FOLLOWING = "following"  # an evaluator that waits for the next checkpoint
+    ENDING = "ending"
+    RESTARTING = "restarting"
+    DONE = "done"
+    GONE = "gone"  # its process has ended, and the run has failed
+
+
+@dataclass(frozen=True)
+class RoleStatus:
+    """One process. NaN (for step: a negative number, for pid: 0) where a number means nothing for the role."""
+
+    name: str  # chief, worker:1, server:0, evaluator
+    state: RoleState
+    pid: int
+    step: int
+    samples_per_second: float
+    loss: float
+    staleness: float
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """All of a run at one moment; `metrics` are those of the last evaluation."""
+
+    title: str
+    roles: tuple[RoleStatus, ...]
+    updates: int
+    goal: int | None
+    seconds: float
+    samples_per_second: float
+    metrics: dict[str, float]
+    updates_per_second: float = math.nan
+    seconds_left: float = math.nan  # until the clock ends it (--seconds); NaN: it does not
+    checkpoint: int = -1  # the update of the newest one
+    checkpoint_age: float = math.nan  # in seconds
+
+
+class UpdateRate:
+    """Updates per second of late: what happened minutes ago, or before the first update, does not count."""
+
+    WINDOW = 10.0  # seconds that count,
+    FEWEST = 4  # and more where so few updates were seen in them
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, list[int], int]] = []
+        self._updates: int | None = None
+        self._rises: deque[tuple[float, int]] = deque()
 
-    def status(self, launcher: Launcher) -> Status:
-        board, plan = launcher.board, launcher.plan
-        now = time.monotonic()
-        samples = board.samples.tolist()
-        self._seen = [one for one in self._seen if now - one[0] <= SPAN][-200:] or self._seen[-1:]
-        updates = launcher.updates()
-        then, before, fewer = self._seen[0] if self._seen else (now, samples, updates)
-        self._seen.append((now, samples, updates))
-        span = now - then
-        speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
-        staleness = launcher.stage.staleness().mean if launcher.opened() else _NOTHING
-        return Status(
-            title=plan.title,
-            roles=tuple(self._role(launcher, child, speeds, staleness) for child in launcher.children),
-            updates=updates,
-            goal=plan.steps,
-            seconds=now - board.get("began") / 1e9,
-            samples_per_second=sum(speeds),
-            metrics=launcher.metrics,
-            updates_per_second=max(updates - fewer, 0) / span if span else 0.0,
-            seconds_left=self._clock_left(launcher, now),
-            checkpoint=board.get("checkpoint"),
-            checkpoint_age=max(now - board.get("written") / 1e9, 0.0) if board.get("written") else _NOTHING,
-        )
+    def note(self, now: float, updates: int) -> None:
+        if self._updates is not None and updates < self._updates:  # rolled back
+            self._rises.clear()
+        elif self._updates is not None and updates > self._updates:
+            self._rises.append((now, updates))
+        self._updates = updates
+        while len(self._rises) > self.FEWEST and self._rises[0][0] < now - self.WINDOW:
+            self._rises.popleft()
 
-    def _clock_left(self, launcher: Launcher, now: float) -> float:
-        """Until `--seconds` of training have passed: they begin with the first gradient of this launch."""
-        limit, first = launcher.plan.seconds, launcher.board.get("first_step")
-        if limit is None:
-            return _NOTHING
-        return max(0.0, limit - (now - first / 1e9)) if first else limit
+    def seconds_to(self, goal: int, now: float) -> float:
+        """NaN while nobody can tell: too little was seen, or nothing happens any more."""
+        if self._updates is not None and self._updates >= goal:
+            return 0.0
+        if len(self._rises) < 2:
+            return math.nan
+        (begin, first), (end, last) = self._rises[0], self._rises[-1]
+        quiet, usual_gap = now - end, (end - begin) / (len(self._rises) - 1)
+        if end - begin < 1.0 or quiet > max(self.WINDOW, 3 * usual_gap):
+            return math.nan
+        return max(0.0, (goal - last) * (end - begin) / (last - first) - quiet)
 
-    def _role(self, launcher: Launcher, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
-        board, part = launcher.board, child.part
-        if part.kind == "server":
-            state = STATES[board.server_state[part.index]]
-            if state in (RoleState.TRAINING, RoleState.WAITING):
-                state = RoleState.TRAINING if board.get("ready") else RoleState.WAITING
-            step, speed, loss = int(board.performed[part.index]), _NOTHING, _NOTHING
-        elif part.kind == "evaluator":
-            state = STATES[board.evaluator_words[0]]
-            if state == RoleState.WAITING:
-                state = RoleState.FOLLOWING
-            step, speed, loss, staleness = board.evaluator_words[1] - 1, _NOTHING, _NOTHING, _NOTHING
-        else:
-            mine = ranks(part, launcher.plan)
-            states = {board.state[rank] for rank in mine}
-            state = STATES[TRAINING if TRAINING in states else min(states)]
-            step, speed = max(board.t[rank] for rank in mine), sum(speeds[rank] for rank in mine)
-            losses = [board.loss[rank] for rank in mine if board.gradients[rank]]
-            loss = sum(losses) / len(losses) if losses else _NOTHING
-            staleness = _NOTHING
-        if child.done:
-            state = RoleState.DONE if launcher.outcome.error is None else RoleState.GONE
-        elif child.restarts and state == RoleState.STARTING:
-            state = RoleState.RESTARTING
-        pid = child.pid or self._pid(launcher, child)
-        return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
 
-    def _pid(self, launcher: Launcher, child: Child) -> int:
-        """Of a process on another node: as its own launcher has written it down."""
-        board, part = launcher.board, child.part
-        if part.kind == "server":
-            return int(board.server_pid[part.index])
-        return int(board.evaluator_words[2] if part.kind == "evaluator" else board.pid[part.index])
+def time_left(status: Status, pace: UpdateRate, now: float) -> float:
+    """Seconds until the run ends, by its updates or by the clock, whichever comes first; NaN while nobody can tell."""
+    by_updates = math.nan if status.goal is None else pace.seconds_to(status.goal, now)
+    known = [one for one in (by_updates, status.seconds_left) if not math.isnan(one)]
+    return min(known, default=math.nan)
+
+
+def duration(seconds: float, form: str) -> str:
+    """12.3 s, 2 min 05 s, 1 h 05 min; `form` is for what is less than a minute."""
+    if seconds < 60:
+        return f"{format(seconds, form)} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {int(seconds % 60):02} s"
+    return f"{seconds // 3600:,.0f} h {int(seconds % 3600 // 60):02} min"

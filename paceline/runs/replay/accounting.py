@@ -7,14 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.runs import checkpoint
-from paceline.processes.roles import main
-from paceline.runs.run_directory import RunDirectory
+from paceline.config import from_plan
 from paceline.errors import DataError
+from paceline.runs import checkpoint, order_history
 from paceline.runs.order_log import END, NOTE
-from paceline.runs import order_history
 from paceline.runs.replay.gradient_fates import FATES, draws, saved_step, workers_of
 from paceline.runs.replay.replay import replay
+from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -48,7 +47,7 @@ def account(run: str | Path, *, scheme: Scheme | None = None) -> Account:
     if not launches:
         raise DataError(f"{directory.path} has no order log, which the account is read from")
     plan = launches[-1].plan
-    kind = main.scheme_of(plan, {} if scheme is None else {"scheme": scheme})
+    kind = from_plan.scheme_of(plan, {} if scheme is None else {"scheme": scheme})
     found = draws(directory, launches, kind)
     fates = Counter(one.fate for one in found)
     used, dropped, lost, rolled_back = (fates[fate] for fate in FATES)

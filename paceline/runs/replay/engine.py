@@ -10,18 +10,29 @@ import torch
 from torch import Tensor
 
 from paceline.config import build
-from paceline.runs.checkpoint import load
-from paceline.runtime.call_scheduler import Desk
 from paceline.errors import DataError
-from paceline.runs.order_log import CALL, MEMBER, NOTE, REFUSED, ROSE, SAVE, SET, Record, probe_of, returned
 from paceline.ops import Call
-from paceline.runs.order_history import History
-from paceline.runs.replay.worker_replay import Parted, Player
 from paceline.result import digest
+from paceline.runs.checkpoint import load
+from paceline.runs.order_history import History
+from paceline.runs.order_log import (
+    CALL,
+    MEMBER,
+    NOTE,
+    REFUSED,
+    ROSE,
+    SAVE,
+    SET,
+    MemberEvent,
+    Record,
+    probe_of,
+    returned,
+)
+from paceline.runs.replay.worker_replay import Parted, Player
+from paceline.runtime.call_scheduler import Desk
 from paceline.scheme import Scheme
 from paceline.state import State, Vector, mean_of
 from paceline.task import Task
-from paceline.processes.calls.mailbox import JOINED, PARTED
 
 
 @dataclass(frozen=True)
@@ -252,8 +263,8 @@ class Engine:
             self._call(*record.values)
         elif record.kind == MEMBER:
             what, rank = record.values
-            quorum = self._shrink or what == PARTED
-            self.desk._member("joined" if what == JOINED else "left", rank, quorum)
+            quorum = self._shrink or what == MemberEvent.PARTED
+            self.desk._member("joined" if what == MemberEvent.JOINED else "left", rank, quorum)
         elif record.kind == SAVE:
             if self._noted(self.updates):
                 self._compare(self.updates, self.model())

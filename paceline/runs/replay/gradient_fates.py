@@ -14,9 +14,23 @@ from typing import Any, Literal
 
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint, load
-from paceline.runs.run_directory import RunDirectory
-from paceline.runs.order_log import (CALL, DECIDED, END, GRAD, MEAN, NOTE, POST, REFUSED, ROSE, SAVE, STEP, Record, returned)
 from paceline.runs.order_history import History, Life
+from paceline.runs.order_log import (
+    CALL,
+    DECIDED,
+    END,
+    GRAD,
+    MEAN,
+    NOTE,
+    POST,
+    REFUSED,
+    ROSE,
+    SAVE,
+    STEP,
+    Record,
+    returned,
+)
+from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 
 Fate = Literal["used", "dropped", "lost", "rolled back"]

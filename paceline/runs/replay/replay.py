@@ -9,19 +9,17 @@ from typing import Any
 
 import torch
 
-from paceline.runs import checkpoint, fingerprint
-from paceline.config import build
-from paceline.processes.roles import main
-from paceline.runs.run_directory import RunDirectory
-from paceline.errors import DataError, UsageError
+from paceline.config import build, from_plan
 from paceline.config.plan import Plan
-from paceline.runs import order_history
-from paceline.runs.replay.engine import Difference, Engine
-from paceline.runs.order_history import History
+from paceline.errors import DataError, UsageError
 from paceline.result import digest
+from paceline.runs import checkpoint, fingerprint, order_history
+from paceline.runs.data_digest import data_of
+from paceline.runs.order_history import History
+from paceline.runs.replay.engine import Difference, Engine
+from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 from paceline.state import Vector
-from paceline.runs.data_digest import data_of
 from paceline.task import Task
 
 
@@ -170,7 +168,7 @@ def _of(launch: History, objects: dict[str, Any]) -> tuple[Scheme, Task]:
                 f"paceline.replay(run, {name}=…)"
             )
     given = {name: value for name, value in objects.items() if value is not None}
-    scheme, task = main.scheme_of(plan, given), main.task_of(plan, given)
+    scheme, task = from_plan.scheme_of(plan, given), from_plan.task_of(plan, given)
     if any(not method.atomic for method in scheme.methods.values()):
         raise UsageError(
             f"{scheme.name} has no order: its workers write into one vector without any lock, and no two runs are "

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.processes.roles import main
-from paceline.runs.run_directory import RunDirectory
-from paceline.errors import DataError, UsageError
-from paceline.sampling import Stream
+from paceline.config import from_plan
 from paceline.config.plan import Plan
-from paceline.runs.replay import gradient_fates
+from paceline.errors import DataError, UsageError
 from paceline.runs import order_history
+from paceline.runs.replay import gradient_fates
 from paceline.runs.replay.gradient_fates import FATES, Fate
+from paceline.runs.run_directory import RunDirectory
+from paceline.sampling import Stream
 from paceline.scheme import Scheme
 from paceline.task import Task
 from paceline.torch_task import TorchTask
@@ -94,9 +94,12 @@ def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None 
         raise DataError(f"{directory.path} has no order log, which the ledger of samples is read from")
     given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
     plan = launches[-1].plan
-    known = main.task_of(plan, given)
+    known = from_plan.task_of(plan, given)
     if not isinstance(known, TorchTask):
         raise UsageError(f"task {known.name!r} draws no samples that could be counted")
-    kind = main.scheme_of(plan, given)
-    uses = [Use(one.rank, one.batch, one.fate or "lost", one.update) for one in gradient_fates.draws(directory, launches, kind)]
+    kind = from_plan.scheme_of(plan, given)
+    uses = [
+        Use(one.rank, one.batch, one.fate or "lost", one.update)
+        for one in gradient_fates.draws(directory, launches, kind)
+    ]
     return Ledger(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.config import build
-from paceline.runs.checkpoint import Checkpoint
-from paceline.runtime.step_driver import Driver
 from paceline.errors import DataError
-from paceline.runs.order_log import ASK, CHANGE, DECIDED, END, GRAD, MEAN, NOTE, POST, READ, STEP
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.order_history import Life
+from paceline.runs.order_log import ASK, CHANGE, DECIDED, END, GRAD, MEAN, NOTE, POST, READ, STEP
+from paceline.runtime.step_driver import Driver
 from paceline.scheme import Scheme
 from paceline.state import State
 from paceline.task import Batch, Task

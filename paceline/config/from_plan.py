@@ -1,0 +1,66 @@
+"""A plan as objects: the scheme, the task, and the task as all processes of a run share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.config import build, exact
+from paceline.config.plan import Plan
+from paceline.errors import UsageError
+from paceline.scheme import Scheme
+from paceline.task import Task
+
+
+@dataclass(frozen=True)
+class Undecided(Scheme, name="undecided"):
+    """Stands for the scheme of a script until its `attach` says which one it is."""
+
+
+UNDECIDED = Undecided()
+
+
+def scheme_of(plan: Plan, objects: dict[str, Any]) -> Scheme:
+    given = objects.get("scheme") or plan.scheme
+    if given is None and plan.script:
+        return UNDECIDED
+    if given is None:
+        raise UsageError("no scheme was given")
+    return build.scheme_of(given, plan.hyper)
+
+
+def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
+    """The task of a plan; the launcher makes it once, and every process that it forks has it, memory and all."""
+    if "ready" in objects:
+        ready: Task = objects["ready"]
+        return ready
+    given = objects.get("task") or plan.task
+    if given is None:
+        raise UsageError("no task was given")
+    task = build.task_of(given, plan.task_options)
+    return task.configured(batch=plan.batch, feed=plan.feed, shuffle=plan.shuffle)
+
+
+def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
+    """The task, made once for all processes; what it cannot do is told now."""
+    torch.set_num_threads(1)  # this process forks: threads of OpenMP would be missing in its children
+    task = task_of(plan, objects)
+    if plan.exact:
+        exact.check_task(task, plan.micro)
+    if plan.eval_steps is not None:
+        task.limited(plan.eval_steps * task.batch)
+    return task
+
+
+def forkable(plan: Plan, tell: Callable[[str, str], None]) -> Plan:
+    """The plan, with another way to start processes if this one has threads of OpenMP: a fork would not copy them, and
+    its first parallel operation would wait for them for ever."""
+    threads = torch.get_num_threads()
+    if plan.start != "fork" or threads == 1:
+        return plan
+    tell("warn", f"the task's code sets torch to {threads} threads in the launcher: roles start as with --start exec")
+    return dataclasses.replace(plan, start="exec")

@@ -1,0 +1,108 @@
+"""A checked plan: settings that cannot work are refused before anything is started."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from paceline.config import build, exact
+from paceline.config.plan import Collective, Plan
+from paceline.errors import UsageError
+from paceline.fields import converted
+from paceline.hook import Hook
+from paceline.scheme import Scheme
+from paceline.task import Task
+
+LOWEST = {"workers": 1, "threads": 1, "keep": 1, "restarts": 0, "servers": 0, "every": 0}
+LOWEST_IF_GIVEN = {"steps": 1, "batch": 1, "checkpoint_steps": 1, "eval_steps": 1}
+OF_THE_EVALUATOR = {"throttle": "throttle", "delay": "start-delay", "eval_steps": "eval-steps", "best": "best"}
+OF_THE_EVALUATOR |= {"eval_device": "eval-device"}
+
+
+def planned(
+    task: str | Task | None,
+    scheme: str | Scheme | type[Scheme],
+    *,
+    hooks: Iterable[str | Hook] = (),
+    hyper: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[Plan, Scheme, dict[str, Any]]:
+    """A checked plan, its scheme, and the objects that have no name to go by."""
+    chosen = build.scheme_of(scheme, hyper or {})
+    objects: dict[str, Any] = {}
+    if isinstance(task, Task):
+        objects["task"] = task
+    if not isinstance(scheme, str):
+        objects["scheme"] = chosen
+    listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
+    for hook in listed:
+        build.hook_of(hook)
+    if own := [hook for hook in listed if isinstance(hook, Hook)]:
+        objects["hooks"] = own
+    hints = get_type_hints(Plan)
+    settings = {
+        name: value if isinstance(value, dict) else converted("train", name, value, hints[name])
+        for name, value in settings.items()
+        if value is not None
+    }
+    settings = exact.settled(settings, chosen, 1 if chosen.alone else 2)
+    if not chosen.methods:
+        settings["servers"] = 0
+    plan = Plan(
+        task=task if isinstance(task, str) else None,
+        scheme=scheme if isinstance(scheme, str) else None,
+        hyper=dict(hyper or {}) if isinstance(scheme, str) else {},
+        hooks=[hook for hook in listed if isinstance(hook, str)],
+        **settings,
+    )
+    check(plan, chosen)
+    return plan, chosen, objects
+
+
+def check(plan: Plan, scheme: Scheme) -> None:
+    """Refuse what cannot work before anything is started."""
+    if plan.exact:
+        if plan.script:
+            raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
+        exact.check(scheme, plan.hosts, plan.micro)
+    for name, low in (LOWEST | LOWEST_IF_GIVEN).items():
+        value = getattr(plan, name)
+        if value is not None and value < low:
+            raise UsageError(f"{name} must be at least {low}, not {value}")
+    for name in ("seconds", "patience", "checkpoint_seconds"):
+        value = getattr(plan, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be above 0 seconds, not {value:g}")
+    for name in ("throttle", "delay"):
+        if not 0 <= getattr(plan, name) < math.inf:
+            raise UsageError(f"{OF_THE_EVALUATOR[name]} must be at least 0 seconds, not {getattr(plan, name):g}")
+    if plan.curvature is not None and not 0 <= plan.curvature < math.inf:
+        raise UsageError(f"curvature must be a finite number of at least 0, not {plan.curvature:g}")
+    if not plan.evaluator:
+        for name, option in OF_THE_EVALUATOR.items():
+            if getattr(plan, name):
+                raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
+    if plan.quorum not in ("shrink", "hold"):
+        raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
+    if plan.collective not in get_args(Collective):
+        raise UsageError(f"collective must be one of {', '.join(get_args(Collective))}, not {plan.collective!r}")
+    if plan.collective == "nccl" and not plan.device.startswith("cuda"):
+        raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")
+    if plan.collective == "nccl" and plan.hosts < plan.workers:
+        raise UsageError(
+            f"nccl needs a GPU and a process for each of the {plan.workers} workers, here are {plan.hosts} processes; "
+            "use --collective tcp"
+        )
+    if plan.start not in ("fork", "exec"):
+        raise UsageError(f"start must be fork or exec, not {plan.start!r}")
+    if scheme.methods:
+        if plan.servers < 1:
+            raise UsageError(f"{scheme.name} needs a server: servers must be at least 1, not {plan.servers}")
+        if plan.servers > 1 and (reason := scheme.whole()):
+            raise UsageError(f"{scheme.name} cannot be cut among {plan.servers} servers: {reason}; use --servers 1")
+    scheme.check(plan.workers)
+    for name, device in (("device", plan.device), ("eval-device", plan.eval_device or "cpu")):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise UsageError(f"{name} must be cpu, cuda or cuda:K, not {device!r}")

@@ -1,0 +1,74 @@
+"""A worker whose loop is a user's script: `play` runs the script, and `paceline.attach` in it finds its role here."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from paceline.errors import RunError, UsageError
+from paceline.hook import Hook
+from paceline.processes.memory.board import FAILED, STOP
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.roles.control_channel import Control
+
+HooksWith = Callable[[list[Hook]], list[Hook]]  # those that attach() was given, and those of the whole run
+
+
+class ScriptLoop(Protocol):
+    """What `attach` gives the script."""
+
+    @property
+    def begun(self) -> bool: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+
+@dataclass
+class ScriptRole:
+    """What a launcher has given this process to do."""
+
+    stage: Stage
+    rank: int
+    hooks_with: HooksWith
+    control: Control
+    loop: ScriptLoop | None = None
+
+
+_role: ScriptRole | None = None
+
+
+def role() -> ScriptRole | None:
+    """This process's role; None: the script was started by itself."""
+    return _role
+
+
+def play(stage: Stage, rank: int, hooks_with: HooksWith, control: Control) -> None:
+    """Run the plan's script as a worker."""
+    global _role
+    script, *arguments = stage.plan.script
+    if not Path(script).is_file():
+        raise UsageError(f"no script {script!r} (looked in {Path.cwd()})")
+    _role = own = ScriptRole(stage, rank, hooks_with, control)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code:
+            raise RunError(f"{script} called sys.exit({error.code!r})") from error
+    if stage.board.run[STOP] == FAILED:
+        return  # the process that failed has said why
+    if own.loop is None:
+        raise UsageError(
+            f"{script} has ended without paceline.attach(): put its training loop into a block "
+            "`with paceline.attach(model, …) as pace:`, or run it with python"
+        )
+    if not own.loop.begun:
+        raise UsageError(f"{script} has called paceline.attach() and never entered its block: write `with` before it")
+    if not own.loop.ended:
+        raise RunError(f"{script} called sys.exit() inside the block of attach(); use break, or pace.stop(reason)")
