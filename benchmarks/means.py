@@ -29,10 +29,9 @@ from rich.table import Table
 from torch import Tensor
 
 from paceline.api.execute import execute
+from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.validate import planned
 from paceline.network.secure import tls
-from paceline.network.secure.tls import Certificates
-from paceline.processes.memory.run_memory import Node
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector
@@ -105,7 +104,7 @@ def ours(
 
     def launcher(*given: Any, **more: Any) -> Launcher:
         made = Launcher(*given, **more)
-        made._props = dataclasses.replace(made._props, node=Node(certificates=certificates))
+        made._props = dataclasses.replace(made._props, node=Endpoint(certificates=certificates))
         return made
 
     execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)

@@ -38,6 +38,7 @@ from torch import Tensor
 from wire_others import gloo, grpc_stream, torch_rpc
 
 from paceline.api.execute import execute
+from paceline.config.endpoint import Endpoint
 from paceline.config.validate import planned
 from paceline.hook import Hook, Session
 from paceline.network.nodes import agent
@@ -45,7 +46,6 @@ from paceline.network.nodes.coordinator import Hub
 from paceline.network.nodes.join import Way
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
-from paceline.processes.memory.run_memory import Node
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
@@ -213,7 +213,7 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
     agents = []
 
     def launcher(*args: Any, **rest: Any) -> Launcher:
-        node = Node(address=LOCAL, secret=secret, certificates=certificates, share=False)  # as on two machines
+        node = Endpoint(address=LOCAL, secret=secret, certificates=certificates, share=False)  # as on two machines
         ports: list[int] = []
         listening = lambda _, port: ports.append(port)  # noqa: E731
         hub = Hub(*args, node=node, port=0, here={"chief"}, join=30.0, listening=listening, **rest)

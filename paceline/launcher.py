@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import UnknownName
-from paceline.network.secure import secret as secrets
-from paceline.network.secure.ports import Ports
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Job:
     gpus: int = 0  # of each task that trains
     secret: bytes = field(default=b"", repr=False)
     say: Callable[[str], None] = print
-    ports: Ports | None = None  # that tasks may listen on; None: any
+    ports: tuple[int, int] | None = None  # the first and the last that tasks may listen on; None: any
     evaluator_gpus: int = 0
 
     def gpus_of(self, task: str) -> int:
@@ -42,11 +40,6 @@ class Job:
                 return word.partition("=")[2]
         return None
 
-    @property
-    def port_range(self) -> tuple[int, int] | None:
-        """The first and the last of `ports`, as plain numbers: some engines send them where paceline is not loaded."""
-        return None if self.ports is None else (self.ports.first, self.ports.last)
-
     def cluster(self) -> str:
         """How many tasks of each kind there are, as PACELINE_CLUSTER has it."""
         kinds = Counter(task.partition(":")[0] for task in self.tasks)
@@ -55,13 +48,6 @@ class Job:
     def environment(self, task: str) -> dict[str, str]:
         """What a task must be told, but for the secret and where the chief is."""
         return {"PACELINE_TASK": task, "PACELINE_CLUSTER": self.cluster()}
-
-    def secret_file(self) -> Path:
-        """A file that only this user can read, for tasks that see the run directory."""
-        path = self.directory / "secret"
-        if not path.exists():
-            secrets.write(path, self.secret)
-        return path
 
     def meeting_file(self) -> Path:
         """Where the chief will write its address; what an earlier one has written there is void."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.seeds import mixed
 from paceline.task import Feed
 
 Words = NDArray[np.uint64]
@@ -25,6 +25,12 @@ ROUNDS = 4  # of the Feistel network; each one changes both halves
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mixed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on every part."""
+    text = "\x1f".join(map(str, parts)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def sample_seed(seed: int, rank: int, count: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from paceline.errors import SchemeError
 from paceline.ops import Grad, Mean, Op, Sleep, Start
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.state import State, Vector
 
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from paceline.api.detached import launch
 from paceline.config import build, discovery
-from paceline.config.plan import Collective, Quorum, Start
+from paceline.config.plan import Quorum, Start
 from paceline.config.validate import planned
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
@@ -48,7 +48,7 @@ def train(
     restarts: int = 3,
     start: Start = "fork",
     device: str = "cpu",
-    collective: Collective = "shared",
+    collective: str = "shared",
     threads: int = 1,
     feed: Feed | None = None,
     shuffle: bool | None = None,

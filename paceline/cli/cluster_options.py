@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from paceline.config.plan import Plan
+from paceline.config.ports import OPTION, Ports
 from paceline.errors import UnknownName, UsageError
 from paceline.launcher import Job
 from paceline.network.cluster import cluster_file, detect, host_lists, placement
 from paceline.network.cluster.description import Cluster
 from paceline.network.secure import secret as secrets
-from paceline.network.secure.ports import OPTION, Ports
 from paceline.processes.roles.main import crew
 from paceline.scheme import Scheme
 
@@ -127,7 +127,7 @@ def submit(
         evaluator_gpus=0 if plan.eval_device in ("", "cpu") else 1,
         secret=secrets.fresh(),
         say=say,
-        ports=ports,
+        ports=None if ports is None else (ports.first, ports.last),
     )
     if dry:
         sys.stdout.write(module.shown(job))

@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -122,6 +123,21 @@ def hook(name: str) -> Any:
     return _reference("hook", name) if ":" in name else _named("hook", name)
 
 
+def transport(name: str) -> Any:
+    """A transport by its name: an object that has the members of `processes.transport.Transport`."""
+    return _alone_or_named("transport", name)()
+
+
+def collective(name: str) -> Any:
+    """A collective by its name: an object that has the members of `processes.transport.Collective`."""
+    return _alone_or_named("collective", name)()
+
+
+def collectives() -> list[str]:
+    """The names of all collectives."""
+    return list(_sound(_members("collectives")))
+
+
 def anything(name: str) -> tuple[str, Found]:
     """A member of whichever family has that name, and the family."""
     if ":" in name:
@@ -139,6 +155,16 @@ def anything(name: str) -> tuple[str, Found]:
             return family, _checked(found)
     what = "scheme, task, rule, hook, compute law or data set"
     raise _unknown(what, name, (found for _, found in every))
+
+
+def _alone_or_named(kind: str, name: str) -> Any:
+    """A member of the file of its name. Every role asks for these, and reading the whole family would cost it time."""
+    home = f"paceline.{kind}s.{name.replace('-', '_')}"
+    if find_spec(home) is not None:
+        found = _of_file(f"{kind}s", home)
+        if name in found:
+            return found[name].value
+    return _named(kind, name)
 
 
 def _named(kind: str, name: str) -> Any:
@@ -196,7 +222,8 @@ def _members(family: str) -> dict[str, Found]:
 
 
 def _of_file(family: str, name: str) -> dict[str, Found]:
-    members = {"schemes": _classes(Scheme), "hooks": _classes(Hook), "tasks": _tasks_of}[family]
+    kinds = {"schemes": _classes(Scheme), "hooks": _classes(Hook), "tasks": _tasks_of}
+    members = kinds.get(family) or _classes_like(family)
     return {name: Found(name, value) for name, value in members(importlib.import_module(name))}
 
 
@@ -205,7 +232,9 @@ def _family(value: Any) -> str | None:
     if not inspect.isclass(value):
         return "tasks" if isinstance(value, Task) or callable(value) else None
     families = {"schemes": Scheme, "hooks": Hook, "rules": Rule, "compute": Times, "tasks": Task}
-    return next((family for family, of in families.items() if issubclass(value, of)), None)
+    alike = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
+    found = next((family for family, of in families.items() if issubclass(value, of)), None)
+    return found or next((family for family, has in alike.items() if all(hasattr(value, one) for one in has)), None)
 
 
 def _classes(of: type[Scheme] | type[Hook]) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
@@ -213,6 +242,16 @@ def _classes(of: type[Scheme] | type[Hook]) -> Callable[[ModuleType], Iterator[t
         for name, value in vars(module).items():
             own = inspect.isclass(value) and value.__module__ == module.__name__
             if own and issubclass(value, of) and not name.startswith("_"):
+                yield value.name, value
+
+    return members
+
+
+def _classes_like(family: str) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
+    def members(module: ModuleType) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(module).items():
+            own = inspect.isclass(value) and value.__module__ == module.__name__
+            if own and _family(value) == family and not name.startswith("_"):
                 yield value.name, value
 
     return members

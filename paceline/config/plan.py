@@ -11,7 +11,6 @@ from paceline.task import Feed
 
 Quorum = Literal["shrink", "hold"]
 Start = Literal["fork", "exec"]
-Collective = Literal["shared", "tcp", "gloo", "nccl"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Plan:
     patience: float = 30.0
     restarts: int = 3  # of one role in a row, without progress between them
     start: Start = "fork"  # how a role's process begins
-    collective: Collective = "shared"  # how means are taken: in shared memory, or by connections
+    collective: str = "shared"  # how means are taken: in shared memory, or by connections
     device: str = "cpu"
     threads: int = 1
     checkpoint_steps: int | None = None

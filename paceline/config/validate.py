@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
-from paceline.config import build, exact
-from paceline.config.plan import Collective, Plan
+from paceline.config import build, discovery, exact
+from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.fields import converted
 from paceline.hook import Hook
@@ -86,8 +86,8 @@ def check(plan: Plan, scheme: Scheme) -> None:
                 raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
     if plan.quorum not in ("shrink", "hold"):
         raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
-    if plan.collective not in get_args(Collective):
-        raise UsageError(f"collective must be one of {', '.join(get_args(Collective))}, not {plan.collective!r}")
+    if plan.collective not in (known := discovery.collectives()):
+        raise UsageError(f"collective must be one of {', '.join(known)}, not {plan.collective!r}")
     if plan.collective == "nccl" and not plan.device.startswith("cuda"):
         raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")
     if plan.collective == "nccl" and plan.hosts < plan.workers:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.datasets._dataset import Dataset, Say
-from paceline.sampling import permute
-from paceline.seeds import mixed
+from paceline.sampling import mixed, permute
 
 TEST = 360
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.launcher import Job
+from paceline.network.secure import secret
 from paceline.runs import checkpoint
 
 FINAL = (0, 2, 3, 130)  # done, wrong usage, data missing, interrupted: the same would come out again
@@ -145,3 +146,11 @@ def ended_by_itself(code: int, directory: Path) -> bool:
 def _ends_with_us() -> None:
     """However rudely we end, the kernel tells the engine to."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def secret_file(job: Job) -> Path:
+    """A file that only this user can read, for tasks that see the run directory."""
+    path = job.directory / "secret"
+    if not path.exists():
+        secret.write(path, job.secret)
+    return path

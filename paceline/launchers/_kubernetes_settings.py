@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.config.ports import Ports
 from paceline.errors import UnknownName, UsageError
 from paceline.launchers._foreground import truth
 from paceline.launchers._kubernetes_template import CONTAINER, ROLES, Manifest, merged, read
-from paceline.network.secure.ports import Ports
 
 if TYPE_CHECKING:
     from paceline.launcher import Job
@@ -56,7 +56,7 @@ class Settings:
             _name(job.name, len(job.tasks)),
             kind,
             options,
-            job.ports or PORTS,
+            Ports(*job.ports) if job.ports else PORTS,
             truth(job, "network-policy", True),
             templates,
             _code(options.get("code", "")),

@@ -158,7 +158,7 @@ class Crew:
         if one.begun:
             one.asked = one.actor.heard.remote(LISTEN)
         elif one is self.chief and not self.met:
-            one.asked = one.actor.address.remote(self.job.port_range)
+            one.asked = one.actor.address.remote(self.job.ports)
         elif self.met and self.hub is not None:
             environment = self.job.environment(one.task) | {"PACELINE_HUB": f"{_bracketed(self.hub[0])}:{self.hub[1]}"}
             words, here = list(self.job.command), os.getcwd()  # noqa: PTH109

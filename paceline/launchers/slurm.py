@@ -18,7 +18,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.launcher import Job
 from paceline.launchers import _slurm_follow, _slurm_gpus, _slurm_memory
 from paceline.launchers._child_process import in_this_python
-from paceline.launchers._foreground import number, truth
+from paceline.launchers._foreground import number, secret_file, truth
 from paceline.launchers._slurm_gpus import Gpus
 from paceline.network.cluster.placement import POLICIES, roles
 
@@ -57,7 +57,7 @@ def launch(job: Job) -> int:
     path = job.directory / SCRIPT
     (job.directory / "logs").mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    job.secret_file()
+    secret_file(job)
     job.meeting_file()
     done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:

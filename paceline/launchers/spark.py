@@ -128,7 +128,7 @@ def _submitted(context: Any, job: Job, settings: Settings, left: int) -> int | N
         directory=str(job.directory),
         here=os.getcwd(),  # noqa: PTH109
         chief=job.tasks.index("chief"),
-        ports=job.port_range,
+        ports=job.ports,
     )
     stop = job.directory / STOP
     stop.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import sys
 from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.launchers._child_process import in_this_python
-from paceline.launchers._foreground import as_script, followed, number
+from paceline.launchers._foreground import as_script, followed, number, secret_file
 from paceline.network.cluster.description import address
 
 KEYS = ("nnodes", "nproc-per-node", "max-restarts", "rdzv", "rdzv-id", "rdzv-conf", "local-addr", "extra")
@@ -27,7 +27,7 @@ RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3
 def launch(job: Job) -> int:
     """Run torchrun in the foreground."""
     command, environment = _command(job), _environment(job)
-    job.secret_file()
+    secret_file(job)
     return followed(command, environment, signal.SIGUSR1)
 
 

@@ -20,7 +20,7 @@ from paceline.processes.memory.board import fence
 from paceline.processes.memory.call_codec import DTYPES
 from paceline.processes.memory.run_memory import Stage
 from paceline.runs.order_log import DECIDED, MEAN, Journal
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.state import Vector, mean_into
 
 EVERYBODY = 1

@@ -20,8 +20,8 @@ from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
 from paceline.runtime.call_scheduler import Answer
 from paceline.runtime.step_driver import Driver
+from paceline.sampling import mixed
 from paceline.scheme import Scheme
-from paceline.seeds import mixed
 from paceline.simulator.accounts import Accounts
 from paceline.simulator.cost import SERVER, Cost
 from paceline.simulator.deadlock import stuck

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.simulator.faults import Fault, Place, parse_fault
 
 RANDOM = "random"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.ops import Call, Op
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.simulator.partition import joined
 from paceline.simulator.simulated_worker import Seat
 

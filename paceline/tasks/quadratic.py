@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
-from paceline.sampling import portion, sample_seed
-from paceline.seeds import mixed
+from paceline.sampling import mixed, portion, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, Task
 from paceline.tasks._options import at_least, finite, positive, whole

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.network.secure.tls import Certificates, generated
+from paceline.config.endpoint import Certificates
+from paceline.network.secure.tls import generated
 
 _SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where daemons lie, which are not on every user's PATH
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline import Result, Task, TorchTask, simulate
 from paceline.config import discovery
 from paceline.config.build import scheme_of
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.simulator.cost import Cost, parse_times
 from paceline.simulator.engine import Engine
 from paceline.tasks.quadratic import quadratic

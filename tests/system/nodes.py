@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.plan import Plan
 from paceline.network.nodes import agent, node_memory
 from paceline.network.nodes.coordinator import Hub
 from paceline.network.nodes.join import Way
 from paceline.network.secure import secret as secrets
-from paceline.network.secure.tls import Certificates
-from paceline.processes.memory.run_memory import Node
 from paceline.processes.roles.main import crew
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.scheme import Scheme
@@ -53,7 +52,7 @@ class Nodes:
 
     def launcher(self, plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
         self._objects = {name: one for name, one in objects.items() if name != "ready"}
-        node = Node(address=LOCAL, secret=self.secret, certificates=self.certificates, share=self._share)
+        node = Endpoint(address=LOCAL, secret=self.secret, certificates=self.certificates, share=self._share)
 
         def listening(_: str, port: int) -> None:
             self.port = port
@@ -92,7 +91,9 @@ class Nodes:
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            node = Node(address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share)
+            node = Endpoint(
+                address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share
+            )
             threading.Event().wait(delay)
             way = Way(LOCAL, self.port, tuple(part.split("+")), node)
             code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)

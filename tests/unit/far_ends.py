@@ -18,6 +18,7 @@ import pytest
 import torch
 from theatre import Theatre
 
+from paceline.config.endpoint import Endpoint
 from paceline.fields import Rate
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import Reach
@@ -27,7 +28,7 @@ from paceline.processes.calls.mailbox import Lane
 from paceline.processes.memory import run_memory as stages
 from paceline.processes.memory.board import LANES, Bells
 from paceline.processes.memory.byte_ranges import Areas
-from paceline.processes.memory.run_memory import Node, Stage
+from paceline.processes.memory.run_memory import Stage
 from paceline.processes.memory.segment import Segment, anonymous
 from paceline.scheme import Scheme, State, Vector, on_server
 
@@ -100,7 +101,9 @@ def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[t
 
 def opened(theatre: Theatre, node: int, place: int) -> Stage:
     bells = Bells(theatre.board, theatre._bells, place)
-    made = Stage(theatre.plan, theatre.scheme, theatre.board, bells, theatre._state, Node(number=node, secret=SECRET))
+    made = Stage(
+        theatre.plan, theatre.scheme, theatre.board, bells, theatre._state, Endpoint(number=node, secret=SECRET)
+    )
     made.open()
     return made
 

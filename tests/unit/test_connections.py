@@ -13,14 +13,14 @@ from beds.commands import certificates
 from net_ends import PATIENCE, SECRET
 from tcp_ends import LOCAL, PLAIN, company, until
 
+from paceline.config.endpoint import Endpoint
+from paceline.config.ports import Ports
 from paceline.errors import RunError, UsageError
 from paceline.network.means import peer_connections
 from paceline.network.means.group import Broken, Header
 from paceline.network.means.peer_connections import NAME, PeerListener, listener_of, name_of
 from paceline.network.secure.admission import enter, listener
-from paceline.network.secure.ports import Ports
 from paceline.network.secure.tls import contexts
-from paceline.processes.memory.run_memory import Node
 
 
 def test_names_tell_groups_and_directions_apart() -> None:
@@ -153,7 +153,7 @@ def test_the_ports_of_a_node_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peer_connections, "_listeners", {})
     taken = socket.create_server((LOCAL, 0))
     port = int(taken.getsockname()[1])
-    node = Node(store=(LOCAL, 1, SECRET), ports=Ports(port, port))
+    node = Endpoint(store=(LOCAL, 1, SECRET), ports=Ports(port, port))
     with pytest.raises(UsageError, match="--ports"):
         listener_of(node)
     taken.close()

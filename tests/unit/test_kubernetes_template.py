@@ -16,7 +16,6 @@ from paceline.errors import UsageError
 from paceline.launchers import kubernetes
 from paceline.launchers._kubernetes_settings import KINDS, LARGEST
 from paceline.launchers._kubernetes_template import merged
-from paceline.network.secure.ports import Ports
 
 # what a site asks of its pods
 TEMPLATE = """
@@ -233,7 +232,7 @@ def test_only_pods_of_the_run_may_connect_and_only_to_its_ports() -> None:
     own = {"podSelector": {"matchLabels": {"paceline/run": "mnist-mlp-async-001"}}}
     ports = [{"protocol": "TCP", "port": 7070, "endPort": 7089}]
     assert policy == {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own], "ports": ports}]}
-    asked = replace(job(), ports=Ports(20000, 20040))
+    asked = replace(job(), ports=(20000, 20040))
     assert found(asked, "NetworkPolicy")["spec"]["ingress"][0]["ports"][0]["endPort"] == 20040
     told = found(asked, "ConfigMap")["data"]
     assert (told["PACELINE_PORTS"], told["PACELINE_HUB"].rpartition(":")[2]) == ("20000-20040", "20000")

@@ -15,7 +15,6 @@ from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
 from paceline.launchers import _ray_actors, ray
 from paceline.launchers._ray_actors import Crew
-from paceline.network.secure.ports import Ports
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
@@ -139,7 +138,7 @@ def crew(*scripts: dict[str, list[Any]], restarts: int = 3, said: list[str] | No
 
 def test_the_hubs_port_is_looked_for_in_the_range_and_none_left_is_told() -> None:
     made, (chief, *_) = crew({"address": [TaskFailed(OSError(98, "all ports 7-8 of h are in use"))]}, {}, {})
-    made.job = replace(made.job, ports=Ports(7, 8))
+    made.job = replace(made.job, ports=(7, 8))
     with pytest.raises(RunError, match=r"chief cannot start: .*all ports 7-8 of h are in use"):
         made.followed()
     assert chief.calls == [("address", ((7, 8),))]

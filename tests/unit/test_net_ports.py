@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from beds.ports import LOCAL, free_range
 
+from paceline.config.endpoint import Endpoint
+from paceline.config.ports import Ports, of_environment
 from paceline.errors import UsageError
 from paceline.launchers._child_process import free_port
 from paceline.network.secure.admission import listener
-from paceline.network.secure.ports import Ports, of_environment
-from paceline.processes.memory.run_memory import Node
-from paceline.processes.supervisor import exec_role
 
 
 @pytest.mark.parametrize(
@@ -96,9 +95,9 @@ def test_another_fault_than_a_port_in_use_is_not_passed_over() -> None:
 
 
 def test_a_role_in_a_fresh_interpreter_keeps_to_the_range() -> None:
-    node = Node(2, "10.1.2.3", b"s" * 32, ports=Ports(20000, 20040))
-    assert exec_role._node(exec_role._described(node)) == node
-    assert exec_role._node(exec_role._described(Node())) == Node()
+    node = Endpoint(2, "10.1.2.3", b"s" * 32, ports=Ports(20000, 20040))
+    assert Endpoint.from_json(node.to_json()) == node
+    assert Endpoint.from_json(Endpoint().to_json()) == Endpoint()
 
 
 def test_engines_look_for_the_hubs_port_in_the_range() -> None:

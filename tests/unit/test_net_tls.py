@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from net_ends import SECRET, Door, exactly, names
 
+from paceline.config.endpoint import Certificates
 from paceline.errors import UsageError
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, listener
 from paceline.network.secure.channel import Channel
-from paceline.network.secure.tls import Certificates, contexts, generated, generated_by
+from paceline.network.secure.tls import contexts, generated, generated_by
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]

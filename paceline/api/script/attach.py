@@ -24,8 +24,8 @@ from paceline.processes.roles import script_role
 from paceline.processes.roles.main import hooks_of, prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.script_role import ScriptRole
 from paceline.processes.roles.worker_session import RealSession
+from paceline.sampling import mixed
 from paceline.scheme import Scheme
-from paceline.seeds import mixed
 
 _alone: Pace | None = None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import UsageError
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.torch_task import seeded
 
 Loader = Iterable[Any] | Callable[[], Iterable[Any]]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from paceline.errors import PacelineError, RunError
 from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, Wire
+from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.landing import Landing
@@ -116,7 +117,7 @@ class Reach:
         assert stage.node.secret is not None
         address = address_of(board.server_high[shard], board.server_low[shard])
         try:
-            connection = enter(address, port, stage.node.secret, timeout=REACH, tls=stage.node.client_side)
+            connection = enter(address, port, stage.node.secret, timeout=REACH, tls=tls.client_side(stage.node))
         except Refused as error:
             raise RunError(f"worker:{self._rank} was refused by server:{shard} at {address}:{port}: {error}") from error
         except OSError:

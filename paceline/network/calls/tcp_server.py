@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,6 +18,7 @@ from paceline.config import build
 from paceline.errors import PacelineError
 from paceline.network.calls.tcp_client import AGAIN_AFTER, REACH, address_of, words_of
 from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, Wire
+from paceline.network.secure import tls
 from paceline.network.secure.admission import Gate, enter, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Lane, got, put, understood
@@ -57,7 +56,7 @@ class Door:
         self._unknown: set[Wire] = set()  # admitted, and not yet said who it is
         self._attended: set[int] = set()
         listening = listener(stage.node.address, stage.node.ports)
-        self._gate = Gate(listening, stage.node.secret, tls=stage.node.server_side, log=lambda text: print(text))
+        self._gate = Gate(listening, stage.node.secret, tls=tls.server_side(stage.node), log=lambda text: print(text))
         high, low = words_of(stage.node.address)
         self._board.server_high[shard], self._board.server_low[shard] = high, low
         self._board.server_port[shard] = port = listening.getsockname()[1]
@@ -258,7 +257,7 @@ class Following:
             assert stage.node.secret is not None
             address = address_of(board.server_high[0], board.server_low[0])
             with contextlib.suppress(OSError, PacelineError):
-                connection = enter(address, port, stage.node.secret, timeout=REACH, tls=stage.node.client_side)
+                connection = enter(address, port, stage.node.secret, timeout=REACH, tls=tls.client_side(stage.node))
                 notice_within(connection, stage.plan.patience / 3)
                 self._wire = wire = Wire(connection, stage.segment, Areas(()))
                 wire.port = port
@@ -310,11 +309,3 @@ class Following:
         self._stage.bells.restless = None
         if self._wire is not None:
             self._drop()
-
-
-def tear(stage: Stage, shard: int, why: str) -> None:
-    """This server cannot do what the first has put in order, and cannot go on: end as one that died inside a call, so
-    that everybody goes back to the last checkpoint."""
-    print(f"server:{shard}: {why}", flush=True)
-    stage.board.mark[shard] += 1 - stage.board.mark[shard] % 2
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ from paceline.network.means.group_record import Circle
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.runs.order_log import DECIDED, MEAN
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.state import Vector, mean_into
 
 EVERYBODY = 1
@@ -49,7 +49,7 @@ class DistributedMeans(Assembly):
         if self._open is not None:
             raise SchemeError(f"worker:{rank} started a mean while its last one is open")
         v = op.v.reshape(-1)
-        v = v if self._backend == "nccl" else v.cpu()
+        v = v if self._on_gpu else v.cpu()
         number = board.at_seq[rank] + 1
         if self.journal is not None:
             self.journal.add(MEAN, number)

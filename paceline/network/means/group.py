@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
+from paceline.network.secure.store_client import FarStore
+from paceline.processes.memory.run_memory import Stage
 from paceline.state import Vector
 
 HEAD = 64  # bytes in front of what is sent: a Header
@@ -177,3 +179,30 @@ class Building:
         self.wanted = False
         if self._group is not None:
             self._group.bury()
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """A group that is to be made: of whom, under which name in the store."""
+
+    store: FarStore
+    name: str
+    members: list[int]  # ranks, in the order of their places
+    place: int  # of this worker
+    device: torch.device
+    building: Building
+    ring: Callable[[], None]  # wake this worker
+
+
+class GroupMaker(ABC):
+    """How a collective makes its groups."""
+
+    device: ClassVar[str]
+
+    @abstractmethod
+    def prepare(self, memory: Stage) -> None:
+        """Refuse here, in the worker's own thread, what cannot work."""
+
+    @abstractmethod
+    def group(self, memory: Stage, request: GroupRequest) -> Group:
+        """Make a group, in a thread of its own: it waits for the other members."""

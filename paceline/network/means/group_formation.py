@@ -16,23 +16,22 @@ from torch import Tensor
 
 from paceline.errors import Deadlock, RunError, SchemeError
 from paceline.network.means import group_record as circles
-from paceline.network.means.group import Broken, Building, Exchange, Group
+from paceline.network.means.group import Broken, Building, Exchange, Group, GroupMaker, GroupRequest
 from paceline.network.means.group_record import Circle, Lives, Outlook, Record, Stand
-from paceline.network.means.peer_connections import TROUBLE, connected, listener_of
-from paceline.network.means.process_group import TorchGroup
-from paceline.network.means.tcp_group import TcpGroup
+from paceline.network.means.peer_connections import TROUBLE
+from paceline.network.secure import tls
 from paceline.network.secure.store_client import FarStore
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.processes.memory.board import FAILED, GENERATION, STOP
 from paceline.processes.memory.call_codec import DTYPES
 from paceline.processes.memory.run_memory import Stage
+from paceline.processes.transport import WaitFor
 from paceline.runs.order_log import Journal
 from paceline.state import Vector
 
 MOST_GROUPS = 16  # that are kept; who meets with more than so many others forms groups again and again
 LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
-UNREACHED = 3.0  # patiences after which a worker that is alive and cannot be reached ends the run
 
 
 class Meeting:
@@ -49,11 +48,12 @@ class Meeting:
 class Assembly(ABC):
     """One worker's part in it."""
 
-    def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+    def __init__(self, stage: Stage, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
         assert stage.node.store is not None, "a launcher that wants means across processes gives them a store"
         self.stage, self.rank, self._wait_for = stage, rank, wait_for
         self._board, self._bells = stage.board, stage.bells
-        self._backend = stage.plan.collective
+        self._maker = maker
+        self._on_gpu = maker.device == "cuda"
         self._hold = stage.plan.quorum == "hold"
         self._everybody = tuple(range(stage.plan.workers))
         self._serverless = not stage.scheme.methods
@@ -238,14 +238,13 @@ class Assembly(ABC):
 
     def _build(self, place: str, members: list[int]) -> Building:
         store = self._builders.pop() if self._builders else self._new_store()
-        tcp = self._backend == "tcp"
-        if tcp:
-            listener_of(self.stage.node)  # here, where it is heard if there is no port for it
-        make = self._tcp_group if tcp else self._torch_group
+        self._maker.prepare(self.stage)
 
         def made(building: Building) -> Group:
+            mine = members.index(self.rank)
+            request = GroupRequest(store, place, members, mine, self._device(), building, self._ring_self)
             try:
-                group = make(store, place, members, building)
+                group = self._maker.group(self.stage, request)
             except BaseException:
                 store.close()
                 raise
@@ -253,27 +252,6 @@ class Assembly(ABC):
             return group
 
         return Building(made, self._ring_self)
-
-    def _tcp_group(self, store: FarStore, name: str, members: list[int], building: Building) -> Group:
-        node, place = self.stage.node, members.index(self.rank)
-        assert node.store is not None
-        connections = connected(
-            store,
-            name,
-            place,
-            [f"worker:{rank}" for rank in members],
-            listener_of(node),
-            node.store[2],
-            node.client_side,
-            patience=UNREACHED * self.stage.plan.patience,
-            building=building,
-        )
-        return TcpGroup(place, len(members), connections, watch=self._bells, ring=self._ring_self)
-
-    def _torch_group(self, store: FarStore, name: str, members: list[int], building: Building) -> Group:
-        mine, address, device = members.index(self.rank), self.stage.node.address, self._device()
-        ring = self._ring_self
-        return TorchGroup(self._backend, store, name, mine, len(members), address=address, device=device, ring=ring)
 
     def _built(self, building: Building, circle: Circle) -> Group:
         self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
@@ -317,11 +295,11 @@ class Assembly(ABC):
         self._bells.ring(self.rank)
 
     def _device(self) -> torch.device:
-        return self.stage.device(self.rank) if self._backend == "nccl" else torch.device("cpu")
+        return self.stage.device(self.rank) if self._on_gpu else torch.device("cpu")
 
     def _new_store(self) -> FarStore:
         address, port, secret = self.stage.node.store or ("", 0, b"")
-        return FarStore(address, port, secret, patience=self.stage.plan.patience, tls=self.stage.node.client_side)
+        return FarStore(address, port, secret, patience=self.stage.plan.patience, tls=tls.client_side(self.stage.node))
 
     def _await(self, exchange: Exchange, circle: Circle) -> None:
         """Until an exchange is over; Broken if the group is not what it was."""
@@ -330,7 +308,7 @@ class Assembly(ABC):
         def there() -> bool:
             return exchange.over or circle.called or self._out_of_step(circle)
 
-        if self._backend == "nccl":  # which rings no bell
+        if self._on_gpu:  # work on a GPU rings no bell
             while not there() and not board.run[STOP] and board.run[GENERATION] == generation:
                 os.sched_yield()
         try:

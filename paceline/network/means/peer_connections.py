@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from paceline.config.endpoint import Endpoint
+from paceline.config.ports import Ports
 from paceline.errors import RunError
 from paceline.network.means.group import Building
+from paceline.network.secure import tls
 from paceline.network.secure.admission import Gate, Refused, enter, listener
-from paceline.network.secure.ports import Ports
 from paceline.network.secure.store_client import FarStore
-from paceline.processes.memory.run_memory import Node
 
 TROUBLE = "trouble"  # the key, behind the name of a group, that says why it does not come about
 NAME = 32  # bytes: the name of a connection
@@ -140,7 +141,7 @@ class PeerListener:
                 self._named.pop(names[descriptor]).close()
 
 
-_listeners: dict[Node, PeerListener] = {}
+_listeners: dict[Endpoint, PeerListener] = {}
 _making = threading.Lock()
 
 
@@ -148,13 +149,13 @@ def _say(text: str) -> None:
     print(f"means: {text}", flush=True)
 
 
-def listener_of(node: Node) -> PeerListener:
+def listener_of(node: Endpoint) -> PeerListener:
     """That of this process: made when it is needed first, and there until the process ends. Workers in one process
     share it."""
     assert node.store is not None, "a launcher that wants means across processes gives them a store"
     with _making:
         if node not in _listeners:
-            made = PeerListener(node.address, node.store[2], node.server_side, _say, node.ports)
+            made = PeerListener(node.address, node.store[2], tls.server_side(node), _say, node.ports)
             if node.ports is not None and made.port not in node.ports:
                 _say(f"port {node.ports} is in use; listening on {made.port} instead")
             _listeners[node] = made

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import RunError, UsageError
 from paceline.network.nodes import protocol
@@ -20,10 +21,10 @@ from paceline.network.nodes.memory_handover import Doorstep
 from paceline.network.nodes.node_memory import SHARED
 from paceline.network.nodes.peers import Peer, Peers
 from paceline.network.nodes.routes import Routes
+from paceline.network.secure import tls
 from paceline.network.secure.admission import Gate, listener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
-from paceline.processes.memory.run_memory import Node
 from paceline.processes.roles.main import Part, places, ranks
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.processes.supervisor.recovery import Child
@@ -54,7 +55,7 @@ class Hub(Peers):
         scheme: Scheme,
         objects: dict[str, Any],
         *,
-        node: Node,
+        node: Endpoint,
         port: int,
         here: set[str],
         join: float,
@@ -92,7 +93,7 @@ class Hub(Peers):
         self._count = 0
         assert node.secret is not None
         socket = listener(node.address, port or node.ports)
-        self._gate = Gate(socket, node.secret, tls=node.server_side, log=lambda text: tell("warn", text))
+        self._gate = Gate(socket, node.secret, tls=tls.server_side(node), log=lambda text: tell("warn", text))
         for child in self.children:
             if str(child.part) not in here:
                 self._away[str(child.part)] = began

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.endpoint import Endpoint
 from paceline.errors import RunError, UsageError
 from paceline.network.nodes import protocol
 from paceline.network.nodes.memory_handover import identity
+from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter
 from paceline.network.secure.channel import Channel, Closed, plain
-from paceline.processes.memory.run_memory import Node
 
 TRY_AGAIN = 0.25  # seconds between two tries to reach the hub
 PATIENT = 3.0  # before people are told that it is not there yet
@@ -27,7 +28,7 @@ class Way:
     host: str
     port: int
     parts: tuple[str, ...]
-    node: Node  # its number is not known yet
+    node: Endpoint  # its number is not known yet
 
     def __str__(self) -> str:
         return ", ".join(self.parts)
@@ -98,5 +99,5 @@ def _answer(channel: Channel, until: float) -> dict[str, Any]:
 def channel_of(way: Way) -> Channel:
     """A connection to the hub, which has proved itself."""
     assert way.node.secret is not None
-    connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=way.node.client_side)
+    connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=tls.client_side(way.node))
     return Channel(connection, limits=protocol.LIMITS)

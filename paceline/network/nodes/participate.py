@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.config import ports
+from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.plan import Plan
+from paceline.config.ports import Ports
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, mpi, placement
 from paceline.network.cluster.assignment import Engaged, in_cluster, told
@@ -17,11 +20,8 @@ from paceline.network.nodes import agent
 from paceline.network.nodes.coordinator import Hub, refuse_open_means
 from paceline.network.nodes.join import Way
 from paceline.network.nodes.join_wait import POLICIES
-from paceline.network.secure import ports, tls
 from paceline.network.secure import secret as secrets
-from paceline.network.secure.ports import Ports
-from paceline.network.secure.tls import Certificates
-from paceline.processes.memory.run_memory import Node
+from paceline.network.secure import tls
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
@@ -176,7 +176,7 @@ def take_part(
             return None
         held = tls.generated_by(hub, _seen_by_all(directory)) if network.tls == GENERATED else certificates
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return Way(*hub, given.roles, Node(0, own, secret, held, network.share, ports=allowed))
+        return Way(*hub, given.roles, Endpoint(0, own, secret, held, network.share, ports=allowed))
 
     code = agent.serve(way, network.join, say, objects)
     ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
@@ -191,7 +191,7 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
     address, port = given.listen(network.interface, network.infiniband, os.environ)
     certificates = certificates_of(network.tls, directory)
     allowed = network.ports or ports.of_environment(os.environ)
-    node = Node(0, address, secret_of(directory), certificates, network.share, ports=allowed)
+    node = Endpoint(0, address, secret_of(directory), certificates, network.share, ports=allowed)
 
     def listening(host: str, chosen: int) -> None:
         given.announce((host, chosen), os.environ, say)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from paceline.config.ports import OPTION, Ports
 from paceline.errors import UsageError
 from paceline.network.secure.handshake import Refused, TurnedAway, gate_side, left, prove
-from paceline.network.secure.ports import OPTION, Ports
 
 __all__ = ["Gate", "Refused", "enter", "listener"]
 

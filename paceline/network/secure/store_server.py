@@ -158,6 +158,7 @@ class StoreDesk:
 
     def __init__(self, gate: Gate, shelf: Shelf) -> None:
         self._gate, self._shelf = gate, shelf
+        self.place: tuple[str, int, bytes] = "", 0, b""  # address, port and secret, for clients
         self._selector = selectors.EpollSelector()  # itself a descriptor that can be waited on
         self._knocking: set[int] = set()
         self._clients: dict[int, tuple[Channel, Reply]] = {}

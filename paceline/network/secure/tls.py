@@ -10,9 +10,10 @@ import stat
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from paceline.config.endpoint import Certificates, Endpoint
 from paceline.errors import UsageError
 
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
@@ -32,15 +33,6 @@ keyUsage = critical, digitalSignature
 extendedKeyUsage = serverAuth, clientAuth
 subjectKeyIdentifier = hash
 """
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """Files in PEM. `authority` signed the certificates of all nodes; without it there is one certificate for all."""
-
-    certificate: Path
-    key: Path
-    authority: Path | None = None
 
 
 def generated(directory: Path) -> Certificates:
@@ -144,3 +136,16 @@ def _cause(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason or str(error)
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+_cached_contexts = cache(contexts)
+
+
+def server_side(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """The context of connections that come in; None: they are not encrypted."""
+    return None if endpoint.certificates is None else _cached_contexts(endpoint.certificates)[0]
+
+
+def client_side(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """The context of connections that go out; None: they are not encrypted."""
+    return None if endpoint.certificates is None else _cached_contexts(endpoint.certificates)[1]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SchemeError
-from paceline.network.calls.tcp_client import Reach
 from paceline.ops import Call
 from paceline.processes.calls.landing import Landing
 from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Lane, got, put
@@ -20,6 +19,7 @@ from paceline.processes.memory.board import FAILED, GENERATION, LANES, STOP, fen
 from paceline.processes.memory.byte_ranges import Span, size_of
 from paceline.processes.memory.call_codec import decode, encode
 from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.processes.transport import RemoteCalls
 from paceline.runs.order_log import ASK, POST, READ, Journal
 from paceline.scheme import ServerMethod
 from paceline.state import State
@@ -56,9 +56,7 @@ class Link:
         self.journal: Journal | None = None
         self._unheard = False
         self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
-        self._reach: Reach | None = None
-        if stage.node.secret is not None:
-            self._reach = Reach(stage, rank, self._lanes, self._given_up)
+        self._reach: RemoteCalls | None = stage.transport.calls(stage, rank, self._lanes, self._given_up)
         self._near = [shard for shard in self._servers if stage.near(shard)]
         latest = self._reach.latest % GENERATIONS if self._reach is not None else 0
         self._count = max(latest, *(board.posted[lane.index] % GENERATIONS for lane in self._lanes))

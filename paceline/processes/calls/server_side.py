@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.network.calls.tcp_server import Door
 from paceline.ops import Call
 from paceline.processes.calls.mailbox import Lane, put
 from paceline.processes.memory.board import STOP, fence
 from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import Stage
+from paceline.processes.transport import CallPort
 from paceline.runs.order_log import CALL, MEMBER, PROBED, REFUSED, ROSE, SELDOM, Journal, probe_of
 from paceline.runs.order_log import TELL as TOLD
 from paceline.runtime.call_scheduler import Desk
@@ -26,7 +26,7 @@ class SharedDesk(Desk):
     """A server's desk that writes results where the worker reads them, and marks when it is inside a call."""
 
     def __init__(
-        self, stage: Stage, shard: int, before_answer: Callable[[], None] | None = None, door: Door | None = None
+        self, stage: Stage, shard: int, before_answer: Callable[[], None] | None = None, door: CallPort | None = None
     ) -> None:
         state = stage.shard_state(shard)
         super().__init__(stage.scheme, state, stage.plan.workers, stage.ledger(f"ledger.{shard}."))

@@ -5,61 +5,31 @@ from __future__ import annotations
 import json
 import math
 import os
-import ssl
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.config import build
+from paceline.config import build, discovery
+from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
-from paceline.network.secure import tls
-from paceline.network.secure.ports import Ports
-from paceline.network.secure.tls import Certificates
 from paceline.processes.memory.board import LANES, Bells, Board
 from paceline.processes.memory.segment import WORD, Layout, Segment
+from paceline.processes.transport import Collective, Transport
 from paceline.result import Staleness
 from paceline.runs.accounts import staleness_of
 from paceline.runtime.staleness import Ledger
+from paceline.sampling import mixed
 from paceline.scheme import Scheme
-from paceline.seeds import mixed
 from paceline.state import State, Vector
 
 LANE_VECTORS = 4  # a call may carry so many vectors each way, and
 LANE_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
-
-
-@dataclass(frozen=True)
-class Node:
-    """Where a process is, and how it is reached from other nodes."""
-
-    number: int = 0
-    address: str = "127.0.0.1"
-    secret: bytes | None = field(default=None, repr=False)  # None: there is no other node
-    certificates: Certificates | None = None  # None: connections are not encrypted
-    share: bool = True  # memory with other nodes of the same host
-    store: tuple[str, int, bytes] | None = field(default=None, repr=False)  # address, port, secret: for collectives
-    ports: Ports | None = None  # for everything that listens on this node; None: the system chooses
-
-    @property
-    def server_side(self) -> ssl.SSLContext | None:
-        """For connections that come in, if they are encrypted."""
-        return None if self.certificates is None else _contexts(self.certificates)[0]
-
-    @property
-    def client_side(self) -> ssl.SSLContext | None:
-        """And for those that go out."""
-        return None if self.certificates is None else _contexts(self.certificates)[1]
-
-
-_contexts = cache(tls.contexts)
-ALONE = Node()
 
 
 class Stage:
@@ -72,15 +42,21 @@ class Stage:
         board: Board,
         bells: Bells,
         descriptor: int,
-        node: Node = ALONE,
+        node: Endpoint = ALONE,
     ) -> None:
         self.plan, self.board, self.bells, self.node = plan, board, bells, node
+        self.transport: Transport = discovery.transport(node.transport)
         self.first_scheme = self.scheme = scheme
         self._descriptor = descriptor
         self._versions: list[int] = []  # where the centre's version stands
         self._direct = False
         self.segment: Segment
         self.layout: Layout
+
+    def collective(self) -> Collective:
+        """How this run takes means."""
+        chosen: Collective = discovery.collective(self.plan.collective)
+        return chosen
 
     def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
         """Decide where everything lies, and make the memory so large. Only the chief does this."""

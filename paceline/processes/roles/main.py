@@ -16,6 +16,7 @@ import torch
 
 from paceline import errors
 from paceline.config import build
+from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.from_plan import UNDECIDED, scheme_of, task_of
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError, RunError, UsageError
@@ -26,7 +27,7 @@ from paceline.hooks.validation import Validation
 from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, STOP, STOPPING, Bells, Board
-from paceline.processes.memory.run_memory import ALONE, Node, Stage
+from paceline.processes.memory.run_memory import Stage
 from paceline.processes.roles import cpu_scheduling, evaluator, script_role, worker_threads
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.server import Server
@@ -66,7 +67,7 @@ class Props:
     bells: list[int]
     state: int  # the descriptor of the memory for the state
     objects: dict[str, Any] = field(default_factory=dict)  # task, scheme, hooks that have no name
-    node: Node = ALONE
+    node: Endpoint = ALONE
 
 
 def crew(plan: Plan, scheme: Scheme) -> list[Part]:

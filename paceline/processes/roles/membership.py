@@ -8,15 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from paceline.hook import Hook
-from paceline.network.means.distributed import DistributedMeans
 from paceline.ops import Pending
 from paceline.processes.calls.client import Stopped
 from paceline.processes.calls.mailbox import SAVE, Lane
-from paceline.processes.means import SharedMeans
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING, fence
 from paceline.processes.roles import recorder
 from paceline.processes.roles.hook_session import View
+from paceline.processes.transport import Means
 from paceline.result import digest
 from paceline.runs.order_log import END
 from paceline.runtime.step_driver import Driver
@@ -34,7 +33,7 @@ class Membership(View):
     returns: int
     _counted: tuple[int, int]
     _state: State
-    _means: SharedMeans | DistributedMeans
+    _means: Means
     _begun: list[Hook]
     _started: list[tuple[Pending[Any], Any]]
     _wanted: Pending[Any] | None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from paceline.config import build
-from paceline.network.calls.tcp_server import Door, Following, tear
 from paceline.ops import Call
 from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, Lane, put, received
 from paceline.processes.calls.server_side import SharedDesk
@@ -13,6 +15,7 @@ from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import Stage
 from paceline.processes.roles import recorder
+from paceline.processes.transport import CallOrder
 from paceline.runs import order_log
 from paceline.runs.order_log import Journal, MemberEvent
 
@@ -35,8 +38,8 @@ class Server:
         self._bounds = stage.bounds(shard)
         self._goal = stage.board.get("goal")
         self._exact = stage.plan.exact
-        self._door = Door(stage, shard, self._lanes) if stage.node.secret is not None else None
-        self._following: Following | None = None
+        self._door = stage.transport.port(stage, shard, self._lanes)
+        self._following: CallOrder | None = None
         self._follow_lead()
         self._enter(stage.board.get("generation"))
 
@@ -46,7 +49,7 @@ class Server:
         stage.bells.wait(lambda: bool(board.server_node[0] >= 0 or board.run[STOP]))
         apart = not self._lead and not stage.near(0)
         if apart and self._following is None:
-            self._following = Following(stage, self.shard)
+            self._following = stage.transport.order(stage, self.shard)
         elif not apart and self._following is not None:
             self._following.close()
             self._following = None
@@ -300,3 +303,11 @@ class Server:
         self._enter(generation)  # not the board's: somebody else may have died meanwhile
         board.server_generation[self.shard] = generation
         self.stage.bells.ring_all()
+
+
+def tear(stage: Stage, shard: int, why: str) -> None:
+    """This server cannot do what the first has put in order, and cannot go on: end as one that died inside a call, so
+    that everybody goes back to the last checkpoint."""
+    print(f"server:{shard}: {why}", flush=True)
+    stage.board.mark[shard] += 1 - stage.board.mark[shard] % 2
+    os.kill(os.getpid(), signal.SIGKILL)

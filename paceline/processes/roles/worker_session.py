@@ -13,11 +13,9 @@ from torch import Tensor
 
 from paceline.errors import Deadlock, LossError, SchemeError
 from paceline.hook import Hook
-from paceline.network.means.distributed import DistributedMeans
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.processes.calls.client import Link, RolledBack, Stopped
 from paceline.processes.calls.mailbox import Lane
-from paceline.processes.means import SharedMeans
 from paceline.processes.memory.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.processes.memory.run_memory import Stage
 from paceline.processes.roles import recorder
@@ -26,7 +24,7 @@ from paceline.processes.roles.control_channel import Control
 from paceline.runs.order_log import GRAD, STEP
 from paceline.runtime.call_scheduler import explain
 from paceline.runtime.step_driver import Driver
-from paceline.seeds import mixed
+from paceline.sampling import mixed
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
 from paceline.worker import Worker
@@ -63,8 +61,7 @@ class RealSession(Saving):
         self.buffers = stage.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
         self._driver = Driver(stage.scheme, self.worker)
-        shared = stage.plan.collective == "shared"
-        self._means = (SharedMeans if shared else DistributedMeans)(stage, rank, self._wait_for)
+        self._means = stage.collective().means(stage, rank, self._wait_for)
         self._means.generation = self._generation
         self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
         if self._link is not None:

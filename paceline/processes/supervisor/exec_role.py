@@ -9,16 +9,12 @@ import json
 import os
 import socket
 import sys
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
-from paceline.network.secure.ports import Ports
-from paceline.network.secure.tls import Certificates
 from paceline.processes.memory.board import Board
-from paceline.processes.memory.run_memory import Node
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.main import KINDS, Part, Props, main
@@ -39,7 +35,7 @@ def become(part: Part, props: Props, control: Control) -> int:
         "state": props.state,
         "control": control.fileno(),
         "objects": objects,
-        "node": _described(props.node),
+        "node": props.node.to_json(),
     }
     data = json.dumps(handle).encode()
     descriptor = anonymous("paceline-handle", len(data))
@@ -63,34 +59,9 @@ def play(name: str, handle: int) -> int:
             f"{handle} is not the handle of a run ({error}); roles are started by a launcher: paceline train"
         ) from error
     objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
-    return main(part, Props(plan, board, data["bells"], data["state"], objects, _node(data["node"])), control)
-
-
-def _described(node: Node) -> dict[str, Any]:
-    """A node as plain data; it stays in memory that only this user's processes can open."""
-    files = node.certificates
-    return {
-        "number": node.number,
-        "address": node.address,
-        "secret": node.secret.hex() if node.secret is not None else None,
-        "store": [*node.store[:2], node.store[2].hex()] if node.store is not None else None,
-        "tls": [str(files.certificate), str(files.key), str(files.authority or "")] if files is not None else None,
-        "ports": asdict(node.ports) if node.ports is not None else None,
-    }
-
-
-def _node(data: dict[str, Any]) -> Node:
-    files = None
-    if data["tls"] is not None:
-        certificate, key, authority = data["tls"]
-        files = Certificates(Path(certificate), Path(key), Path(authority) if authority else None)
-    secret = bytes.fromhex(data["secret"]) if data["secret"] is not None else None
-    store = None
-    if data["store"] is not None:
-        address, port, proof = data["store"]
-        store = address, port, bytes.fromhex(proof)
-    ports = Ports(**data["ports"]) if data["ports"] is not None else None
-    return Node(data["number"], data["address"], secret, files, store=store, ports=ports)
+    return main(
+        part, Props(plan, board, data["bells"], data["state"], objects, Endpoint.from_json(data["node"])), control
+    )
 
 
 def part_of(name: str) -> Part:

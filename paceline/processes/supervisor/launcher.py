@@ -12,11 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import signals
+from paceline.config import discovery
 from paceline.config.plan import Plan
 from paceline.errors import RunError
-from paceline.network.secure import secret
-from paceline.network.secure.admission import Gate, listener
-from paceline.network.secure.store_server import Shelf, StoreDesk
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING, Bells, Board
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.roles.control_channel import Listener
@@ -26,6 +24,7 @@ from paceline.processes.supervisor.exec_role import become
 from paceline.processes.supervisor.fork import forked
 from paceline.processes.supervisor.patience import Patience
 from paceline.processes.supervisor.recovery import Child, Outcome, Recovery
+from paceline.processes.transport import Collective, Store
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 
@@ -65,7 +64,7 @@ class Launcher(Recovery):
         self._asked_at = self._failed_at = 0.0
         self._patience = Patience(plan, self.board)
         self._over = self._halted = False
-        self._store: StoreDesk | None = None
+        self._store: Store | None = None
         self.metrics: dict[str, float] = {}  # of the last evaluation
 
     def run(self) -> Outcome:
@@ -109,13 +108,11 @@ class Launcher(Recovery):
     def _open_store(self) -> None:
         """Where workers whose means go over connections find each other."""
         node = self._props.node
-        if self.plan.collective == "shared":
-            return
-        listening, proof = listener(node.address, node.ports), node.secret or secret.fresh()
-        gate = Gate(listening, proof, tls=node.server_side, log=lambda text: self.tell("warn", text))
-        self._store = StoreDesk(gate, Shelf())
-        self._selector.register(self._store, selectors.EVENT_READ)
-        self._props.node = replace(node, store=(node.address, listening.getsockname()[1], proof))
+        chosen: Collective = discovery.collective(self.plan.collective)
+        self._store = chosen.store(node, lambda text: self.tell("warn", text))
+        if self._store is not None:
+            self._selector.register(self._store, selectors.EVENT_READ)
+            self._props.node = replace(node, store=self._store.place)
 
     def _attend(self) -> None:
         """Look after roles of other nodes, where there are any."""

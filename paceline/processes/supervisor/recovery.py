@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import DataError, PacelineError, RunError
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, RUNNING, STARTING, STOP, Bells, Board
-from paceline.processes.memory.run_memory import ALONE, Node, Stage
+from paceline.processes.memory.run_memory import Stage
 from paceline.processes.roles import recorder
 from paceline.processes.roles.control_channel import Listener
 from paceline.processes.roles.main import Part, ranks
@@ -67,7 +68,7 @@ class Recovery:
     children: list[Child]
     tell: Callable[[str, str], None]
     _state: int  # the descriptor of the memory for the state
-    _node: Node = ALONE
+    _node: Endpoint = ALONE
     _stage: Stage | None = None
     _restored: Checkpoint | None = None  # what the run went back to last
 

@@ -1,0 +1,33 @@
+"""What collectives over connections have in common: workers find each other in a store, and form groups there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.config.endpoint import Endpoint
+from paceline.network.means.distributed import DistributedMeans
+from paceline.network.means.group import GroupMaker
+from paceline.network.secure import secret, tls
+from paceline.network.secure.admission import Gate, listener
+from paceline.network.secure.store_server import Shelf, StoreDesk
+from paceline.processes.memory.run_memory import Stage
+from paceline.processes.transport import WaitFor
+
+
+class Connected(GroupMaker):
+    """A collective over connections. Members say how a group is made."""
+
+    device = "cpu"
+
+    def means(self, memory: Stage, rank: int, wait_for: WaitFor) -> DistributedMeans:
+        return DistributedMeans(memory, rank, wait_for, self)
+
+    def prepare(self, memory: Stage) -> None:
+        """Nothing to prepare."""
+
+    def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> StoreDesk:
+        listening = listener(endpoint.address, endpoint.ports)
+        proof = endpoint.secret or secret.fresh()
+        served = StoreDesk(Gate(listening, proof, tls=tls.server_side(endpoint), log=warn), Shelf())
+        served.place = (endpoint.address, listening.getsockname()[1], proof)
+        return served

@@ -1,0 +1,26 @@
+"""Means by torch's Gloo, on CPUs."""
+
+from __future__ import annotations
+
+from paceline.collectives._connected import Connected
+from paceline.network.means.group import GroupRequest
+from paceline.network.means.process_group import TorchGroup
+from paceline.processes.memory.run_memory import Stage
+
+
+class Gloo(Connected):
+    """A group is a process group of torch.distributed. Its connections are neither authenticated nor encrypted."""
+
+    name = "gloo"
+
+    def group(self, memory: Stage, request: GroupRequest) -> TorchGroup:
+        return TorchGroup(
+            self.name,
+            request.store,
+            request.name,
+            request.place,
+            len(request.members),
+            address=memory.node.address,
+            device=request.device,
+            ring=request.ring,
+        )

@@ -1,0 +1,37 @@
+"""Means over paceline's own TCP connections, with the run's secret and its TLS."""
+
+from __future__ import annotations
+
+from paceline.collectives._connected import Connected
+from paceline.network.means.group import GroupRequest
+from paceline.network.means.peer_connections import connected, listener_of
+from paceline.network.means.tcp_group import TcpGroup
+from paceline.network.secure import tls
+from paceline.processes.memory.run_memory import Stage
+
+UNREACHED = 3.0  # patiences after which a worker that is alive and cannot be reached ends the run
+
+
+class Tcp(Connected):
+    """Every member of a group is connected to every other one."""
+
+    name = "tcp"
+
+    def prepare(self, memory: Stage) -> None:
+        listener_of(memory.node)
+
+    def group(self, memory: Stage, request: GroupRequest) -> TcpGroup:
+        node = memory.node
+        assert node.store is not None
+        connections = connected(
+            request.store,
+            request.name,
+            request.place,
+            [f"worker:{rank}" for rank in request.members],
+            listener_of(node),
+            node.store[2],
+            tls.client_side(node),
+            patience=UNREACHED * memory.plan.patience,
+            building=request.building,
+        )
+        return TcpGroup(request.place, len(request.members), connections, watch=memory.bells, ring=request.ring)

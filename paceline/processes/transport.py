@@ -1,0 +1,196 @@
+"""What a transport and a collective are: how calls reach a server's memory, and how workers take means.
+
+A transport is a class of `paceline/transports/NAME.py`, or an entry point of `paceline.transports`; the endpoint of a
+process names it. A collective is a class of `paceline/collectives/NAME.py`, or an entry point of
+`paceline.collectives`; `--collective` names it. Both are made once per process.
+
+    worker                                    server
+    CallClient ── RemoteCalls ~~~~~~~~~~~~~~~ CallPort ── SharedCallScheduler      servers of other nodes
+    CallClient ── mailbox in shared memory ── SharedCallScheduler                  servers of this node
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from paceline.config.endpoint import Endpoint
+    from paceline.ops import Mean
+    from paceline.processes.calls.landing import Landing
+    from paceline.processes.calls.mailbox import Lane
+    from paceline.processes.calls.owed import Owed
+    from paceline.processes.memory.byte_ranges import Span
+    from paceline.processes.memory.run_memory import Stage
+    from paceline.runs.order_log import Journal
+    from paceline.state import Vector
+
+WaitFor = Callable[[Callable[[], bool], str], None]  # wait until something holds; what for, in words
+
+
+class RemoteCalls(Protocol):
+    """A worker's way to servers of other nodes."""
+
+    latest: int  # the highest number of a call that any server knows of this worker
+    ahead: set[int]  # mailboxes whose replies nobody waits for yet
+
+    def __len__(self) -> int:
+        """How many servers are on other nodes."""
+        ...
+
+    def post(self, lane: Lane, words: array[int], spans: list[Span]) -> None:
+        """Send a call that is in a mailbox of this node."""
+        ...
+
+    def expect(self, lane: Lane, landing: Landing) -> None:
+        """Where the reply to a call may be received."""
+        ...
+
+    def landed(self, lane: Lane) -> Landing | None:
+        """Where a reply was received, if all of it came where it was expected."""
+        ...
+
+    def carry_on(self) -> None:
+        """The worker goes to compute: send and receive meanwhile."""
+        ...
+
+    def meet(self) -> None:
+        """Find out which servers are on other nodes, and connect to them."""
+        ...
+
+    def void(self) -> None:
+        """The run has returned to a checkpoint: calls that were posted before it get no reply."""
+        ...
+
+    def forget(self) -> None:
+        """Nobody waits for a reply any more."""
+        ...
+
+
+class CallPort(Protocol):
+    """Where a server takes calls of workers of other nodes, and replies to them."""
+
+    owed: Owed  # replies that have not been copied out of the server's state
+
+    def far(self, rank: int) -> bool:
+        """Whether a worker is on another node."""
+        ...
+
+    def answer(self, lane: Lane) -> None:
+        """Send a reply."""
+        ...
+
+    def settle(self) -> None:
+        """The state is about to change: copy what was not sent yet."""
+        ...
+
+    def order(self, position: int) -> None:
+        """Tell servers of other nodes which call is next; only the first server does."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CallOrder(Protocol):
+    """How a server of another node than the first hears of the order of the calls."""
+
+    ordered: int  # calls whose place in the order is known here
+
+    def go_back(self, generation: int) -> None:
+        """The run has returned to a checkpoint: the order starts again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """How calls travel between nodes. All methods give None where all servers share the caller's memory."""
+
+    name: ClassVar[str]
+
+    def calls(self, memory: Stage, rank: int, lanes: list[Lane], ended: Callable[[], bool]) -> RemoteCalls | None:
+        """A worker's way to servers of other nodes."""
+        ...
+
+    def port(self, memory: Stage, shard: int, lanes: list[Lane]) -> CallPort | None:
+        """A server's port for workers of other nodes."""
+        ...
+
+    def order(self, memory: Stage, shard: int) -> CallOrder | None:
+        """The order of calls, for a server that does not share memory with the first."""
+        ...
+
+
+class Means(Protocol):
+    """One worker's side of all means. Vectors are added in the order of ranks: every collective gives the same bits."""
+
+    generation: int  # how often the run had returned to a checkpoint when this worker last did
+    journal: Journal | None
+
+    def mean(self, op: Mean, *, first: bool) -> Vector:
+        """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
+        ...
+
+    def arrive(self, op: Mean, *, first: bool) -> Any:
+        """Begin a mean, and go on; `leave` takes what this gives."""
+        ...
+
+    def leave(self, meeting: Any) -> Vector:
+        """Wait for a mean that was begun, and give it."""
+        ...
+
+    def returned(self, place: int) -> bool:
+        """Whether no other worker reads the vector at an offset of shared memory any more."""
+        ...
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait for something else, and do meanwhile what other workers need."""
+        ...
+
+    def rung(self) -> bool:
+        """Whether another worker may need something of this one."""
+        ...
+
+    def answer(self) -> None:
+        """Do what other workers need."""
+        ...
+
+    def invited(self) -> int | None:
+        """For a worker that has been restarted: the rank whose cells it may copy now."""
+        ...
+
+    def step_aside(self) -> None:
+        """This worker does not take part for a while."""
+        ...
+
+    def forget(self) -> None:
+        """The step was abandoned: this worker is at no mean."""
+        ...
+
+
+class Store(Protocol):
+    """Where workers find each other. The launcher serves it: `pump()` when `fileno()` is readable."""
+
+    place: tuple[str, int, bytes]  # address, port and secret, for workers
+
+    def fileno(self) -> int: ...
+
+    def pump(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Collective(Protocol):
+    """A way to take means."""
+
+    name: ClassVar[str]
+    device: ClassVar[str]  # where vectors are added: cpu or cuda
+
+    def means(self, memory: Stage, rank: int, wait_for: WaitFor) -> Means:
+        """A worker's side."""
+        ...
+
+    def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> Store | None:
+        """The launcher's side; None: workers need no store to find each other."""
+        ...
