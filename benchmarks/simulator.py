@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.config import discovery
 from paceline.simulator.cost import Cost, Exponential
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.state import Vector
 from paceline.task import Batch, Task
 
@@ -50,7 +50,7 @@ class Free(Task):
 
 def microseconds_per_event(scheme: str, workers: int) -> float:
     """Past the start, so that the making of workers is not counted: a first stretch runs untimed."""
-    engine = Engine(
+    engine = SimulationEngine(
         Free(), discovery.scheme(scheme)(), workers=workers, seed=0, cost=Cost(compute_law=Exponential(1.0))
     )
     engine.run(seconds=1.0)

@@ -42,8 +42,8 @@ from paceline.config.endpoint import Endpoint
 from paceline.config.validate import planned
 from paceline.hook import Hook, Session
 from paceline.network.nodes import agent
-from paceline.network.nodes.coordinator import Hub
-from paceline.network.nodes.join import Way
+from paceline.network.nodes.coordinator import Coordinator
+from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
 from paceline.processes.supervisor.launcher import Launcher
@@ -216,13 +216,13 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
         node = Endpoint(address=LOCAL, secret=secret, certificates=certificates, share=False)  # as on two machines
         ports: list[int] = []
         listening = lambda _, port: ports.append(port)  # noqa: E731
-        hub = Hub(*args, node=node, port=0, here={"chief"}, join=30.0, listening=listening, **rest)
+        hub = Coordinator(*args, node=node, port=0, here={"chief"}, join=30.0, listening=listening, **rest)
         plain = {name: one for name, one in objects.items() if name != "ready"}
 
         def serve() -> None:
             gc.freeze()  # what earlier runs have left must not close descriptors that are this node's by then
             os.closerange(3, 4096)  # what the hub has opened is not that node's
-            way = Way(LOCAL, ports[0], ("server:0",), node)
+            way = JoinRequest(LOCAL, ports[0], ("server:0",), node)
             agent.serve(lambda: way, 20.0, lambda _: None, plain)
 
         agents.append(forked(serve))

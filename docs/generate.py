@@ -80,7 +80,7 @@ def hooks() -> Iterator[str]:
         yield f"| `{found.name}` | {cell(found.summary)} | {who} | {words('hooks', found)} |"
 
 
-def words(family: str, found: discovery.Found) -> str:
+def words(family: str, found: discovery.Member) -> str:
     return ", ".join(f"`{word}={default}`" for word, _, default in parameter_rows(family, found.value))
 
 

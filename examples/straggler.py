@@ -10,7 +10,7 @@ from rich.table import Table
 
 import paceline
 from paceline.datasets import load
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 TARGET = 0.97
 SPEEDS = (1.0, 1.0, 1.0, 0.3)  # the last worker is a straggler
@@ -35,7 +35,7 @@ def main() -> None:
         for pace, (scheme, hyper) in RUNS.items():
             line = progress.add_task(pace, total=3000, now="")
 
-            def watch(engine: Engine, line: Any = line) -> None:
+            def watch(engine: SimulationEngine, line: Any = line) -> None:
                 now = f"update {engine.updates}  loss {engine.loss:.3f}"
                 progress.update(line, completed=engine.updates, now=now)
 

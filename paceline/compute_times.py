@@ -18,7 +18,7 @@ Rng = np.random.Generator
 
 
 @dataclass(frozen=True)
-class Times:
+class ComputeTime:
     """A law for the seconds that one gradient takes."""
 
     name: ClassVar[str] = ""
@@ -45,7 +45,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Constant(Times):
+class Constant(ComputeTime):
     """Always `seconds`."""
 
     seconds: float = 1.0
@@ -55,7 +55,7 @@ class Constant(Times):
 
 
 @dataclass(frozen=True)
-class Uniform(Times):
+class Uniform(ComputeTime):
     """Between `low` and `high`, all equally likely."""
 
     low: float = 0.5
@@ -71,7 +71,7 @@ class Uniform(Times):
 
 
 @dataclass(frozen=True)
-class Exponential(Times):
+class Exponential(ComputeTime):
     """Memoryless, with this mean: the law of queueing theory."""
 
     mean: float = 1.0
@@ -81,7 +81,7 @@ class Exponential(Times):
 
 
 @dataclass(frozen=True)
-class ShiftedExponential(Times):
+class ShiftedExponential(ComputeTime):
     """At least `shift`, then exponential with this mean."""
 
     shift: float = 1.0
@@ -92,7 +92,7 @@ class ShiftedExponential(Times):
 
 
 @dataclass(frozen=True)
-class LogNormal(Times):
+class LogNormal(ComputeTime):
     """exp(N(log median, sigma)): a medium tail."""
 
     median: float = 1.0
@@ -103,7 +103,7 @@ class LogNormal(Times):
 
 
 @dataclass(frozen=True)
-class Pareto(Times):
+class Pareto(ComputeTime):
     """scale * U^(-1/shape): a heavy tail; the mean is infinite for shape <= 1."""
 
     above_zero = ("shape",)
@@ -115,7 +115,7 @@ class Pareto(Times):
 
 
 @dataclass(frozen=True)
-class Weibull(Times):
+class Weibull(ComputeTime):
     """scale * E^(1/shape) with E exponential: heavier than exponential for shape < 1."""
 
     above_zero = ("shape",)
@@ -127,7 +127,7 @@ class Weibull(Times):
 
 
 @dataclass(frozen=True)
-class Gamma(Times):
+class Gamma(ComputeTime):
     """Gamma with this mean and coefficient of variation."""
 
     above_zero = ("variation",)
@@ -139,7 +139,7 @@ class Gamma(Times):
 
 
 @dataclass(frozen=True)
-class Slowdown(Times):
+class Slowdown(ComputeTime):
     """`seconds`, but `factor` times that with probability `chance`: stragglers that come and go."""
 
     seconds: float = 1.0
@@ -156,7 +156,7 @@ class Slowdown(Times):
 
 
 @dataclass(frozen=True)
-class Trace(Times):
+class Trace(ComputeTime):
     """Measured times from a file: lines `rank,seconds` (or `seconds` alone), repeated from the start at its end.
 
     A worker takes the lines of its own rank; more workers than ranks in the file share them in turn.
@@ -194,13 +194,13 @@ class Trace(Times):
         self._rows  # noqa: B018  reads the file
 
 
-def laws() -> dict[str, type[Times]]:
+def laws() -> dict[str, type[ComputeTime]]:
     """Every law of this file, by name."""
-    found = (value for value in globals().values() if inspect.isclass(value) and issubclass(value, Times))
-    return {law.name: law for law in found if law is not Times}
+    found = (value for value in globals().values() if inspect.isclass(value) and issubclass(value, ComputeTime))
+    return {law.name: law for law in found if law is not ComputeTime}
 
 
-def parse_times(text: str) -> Times:
+def parse_times(text: str) -> ComputeTime:
     """`exponential:1.0`, `uniform:0.5,1.5`, `pareto:scale=1,shape=2`, `trace:times.csv`; a number is constant."""
     if _is_number(text):
         return Constant(float(text))
@@ -208,7 +208,7 @@ def parse_times(text: str) -> Times:
     known = laws()
     if name not in known:
         raise UnknownName("compute law", name, known)
-    law: Times = filled(known[name], name, text, rest)
+    law: ComputeTime = filled(known[name], name, text, rest)
     return law
 
 

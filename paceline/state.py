@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import SchemeError
 
 if TYPE_CHECKING:
-    from paceline.runtime.staleness import Ledger
+    from paceline.runtime.staleness import StalenessLedger
 
 Vector = Tensor
 Cell = Tensor | float | int | bool
@@ -33,7 +33,7 @@ class State:
     _cells: dict[str, Tensor]
     _numbers: dict[str, np.ndarray[Any, Any]]
     _writes: dict[str, int]
-    _ledger: Ledger | None
+    _ledger: StalenessLedger | None
 
     def __init__(self, **cells: Cell) -> None:
         if "x" in cells:
@@ -140,7 +140,7 @@ class State:
             object.__setattr__(view, "_writes", self._writes)  # what it writes is seen by the guards that wait for it
         return view
 
-    def keep_ledger(self, ledger: Ledger) -> None:
+    def keep_ledger(self, ledger: StalenessLedger) -> None:
         """Let `admit` and `refuse` write into this ledger."""
         object.__setattr__(self, "_ledger", ledger)
 

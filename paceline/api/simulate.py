@@ -19,14 +19,14 @@ from paceline.fields import converted
 from paceline.hook import Hook
 from paceline.result import Point, Result
 from paceline.scheme import Scheme
-from paceline.simulator.cost import Cost, Link, Times, parse_link, parse_links, parse_times
-from paceline.simulator.engine import Engine
-from paceline.simulator.fault_schedule import Crew, planned
+from paceline.simulator.cost import ComputeTime, Cost, NetworkLink, parse_link, parse_links, parse_times
+from paceline.simulator.engine import SimulationEngine
+from paceline.simulator.fault_schedule import RunSize, planned
 from paceline.simulator.faults import Fault, check_faults
 from paceline.simulator.hook_session import Hooked
 from paceline.task import Feed, Task
 
-Watch = Callable[[Engine], None]
+Watch = Callable[[SimulationEngine], None]
 
 
 class StabilityWarning(UserWarning):
@@ -43,11 +43,11 @@ def simulate(
     seed: int = 0,
     exact: bool = False,
     micro: int | None = None,
-    compute: str | float | Times = "constant:1.0",
+    compute: str | float | ComputeTime = "constant:1.0",
     speeds: Sequence[float] = (),
-    network: str | Link = "",
-    links: Iterable[str] | Mapping[int, Link] = (),
-    access: str | float | Times = "exponential:0.1",
+    network: str | NetworkLink = "",
+    links: Iterable[str] | Mapping[int, NetworkLink] = (),
+    access: str | float | ComputeTime = "exponential:0.1",
     faults: Iterable[str | Fault] = (),
     quorum: Literal["shrink", "hold"] | None = None,
     servers: int = 1,
@@ -101,7 +101,7 @@ def simulate(
     cost.check(crew)
     crew_hooks = [build.hook_of(hook) for hook in _listed(hooks)]
     servers, saves = _servers(chosen, servers), _whole("checkpoint_steps", checkpoint_steps, 0)
-    there = Crew(settings["processes"] if exact else crew, servers if chosen.methods else 0, steps)
+    there = RunSize(settings["processes"] if exact else crew, servers if chosen.methods else 0, steps)
     struck = planned(_listed(faults), there)
     check_faults(struck, there.workers, there.servers)
     shown: dict[str, Any] = {"workers": settings["processes"], "micro": crew} if exact else {}
@@ -119,7 +119,7 @@ def simulate(
         else:
             warn(text)
     with _threads(threads):
-        engine = Engine(
+        engine = SimulationEngine(
             job,
             chosen,
             workers=crew,
@@ -157,8 +157,8 @@ def _servers(scheme: Scheme, given: int) -> int:
     return servers
 
 
-def _law(given: str | float | Times) -> Times:
-    return given if isinstance(given, Times) else parse_times(str(given))
+def _law(given: str | float | ComputeTime) -> ComputeTime:
+    return given if isinstance(given, ComputeTime) else parse_times(str(given))
 
 
 def _listed(given: Iterable[Any]) -> list[Any]:
@@ -170,7 +170,7 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
     if every <= 0:
         return watch
 
-    def after_update(engine: Engine) -> None:
+    def after_update(engine: SimulationEngine) -> None:
         if engine.updates % every == 0:
             history.append(Point(engine.updates, engine.now, engine.evaluate()))
         if watch is not None:
@@ -179,7 +179,7 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
     return after_update
 
 
-def _result(engine: Engine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
+def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
     task, desk = engine.task, engine.desk
     if engine.recovery.returning:  # it ended on its way back: what a dead server has left is no result
         engine.recovery.restore()

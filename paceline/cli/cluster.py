@@ -15,7 +15,7 @@ from rich.table import Table
 from paceline.cli.cluster_options import described
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
-from paceline.network.cluster.description import Cluster, Task
+from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.runs.atomic_files import finite
 
 screen = Console(highlight=False)
@@ -95,7 +95,7 @@ def _plain(found: Cluster | None, listen: str) -> dict[str, Any]:
     }
 
 
-def _ranked(found: Cluster) -> list[tuple[Task, int | None]]:
+def _ranked(found: Cluster) -> list[tuple[ClusterTask, int | None]]:
     ranks = {task: rank for rank, task in enumerate(found.training)}
     return [(task, ranks.get(task)) for task in found.tasks]
 

@@ -19,7 +19,7 @@ from paceline.launcher import Job
 from paceline.network.cluster import cluster_file, detect, host_lists, placement
 from paceline.network.cluster.description import Cluster
 from paceline.network.secure import secret as secrets
-from paceline.processes.roles.main import crew
+from paceline.processes.roles.main import roles_of
 from paceline.scheme import Scheme
 
 ENGINES = ("slurm", "ray", "spark", "mpi", "torchrun", "kubernetes", "hosts")
@@ -157,7 +157,7 @@ def task_command(plan: Plan, directory: Path) -> tuple[str, ...]:
 
 def ordered(plan: Plan, scheme: Scheme, by: str | None) -> tuple[str, ...]:
     """The tasks in the order in which an engine numbers them: by a list of roles, else chief, workers, servers."""
-    parts = [str(part) for part in crew(plan, scheme)]
+    parts = [str(part) for part in roles_of(plan, scheme)]
     names = [name if not name.startswith("worker") else f"worker:{int(name.split(':')[1]) - 1}" for name in parts]
     if by is None or "," not in by:
         return tuple(names)

@@ -23,7 +23,7 @@ from paceline.errors import DataError, PacelineError, RunError, UnknownName
 from paceline.processes import resource_limits
 from paceline.report import tables
 from paceline.result import Result
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed (NaN loss, deadlock, an error in a scheme or task); "
@@ -245,7 +245,7 @@ class _Bar:
     def warn(self, text: str) -> None:
         messages.print(f"[bold yellow]warning:[/bold yellow] {escape(text)}", soft_wrap=True)
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: SimulationEngine) -> None:
         now = time.monotonic()
         if now - self._shown > 0.1:
             self._shown = now

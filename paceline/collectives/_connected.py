@@ -8,9 +8,9 @@ from paceline.config.endpoint import Endpoint
 from paceline.network.means.distributed import DistributedMeans
 from paceline.network.means.group import GroupMaker
 from paceline.network.secure import secret, tls
-from paceline.network.secure.admission import Gate, listener
-from paceline.network.secure.store_server import Shelf, StoreDesk
-from paceline.processes.memory.run_memory import Stage
+from paceline.network.secure.admission import AdmissionListener, listener
+from paceline.network.secure.store_server import KeyValueStore, StoreServer
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
 
 
@@ -19,15 +19,17 @@ class Connected(GroupMaker):
 
     device = "cpu"
 
-    def means(self, memory: Stage, rank: int, wait_for: WaitFor) -> DistributedMeans:
+    def means(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> DistributedMeans:
         return DistributedMeans(memory, rank, wait_for, self)
 
-    def prepare(self, memory: Stage) -> None:
+    def prepare(self, memory: RunMemory) -> None:
         """Nothing to prepare."""
 
-    def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> StoreDesk:
+    def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> StoreServer:
         listening = listener(endpoint.address, endpoint.ports)
         proof = endpoint.secret or secret.fresh()
-        served = StoreDesk(Gate(listening, proof, tls=tls.server_side(endpoint), log=warn), Shelf())
+        served = StoreServer(
+            AdmissionListener(listening, proof, tls=tls.server_side(endpoint), log=warn), KeyValueStore()
+        )
         served.place = (endpoint.address, listening.getsockname()[1], proof)
         return served

@@ -5,15 +5,15 @@ from __future__ import annotations
 from paceline.collectives._connected import Connected
 from paceline.network.means.group import GroupRequest
 from paceline.network.means.process_group import TorchGroup
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 
 
-class Gloo(Connected):
+class GlooCollective(Connected):
     """A group is a process group of torch.distributed. Its connections are neither authenticated nor encrypted."""
 
     name = "gloo"
 
-    def group(self, memory: Stage, request: GroupRequest) -> TorchGroup:
+    def group(self, memory: RunMemory, request: GroupRequest) -> TorchGroup:
         return TorchGroup(
             self.name,
             request.store,

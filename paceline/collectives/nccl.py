@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.collectives.gloo import Gloo
+from paceline.collectives.gloo import GlooCollective
 
 
-class Nccl(Gloo):
+class NcclCollective(GlooCollective):
     """As Gloo, on GPUs: vectors stay there."""
 
     name = "nccl"

@@ -7,20 +7,20 @@ from paceline.network.means.group import GroupRequest
 from paceline.network.means.peer_connections import connected, listener_of
 from paceline.network.means.tcp_group import TcpGroup
 from paceline.network.secure import tls
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 
 UNREACHED = 3.0  # patiences after which a worker that is alive and cannot be reached ends the run
 
 
-class Tcp(Connected):
+class TcpCollective(Connected):
     """Every member of a group is connected to every other one."""
 
     name = "tcp"
 
-    def prepare(self, memory: Stage) -> None:
+    def prepare(self, memory: RunMemory) -> None:
         listener_of(memory.node)
 
-    def group(self, memory: Stage, request: GroupRequest) -> TcpGroup:
+    def group(self, memory: RunMemory, request: GroupRequest) -> TcpGroup:
         node = memory.node
         assert node.store is not None
         connections = connected(

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from paceline import datasets, user_code
-from paceline.compute_times import Times, laws
+from paceline.compute_times import ComputeTime, laws
 from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.hook import Hook
 from paceline.rules import Rule
@@ -27,7 +27,7 @@ from paceline.task import Task
 
 
 @dataclass(frozen=True)
-class Found:
+class Member:
     """A member of a family. A broken one has no value but an `error`, which is raised where it is asked for."""
 
     name: str
@@ -59,38 +59,38 @@ class Found:
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def schemes() -> dict[str, Found]:
+def schemes() -> dict[str, Member]:
     """Every scheme that can be read: public classes of the files in paceline/schemes/."""
     return _sound(_members("schemes"))
 
 
-def tasks() -> dict[str, Found]:
+def tasks() -> dict[str, Member]:
     """Every task that can be read: functions that return one, in the files of paceline/tasks/."""
     return _sound(_members("tasks"))
 
 
-def rules() -> dict[str, Found]:
+def rules() -> dict[str, Member]:
     """Every update rule."""
-    return {name: Found(name, rule) for name, rule in sorted(rules_by_name().items())}
+    return {name: Member(name, rule) for name, rule in sorted(rules_by_name().items())}
 
 
-def compute() -> dict[str, Found]:
+def compute() -> dict[str, Member]:
     """Every law of compute times."""
-    return {name: Found(name, law) for name, law in sorted(laws().items())}
+    return {name: Member(name, law) for name, law in sorted(laws().items())}
 
 
-def data() -> dict[str, Found]:
+def data() -> dict[str, Member]:
     """Every data set."""
-    return {name: Found(name, datasets.module(name)) for name in datasets.names()}
+    return {name: Member(name, datasets.module(name)) for name in datasets.names()}
 
 
-def hooks() -> dict[str, Found]:
+def hooks() -> dict[str, Member]:
     """Every hook that can be read: public classes of the files in paceline/hooks/."""
     return _sound(_members("hooks"))
 
 
 # all that there is, broken members too
-FAMILIES: dict[str, Callable[[], dict[str, Found]]] = {
+FAMILIES: dict[str, Callable[[], dict[str, Member]]] = {
     "schemes": lambda: _members("schemes"),
     "tasks": lambda: _members("tasks"),
     "rules": rules,
@@ -138,7 +138,7 @@ def collectives() -> list[str]:
     return list(_sound(_members("collectives")))
 
 
-def anything(name: str) -> tuple[str, Found]:
+def anything(name: str) -> tuple[str, Member]:
     """A member of whichever family has that name, and the family."""
     if ":" in name:
         value = _reference(_ANY, name)
@@ -148,7 +148,7 @@ def anything(name: str) -> tuple[str, Found]:
                 f"{name!r} is a {type(value).__name__}; there is something to show of a scheme, rule, hook or compute "
                 "law (a class) and of a task (a paceline.Task, or a function that makes one)"
             )
-        return kind, Found(name, value)
+        return kind, Member(name, value)
     every = [(family, found) for family, get in FAMILIES.items() for found in get().values()]
     for family, found in every:
         if found.name == name:
@@ -174,13 +174,13 @@ def _named(kind: str, name: str) -> Any:
     return _checked(known[name]).value
 
 
-def _checked(found: Found) -> Found:
+def _checked(found: Member) -> Member:
     if found.error is not None:
         raise found.error
     return found
 
 
-def _unknown(kind: str, name: str, known: Iterable[Found]) -> UnknownName:
+def _unknown(kind: str, name: str, known: Iterable[Member]) -> UnknownName:
     """What is not there; it may well be what a broken file would have held."""
     known = list(known)
     error = UnknownName(kind, name, {found.name for found in known})
@@ -190,15 +190,15 @@ def _unknown(kind: str, name: str, known: Iterable[Found]) -> UnknownName:
     return error
 
 
-def _sound(members: dict[str, Found]) -> dict[str, Found]:
+def _sound(members: dict[str, Member]) -> dict[str, Member]:
     return {name: found for name, found in members.items() if found.error is None}
 
 
-def _members(family: str) -> dict[str, Found]:
+def _members(family: str) -> dict[str, Member]:
     """A family's folder and entry points. What cannot be read is a member by its file's name, and breaks no other."""
     package = importlib.import_module(f"paceline.{family}")
-    found: dict[str, Found] = {}
-    broken: dict[str, Found] = {}
+    found: dict[str, Member] = {}
+    broken: dict[str, Member] = {}
     for info in pkgutil.iter_modules(package.__path__):
         if not info.name.startswith("_"):
             try:
@@ -206,7 +206,7 @@ def _members(family: str) -> dict[str, Found]:
                 found |= user_code.attempt(place, _of_file, family, f"{package.__name__}.{info.name}")
             except PacelineError as error:
                 name = info.name.rstrip("_").replace("_", "-")
-                broken[name] = Found(name, None, error)
+                broken[name] = Member(name, None, error)
     for entry in entry_points(group=f"paceline.{family}"):
         if entry.name not in found:
             try:
@@ -215,23 +215,23 @@ def _members(family: str) -> dict[str, Found]:
                 )
                 if _family(value) != family:
                     raise UsageError(f"the entry point {entry.name} = {entry.value} is not one of paceline.{family}")
-                found[entry.name] = Found(entry.name, value)
+                found[entry.name] = Member(entry.name, value)
             except PacelineError as error:
-                broken[entry.name] = Found(entry.name, None, error)
+                broken[entry.name] = Member(entry.name, None, error)
     return dict(sorted((broken | found).items()))
 
 
-def _of_file(family: str, name: str) -> dict[str, Found]:
+def _of_file(family: str, name: str) -> dict[str, Member]:
     kinds = {"schemes": _classes(Scheme), "hooks": _classes(Hook), "tasks": _tasks_of}
     members = kinds.get(family) or _classes_like(family)
-    return {name: Found(name, value) for name, value in members(importlib.import_module(name))}
+    return {name: Member(name, value) for name, value in members(importlib.import_module(name))}
 
 
 def _family(value: Any) -> str | None:
     """The family of a thing, told by what it is."""
     if not inspect.isclass(value):
         return "tasks" if isinstance(value, Task) or callable(value) else None
-    families = {"schemes": Scheme, "hooks": Hook, "rules": Rule, "compute": Times, "tasks": Task}
+    families = {"schemes": Scheme, "hooks": Hook, "rules": Rule, "compute": ComputeTime, "tasks": Task}
     alike = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
     found = next((family for family, of in families.items() if issubclass(value, of)), None)
     return found or next((family for family, has in alike.items() if all(hasattr(value, one) for one in has)), None)

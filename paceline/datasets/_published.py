@@ -63,7 +63,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """The content of every file, and which step gave it."""
 
     content: Mapping[str, bytes]
@@ -81,7 +81,7 @@ def aloud(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def gather(wanted: Published, directory: str | Path | None = None, say: Say | None = None) -> Found:
+def gather(wanted: Published, directory: str | Path | None = None, say: Say | None = None) -> FoundFiles:
     """Every file of a set, each from the first source that has it."""
     search = Search(wanted, say or aloud)
     for folder in _directories(wanted, directory):
@@ -101,7 +101,7 @@ def gather(wanted: Published, directory: str | Path | None = None, say: Say | No
         )
         error.damaged = search.damaged
         raise error
-    return Found(search.content, search.path, "; ".join(dict.fromkeys(search.sources)))
+    return FoundFiles(search.content, search.path, "; ".join(dict.fromkeys(search.sources)))
 
 
 def _directories(wanted: Published, directory: str | Path | None) -> Iterable[Path]:

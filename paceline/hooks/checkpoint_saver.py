@@ -8,7 +8,7 @@ from typing import ClassVar
 from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 
 @dataclass
@@ -25,7 +25,7 @@ class CheckpointSaver(Checked):
 
     def begin(self, session: Session) -> None:
         seconds = 60.0 if self.every is None and self.seconds is None else self.seconds
-        self._pace = Pace(self.every, seconds, session.updates, session.seconds)
+        self._pace = Periodic(self.every, seconds, session.updates, session.seconds)
 
     def after_step(self, session: Session) -> None:
         if self._pace.due(session.updates, session.seconds):

@@ -9,7 +9,7 @@ from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._metric import gain, metric_of
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 
 @dataclass
@@ -26,7 +26,7 @@ class EarlyStop(Checked):
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every, None, session.updates, session.seconds)
+        self._pace = Periodic(self.every, None, session.updates, session.seconds)
         self._best: float | None = None
         self._in_vain = 0
 

@@ -10,7 +10,7 @@ from paceline.errors import UnknownName
 from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 _SHOWN: dict[str, Callable[[Session], str]] = {
     "update": lambda session: f"update {session.updates}",
@@ -41,7 +41,7 @@ class Log(Checked):
                 raise UnknownName(f"value of {self.name}", name, _SHOWN)
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every or 100, self.seconds, session.worker.t, session.seconds)
+        self._pace = Periodic(self.every or 100, self.seconds, session.worker.t, session.seconds)
 
     def after_step(self, session: Session) -> None:
         worker = session.worker

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.fields import Bound, Count
 from paceline.hook import Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 _Rank = Annotated[int, Bound(0)]
 
@@ -41,7 +41,7 @@ class Profiler(Checked):
                 f"{self.name}: this run has no directory for traces; in virtual time there is nothing to measure, "
                 "so use paceline train"
             )
-        self._pace = Pace(self.every, None, session.worker.t, session.seconds)
+        self._pace = Periodic(self.every, None, session.worker.t, session.seconds)
         self._running: profile | None = None
         self._first = 0
         self._left = self.most if session.worker.rank in self.ranks else 0

@@ -9,7 +9,7 @@ from typing import ClassVar
 from paceline.fields import Count
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 
 @dataclass
@@ -23,7 +23,7 @@ class StalenessRecord(Checked):
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every, None, session.updates, session.seconds)
+        self._pace = Periodic(self.every, None, session.updates, session.seconds)
 
     def after_step(self, session: Session) -> None:
         if self._pace.due(session.updates, session.seconds):

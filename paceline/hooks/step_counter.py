@@ -8,7 +8,7 @@ from typing import ClassVar
 from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 from paceline.hooks._speed import Speed
 
 
@@ -28,7 +28,7 @@ class StepCounter(Checked):
         self._only_one("every", "seconds")
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every or 100, self.seconds, session.updates, session.seconds)
+        self._pace = Periodic(self.every or 100, self.seconds, session.updates, session.seconds)
         self._speed: Speed | None = None
 
     def before_step(self, session: Session) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.fields import Count
 from paceline.hook import Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 
 @dataclass
@@ -17,7 +17,7 @@ class StepPrinter(Checked):
     every: Count = 1
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every, None, session.worker.t, session.seconds)
+        self._pace = Periodic(self.every, None, session.worker.t, session.seconds)
 
     def after_step(self, session: Session) -> None:
         worker = session.worker

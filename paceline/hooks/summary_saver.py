@@ -9,7 +9,7 @@ from paceline.errors import UsageError
 from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 from paceline.hooks._speed import Speed
 from paceline.hooks._tensorboard import add_counts, writer
 
@@ -36,7 +36,7 @@ class SummarySaver(Checked):
                 f"{self.name}: this run has no directory for summaries; the simulator writes no files, "
                 "so use paceline train, or the hook log here"
             )
-        self._pace = Pace(self.every or 100, self.seconds, session.updates, session.seconds)
+        self._pace = Periodic(self.every or 100, self.seconds, session.updates, session.seconds)
         self._speed = Speed(session)
         self._writer = writer(session.directory / "summaries")
 

@@ -9,7 +9,7 @@ from paceline.fields import Count, Rate
 from paceline.hook import Role, Session
 from paceline.hooks._metric import shown
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 from paceline.hooks._tensorboard import writer
 
 
@@ -30,7 +30,7 @@ class Validation(Checked):
         self._only_one("every", "seconds")
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every or 100, self.seconds, session.updates, session.seconds)
+        self._pace = Periodic(self.every or 100, self.seconds, session.updates, session.seconds)
         folder = session.directory
         self._writer = None if folder is None else writer(folder / "summaries" / "validation")
 

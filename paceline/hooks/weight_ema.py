@@ -9,7 +9,7 @@ from paceline.fields import Count, Fraction
 from paceline.hook import Role, Session
 from paceline.hooks._metric import shown
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Pace
+from paceline.hooks._periodic import Periodic
 
 _KEPT = "ema"
 
@@ -27,7 +27,7 @@ class WeightEma(Checked):
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def begin(self, session: Session) -> None:
-        self._pace = Pace(self.every, None, session.worker.t, session.seconds)
+        self._pace = Periodic(self.every, None, session.worker.t, session.seconds)
         centre, kept = session.model(), session.kept(_KEPT)
         self._average = centre if kept is None else kept.to(centre, copy=True)
         session.keep(_KEPT, self._average)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.launchers._kubernetes_pod import pod
-from paceline.launchers._kubernetes_settings import Settings
+from paceline.launchers._kubernetes_settings import KubernetesSettings
 from paceline.launchers._kubernetes_template import CONTAINER, Manifest
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 def manifests(job: Job) -> list[Manifest]:
     """Everything but the secret, in the order in which it is to be applied."""
-    settings = Settings.of(job)
+    settings = KubernetesSettings.of(job)
     found = [_config(job, settings)]
     found += [_code(settings)] if settings.code else []
     found += [_policy(job, settings)] if settings.policy else []
@@ -27,7 +27,7 @@ def manifests(job: Job) -> list[Manifest]:
     return [*found, _service(settings), _job(job, settings)]
 
 
-def resources(settings: Settings) -> list[tuple[str, str]]:
+def resources(settings: KubernetesSettings) -> list[tuple[str, str]]:
     """Kind and name of what belongs to a run, but for the job itself, in the order in which it is to be deleted."""
     found = [("service", settings.name)] if settings.kind == "job" else []
     found += [("networkpolicy", settings.name)] if settings.policy else []
@@ -35,7 +35,7 @@ def resources(settings: Settings) -> list[tuple[str, str]]:
     return [*found, ("configmap", f"{settings.name}-config"), ("secret", f"{settings.name}-secret")]
 
 
-def secret(job: Job, settings: Settings) -> Manifest:
+def secret(job: Job, settings: KubernetesSettings) -> Manifest:
     metadata = settings.metadata(f"{settings.name}-secret")
     return {
         **{"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"},
@@ -43,7 +43,7 @@ def secret(job: Job, settings: Settings) -> Manifest:
     }
 
 
-def _config(job: Job, settings: Settings) -> Manifest:
+def _config(job: Job, settings: KubernetesSettings) -> Manifest:
     chief = job.tasks.index("chief")
     host = f"{settings.name}-chief-0-0" if settings.kind == "jobset" else f"{settings.name}-{chief}"
     told = {
@@ -59,7 +59,7 @@ def _config(job: Job, settings: Settings) -> Manifest:
     }
 
 
-def _code(settings: Settings) -> Manifest:
+def _code(settings: KubernetesSettings) -> Manifest:
     """The user's own files."""
     return {
         **{"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings.metadata(f"{settings.name}-code")},
@@ -67,7 +67,7 @@ def _code(settings: Settings) -> Manifest:
     }
 
 
-def _policy(job: Job, settings: Settings) -> Manifest:
+def _policy(job: Job, settings: KubernetesSettings) -> Manifest:
     """Only pods of this run may connect to its pods, and only where paceline listens."""
     own = {"podSelector": {"matchLabels": {"paceline/run": settings.name}}}
     listens = [{"protocol": "TCP", "port": settings.ports.first, "endPort": settings.ports.last}]
@@ -79,7 +79,7 @@ def _policy(job: Job, settings: Settings) -> Manifest:
     }
 
 
-def _service(settings: Settings) -> Manifest:
+def _service(settings: KubernetesSettings) -> Manifest:
     """Without an address of its own: it gives the pods their names. They are needed before anybody is ready."""
     return {
         **{"apiVersion": "v1", "kind": "Service", "metadata": settings.metadata(settings.name)},
@@ -92,7 +92,7 @@ def _service(settings: Settings) -> Manifest:
     }
 
 
-def _queued(settings: Settings) -> tuple[Manifest, Manifest]:
+def _queued(settings: KubernetesSettings) -> tuple[Manifest, Manifest]:
     """Metadata of a job, and what its spec needs: with Kueue it is suspended until there is room for all of it."""
     metadata = settings.metadata(settings.name)
     queue = settings.options.get("queue")
@@ -101,7 +101,7 @@ def _queued(settings: Settings) -> tuple[Manifest, Manifest]:
     return metadata | {"labels": metadata["labels"] | {QUEUE: queue}}, {"suspend": True}
 
 
-def _job(job: Job, settings: Settings) -> Manifest:
+def _job(job: Job, settings: KubernetesSettings) -> Manifest:
     metadata, waits = _queued(settings)
     return {
         **{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata},
@@ -117,7 +117,7 @@ def _job(job: Job, settings: Settings) -> Manifest:
     }
 
 
-def _jobset(job: Job, settings: Settings) -> Manifest:
+def _jobset(job: Job, settings: KubernetesSettings) -> Manifest:
     """A job for each role. Only the chief's pod holds the volume, so one that a single node can mount will do."""
     roles: dict[str, list[str]] = {}
     for task in job.tasks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.launchers._kubernetes_settings import Settings
+from paceline.launchers._kubernetes_settings import KubernetesSettings
 from paceline.launchers._kubernetes_template import CONTAINER, Manifest
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ CODE = "/code"  # where the user's own files are
 USER = 1000  # not root; that of the Dockerfile
 
 
-def pod(job: Job, settings: Settings, role: str | None, *, volume: bool, tasks: list[str] | None = None) -> Manifest:
+def pod(
+    job: Job, settings: KubernetesSettings, role: str | None, *, volume: bool, tasks: list[str] | None = None
+) -> Manifest:
     """The template of a role's pods; `role` None: of all tasks. `tasks`: those of the role, which the config lacks."""
     spec: Manifest = {
         "restartPolicy": "Never",  # the pod is replaced whole: its name and number stay
@@ -36,7 +38,9 @@ def pod(job: Job, settings: Settings, role: str | None, *, volume: bool, tasks: 
     return settings.templated({"metadata": {"labels": labels}, "spec": spec}, role)
 
 
-def _container(job: Job, settings: Settings, role: str | None, volume: bool, tasks: list[str] | None) -> Manifest:
+def _container(
+    job: Job, settings: KubernetesSettings, role: str | None, volume: bool, tasks: list[str] | None
+) -> Manifest:
     options = settings.options
     environment: list[Manifest] = [
         {
@@ -72,7 +76,7 @@ def _container(job: Job, settings: Settings, role: str | None, volume: bool, tas
     return container
 
 
-def _volumes(settings: Settings, volume: bool) -> list[Manifest]:
+def _volumes(settings: KubernetesSettings, volume: bool) -> list[Manifest]:
     claim = settings.options.get("volume") if volume else None
     found: list[Manifest] = [
         {"name": "run", **({"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}})},
@@ -83,7 +87,7 @@ def _volumes(settings: Settings, volume: bool) -> list[Manifest]:
     return found
 
 
-def _resources(job: Job, settings: Settings, role: str | None) -> Manifest:
+def _resources(job: Job, settings: KubernetesSettings, role: str | None) -> Manifest:
     asked = {"cpu": settings.options.get("cpu", str(job.threads))}
     limits = {}
     if settings.options.get("memory"):

@@ -28,7 +28,7 @@ LARGEST = 1_000_000  # bytes of a ConfigMap, a little less than what a cluster's
 
 
 @dataclass(frozen=True)
-class Settings:
+class KubernetesSettings:
     """The settings of one run, and the names that follow from them."""
 
     name: str
@@ -40,7 +40,7 @@ class Settings:
     code: dict[str, str] = field(default_factory=dict)  # the user's own files: name and text
 
     @classmethod
-    def of(cls, job: Job) -> Settings:
+    def of(cls, job: Job) -> KubernetesSettings:
         job.refuse_unknown(KEYS)
         options = job.options
         kind = options.get("kind", "job").lower()

@@ -28,7 +28,7 @@ TOGETHER = 5.0  # seconds that a task which failed leaves to the chief to end wi
 FORGIVEN = 600.0  # seconds of life after which earlier restarts no longer count
 
 
-class Seat:
+class TaskActor:
     """The actor: a place for one task. Every method is short, so a signal never waits long for its turn."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class Follower:
     again: float = 0.0  # not asked before
 
 
-class Crew:
+class RayTasks:
     """The actors of a run. The chief's end is the run's; whoever dies before it is begun again."""
 
     def __init__(self, ray: Any, job: Job, group: Any, bundles: Sequence[Mapping[str, float]], restarts: int) -> None:
         self.ray, self.job, self.restarts = ray, job, restarts
         scheduling = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        actor = ray.remote(Seat)
+        actor = ray.remote(TaskActor)
         self.followers = [
             Follower(
                 task,

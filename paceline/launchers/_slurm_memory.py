@@ -16,7 +16,7 @@ _UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
 @dataclass(frozen=True)
-class Node:
+class SlurmNode:
     """What a node has for jobs."""
 
     name: str
@@ -30,7 +30,7 @@ class Partition:
     """Nodes, and what the site has said of their memory; None: nothing."""
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
     default: str | None = None  # such as DefMemPerCPU=2000
     most_per_cpu: int | None = None
     most_per_node: int | None = None
@@ -67,7 +67,7 @@ def partition(nodes: str, partitions: str, name: str | None) -> Partition:
         raise UsageError(f"Slurm has no partition {name!r}; there are: {', '.join(sorted(known)) or 'none'}")
     found = [line.split("|") for line in nodes.splitlines() if line.count("|") == 4]
     own = tuple(
-        Node(node, _number(cpus) or 1, _number(memory) or 1, _number(threads) or 1)
+        SlurmNode(node, _number(cpus) or 1, _number(memory) or 1, _number(threads) or 1)
         for node, of, cpus, memory, threads in found
         if of == name
     )
@@ -102,7 +102,7 @@ def asked(memory: int, per_node: int | None, cpus: int, threads: int = 1) -> Req
     return Request(f"--mem-per-cpu={max(1, memory // whole)}M", reason)
 
 
-def _share(of: Partition, node: Node, count: int, cpus: int) -> int:
+def _share(of: Partition, node: SlurmNode, count: int, cpus: int) -> int:
     limits = [node.memory // count]
     if of.most_per_node is not None:
         limits.append(of.most_per_node // count)

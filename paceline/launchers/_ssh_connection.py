@@ -22,7 +22,7 @@ def source() -> bytes:
     return Path(_ssh_remote.__file__).read_bytes()
 
 
-class Link:
+class SshConnection:
     """One task's connection: begun, heard, told, and begun again."""
 
     def __init__(self, task: str, host: str, command: list[str]) -> None:
@@ -101,6 +101,6 @@ class Link:
         stream.close()
 
 
-def _lines(link: Link, name: str) -> Iterator[str]:
+def _lines(link: SshConnection, name: str) -> Iterator[str]:
     while lines := link.read(name):
         yield from lines

@@ -24,7 +24,7 @@ from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.launchers._child_process import in_this_python
 from paceline.launchers._foreground import FINAL, handling, number, repeated, seats
-from paceline.launchers._ssh_connection import LOST, Link, source
+from paceline.launchers._ssh_connection import LOST, SshConnection, source
 from paceline.network.cluster.description import address, is_host, same
 
 KEYS = ("hosts", "python", "ssh", "restarts", "hub")
@@ -48,7 +48,7 @@ def launch(job: Job) -> int:
     def begin() -> int:
         nonlocal begun
         begun += 1
-        code = Crew(job, hosts, restarts).run()
+        code = SshTasks(job, hosts, restarts).run()
         return 2 if code in NOT_THERE else code
 
     def over(code: int) -> bool:
@@ -88,12 +88,14 @@ def orders_of(job: Job, task: str, hub: str) -> dict[str, Any]:
     return {"environment": environment, "folder": str(Path.cwd()), "one_host": len(hosts) == 1, "listen": listen}
 
 
-class Crew:
+class SshTasks:
     """All tasks of one beginning."""
 
     def __init__(self, job: Job, hosts: list[str], restarts: int) -> None:
         self._job, self._restarts = job, restarts
-        self._links = [Link(task, host, command_of(job, host)) for task, host in zip(job.tasks, hosts, strict=True)]
+        self._links = [
+            SshConnection(task, host, command_of(job, host)) for task, host in zip(job.tasks, hosts, strict=True)
+        ]
         self._chief = next(link for link in self._links if _is_chief(link.task))
         self._streams = selectors.DefaultSelector()
         self._hub: str | None = None
@@ -140,7 +142,7 @@ class Crew:
                 self._lost(link)
         self._beat(now)
 
-    def _gone(self, link: Link) -> bool:
+    def _gone(self, link: SshConnection) -> bool:
         last = link.reap()
         for name, line in last or ():
             self._heard(link, name, line)
@@ -154,7 +156,7 @@ class Crew:
                 if link.code is None and link.ordered:
                     link.write(b"\n")
 
-    def _heard(self, link: Link, name: str, line: str) -> None:
+    def _heard(self, link: SshConnection, name: str, line: str) -> None:
         if link is self._chief and name == "out":
             sys.stdout.write(line + "\n")  # the result, also as JSON
             sys.stdout.flush()
@@ -167,7 +169,7 @@ class Crew:
         else:
             self._job.say(f"{link.task}: {line}")
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: SshConnection) -> None:
         """A task that is not the chief has ended."""
         code = link.code or 0
         if code == 0 or self._failed is not None or self._interrupts or self._chief.code is not None:
@@ -183,7 +185,7 @@ class Crew:
         self._job.say(f"{link.task} was lost ({what}); starting it again, {link.deaths} of {self._restarts}")
         link.again = time.monotonic() + PAUSE
 
-    def _give_up(self, link: Link, what: str, code: int) -> None:
+    def _give_up(self, link: SshConnection, what: str, code: int) -> None:
         self._failed = code if code in (1, 2, 3) else 2
         self._job.say(f"{link.task} on {link.host}: {what}; ending the run")
         self._chief.write(b"stop\n")

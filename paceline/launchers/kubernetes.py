@@ -17,7 +17,7 @@ import yaml
 
 from paceline.errors import RunError, UsageError
 from paceline.launchers._kubernetes_manifests import manifests, resources, secret
-from paceline.launchers._kubernetes_settings import Settings
+from paceline.launchers._kubernetes_settings import KubernetesSettings
 from paceline.launchers._kubernetes_template import CONTAINER, Manifest
 from paceline.signals import Interrupted
 
@@ -31,7 +31,7 @@ LATE = 15  # looks that a job may stay unseen after it was applied
 
 def shown(job: Job) -> str:
     """The manifests as YAML. The secret has to be there before them: the first lines say how to make it."""
-    settings = Settings.of(job)
+    settings = KubernetesSettings.of(job)
     name = f"{settings.name}-secret"
     make = shlex.join(settings.arguments("create", "secret", "generic", name, "--from-file=secret=/dev/stdin"))
     lines = [
@@ -63,7 +63,7 @@ def _written(manifest: Manifest) -> str:
 
 def launch(job: Job) -> int:
     """Apply the manifests, follow the chief's log, and give its exit code."""
-    settings = Settings.of(job)
+    settings = KubernetesSettings.of(job)
     if shutil.which("kubectl") is None:
         raise UsageError(
             "--on kubernetes needs kubectl, which is not on the path; install it, "
@@ -88,7 +88,7 @@ def launch(job: Job) -> int:
             _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
 
 
-def _followed(job: Job, settings: Settings, kind: str) -> tuple[int, bool]:
+def _followed(job: Job, settings: KubernetesSettings, kind: str) -> tuple[int, bool]:
     """Until the job is complete or failed, or can only fail: the exit code, and whether the job has ended by itself. A
     chief's pod that is replaced is followed by the next one's log."""
     chief = _chief_selector(job, settings)
@@ -113,7 +113,7 @@ def _followed(job: Job, settings: Settings, kind: str) -> tuple[int, bool]:
         time.sleep(POLL)
 
 
-def _state(job: Job, settings: Settings, kind: str) -> str | None:
+def _state(job: Job, settings: KubernetesSettings, kind: str) -> str | None:
     """The condition with which a job ends; "" while it goes on; None if it is not there. A job whose chief will not be
     replaced any more has only pods left that wait for one."""
     found = _kubectl(settings, "get", kind, settings.name, "--ignore-not-found", "--output", "json")
@@ -133,7 +133,7 @@ def _names(indexes: str, number: int) -> bool:
     return any(int(first) <= number <= int(last or first) for first, _, last in ranges)
 
 
-def _pods(settings: Settings, selector: str) -> list[Manifest]:
+def _pods(settings: KubernetesSettings, selector: str) -> list[Manifest]:
     found = json.loads(_kubectl(settings, "get", "pods", "--selector", selector, "--output", "json"))
     return sorted(found["items"], key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
@@ -148,14 +148,14 @@ def _exit_code(pods: list[Manifest]) -> int:
     return 1
 
 
-def _chief_selector(job: Job, settings: Settings) -> str:
+def _chief_selector(job: Job, settings: KubernetesSettings) -> str:
     if settings.kind == "jobset":
         return f"jobset.sigs.k8s.io/jobset-name={settings.name},jobset.sigs.k8s.io/replicatedjob-name=chief"
     index = job.tasks.index("chief")
     return f"batch.kubernetes.io/job-name={settings.name},batch.kubernetes.io/job-completion-index={index}"
 
 
-def _kubectl(settings: Settings, *words: str, text: str | None = None, strict: bool = True) -> str:
+def _kubectl(settings: KubernetesSettings, *words: str, text: str | None = None, strict: bool = True) -> str:
     done = subprocess.run(settings.arguments(*words), input=text, capture_output=True, text=True, check=False)
     if done.returncode and strict:
         raise RunError(f"kubectl {' '.join(words)} failed: {done.stderr.strip() or done.stdout.strip()}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunError, UsageError
 from paceline.launchers import _child_process, _ray_actors
-from paceline.launchers._ray_actors import Crew
+from paceline.launchers._ray_actors import RayTasks
 
 if TYPE_CHECKING:
     from paceline.launcher import Job
@@ -26,7 +26,7 @@ STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class RaySettings:
     """What `--engine` says."""
 
     address: str | None
@@ -36,7 +36,7 @@ class Settings:
     patience: float
 
     @classmethod
-    def of(cls, job: Job) -> Settings:
+    def of(cls, job: Job) -> RaySettings:
         job.refuse_unknown(KEYS)
         options = job.options
         strategy = (options.get("strategy") or options.get("placement") or "pack").lower()
@@ -63,7 +63,7 @@ class Settings:
 
 def shown(job: Job) -> str:
     """The placement group and the actors, as they would be asked of Ray."""
-    settings = Settings.of(job)
+    settings = RaySettings.of(job)
     where = settings.address or "the cluster that is running (RAY_ADDRESS), or this machine alone if there is none"
     bundles = Counter(
         ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job, task).items()) for task in job.tasks
@@ -85,7 +85,7 @@ def shown(job: Job) -> str:
 
 def launch(job: Job) -> int:
     """Ask Ray for the places, run the tasks in them, and give the chief's exit code."""
-    settings = Settings.of(job)
+    settings = RaySettings.of(job)
     ray = _ray()
     for module in (_child_process, _ray_actors):  # sent whole: actors need not load torch only to start a command
         ray.cloudpickle.register_pickle_by_value(module)
@@ -95,7 +95,7 @@ def launch(job: Job) -> int:
     group = None
     try:
         group = _places(ray, job, settings)
-        crew = Crew(ray, job, group, [settings.bundle(job, task) for task in job.tasks], settings.restarts)
+        crew = RayTasks(ray, job, group, [settings.bundle(job, task) for task in job.tasks], settings.restarts)
         try:
             return crew.followed()
         finally:
@@ -108,7 +108,7 @@ def launch(job: Job) -> int:
             ray.shutdown()
 
 
-def _connect(ray: Any, job: Job, settings: Settings) -> None:
+def _connect(ray: Any, job: Job, settings: RaySettings) -> None:
     """Join the cluster that is named, or that Ray itself would take; where there is none, make one of this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     plain = {"log_to_driver": False, "logging_level": "warning", "configure_logging": False}
@@ -143,7 +143,7 @@ def _knock(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-def _places(ray: Any, job: Job, settings: Settings) -> Any:
+def _places(ray: Any, job: Job, settings: RaySettings) -> Any:
     """The placement group, once Ray has found room for all of it."""
     bundles = [settings.bundle(job, task) for task in job.tasks]
     group = ray.util.placement_group(bundles, strategy=settings.strategy)

@@ -34,7 +34,7 @@ _SIGNAL = "USR1@60"
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """How the tasks stand on the nodes; None: as Slurm likes."""
 
     nodes: int | None
@@ -103,7 +103,7 @@ def script(job: Job) -> str:
     return "\n".join([*lines, body])
 
 
-def _options(job: Job, shape: Shape, array: Sequence[str]) -> list[str]:
+def _options(job: Job, shape: JobShape, array: Sequence[str]) -> list[str]:
     """The lines that sbatch reads."""
     logs = str(job.directory / "logs").replace("%", "%%")
     found = [f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '-', job.name)}"]
@@ -124,7 +124,7 @@ def _options(job: Job, shape: Shape, array: Sequence[str]) -> list[str]:
     return [*(f"#SBATCH {option}" for option in found), f"# memory: {memory.reason}"]
 
 
-def _step(job: Job, shape: Shape) -> list[str]:
+def _step(job: Job, shape: JobShape) -> list[str]:
     """Options of srun: what it does not take over from sbatch; and one lost task does not end the others."""
     found = [f"--ntasks={len(job.tasks)}", f"--cpus-per-task={shape.cpus}"]
     found += ["--kill-on-bad-exit=0", "--wait=0", "--mpi=none"]
@@ -133,7 +133,7 @@ def _step(job: Job, shape: Shape) -> list[str]:
     return [*found, shape.gpus.binding] if shape.gpus.binding else found
 
 
-def _shape(job: Job) -> Shape:
+def _shape(job: Job) -> JobShape:
     tasks = len(job.tasks)
     nodes = _count(job, "nodes") if "nodes" in job.options else None
     per_node = _count(job, "tasks-per-node") if "tasks-per-node" in job.options else None
@@ -152,7 +152,7 @@ def _shape(job: Job) -> Shape:
     with_gpu = {"chief", "worker", *(["evaluator"] if job.evaluator_gpus else [])}
     wanted = job.options.get("gpus", str(job.gpus) if job.gpus else "")
     gpus = _slurm_gpus.asked(wanted, [kind in with_gpu for kind in kinds], per_node)
-    return Shape(nodes, per_node, _count(job, "cpus", job.threads), gpus, kinds)
+    return JobShape(nodes, per_node, _count(job, "cpus", job.threads), gpus, kinds)
 
 
 def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]
     return tuple(found)
 
 
-def _memory(job: Job, shape: Shape) -> _slurm_memory.Request:
+def _memory(job: Job, shape: JobShape) -> _slurm_memory.Request:
     """As given, or else a share of the partition; where Slurm cannot be asked (--dry-run elsewhere) it says so."""
     if "memory" in job.options:
         return _slurm_memory.asked(_slurm_memory.parsed(job.options["memory"]), shape.per_node, shape.cpus)

@@ -38,7 +38,7 @@ STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
 
 
 @dataclass(frozen=True)
-class Settings:
+class SparkSettings:
     """What `--engine` says."""
 
     master: str
@@ -46,7 +46,7 @@ class Settings:
     conf: dict[str, str]
 
     @classmethod
-    def of(cls, job: Job) -> Settings:
+    def of(cls, job: Job) -> SparkSettings:
         job.refuse_unknown(KEYS)
         patience = _whole("patience", job.options.get("patience", "30"), 1)
         conf = {
@@ -87,7 +87,7 @@ class Settings:
 
 def shown(job: Job) -> str:
     """The barrier stage as it would be submitted."""
-    settings = Settings.of(job)
+    settings = SparkSettings.of(job)
     lines = [
         f"spark master: {settings.master}",
         *(f"conf: {key}={value}" for key, value in settings.conf.items()),
@@ -103,7 +103,7 @@ def shown(job: Job) -> str:
 
 def launch(job: Job) -> int:
     """Submit the stage, again if a task of it is lost, and give the chief's exit code."""
-    settings = Settings.of(job)
+    settings = SparkSettings.of(job)
     context = _context(job, settings)
     folder = _home() / "work" / context.applicationId
     try:
@@ -119,7 +119,7 @@ def launch(job: Job) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _submitted(context: Any, job: Job, settings: Settings, left: int) -> int | None:
+def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> int | None:
     """One barrier stage from begin to end: the chief's exit code, or None where another submission may help."""
     share = Share(
         command=job.command,
@@ -161,7 +161,7 @@ def _submitted(context: Any, job: Job, settings: Settings, left: int) -> int | N
     return _failed(error, job, settings, left, bool(interrupts))
 
 
-def _failed(error: BaseException, job: Job, settings: Settings, left: int, interrupted: bool) -> int | None:
+def _failed(error: BaseException, job: Job, settings: SparkSettings, left: int, interrupted: bool) -> int | None:
     text = str(error)
     if "BarrierJobSlotsNumberCheckFailed" in text or "does not support barrier" in text or "SPARK-24819" in text:
         raise RunError(
@@ -229,7 +229,7 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _context(job: Job, settings: Settings) -> Any:
+def _context(job: Job, settings: SparkSettings) -> Any:
     try:
         import pyspark
     except ImportError as error:

@@ -18,8 +18,8 @@ from paceline.errors import SchemeError
 from paceline.ops import Mean
 from paceline.processes.memory.board import fence
 from paceline.processes.memory.call_codec import DTYPES
-from paceline.processes.memory.run_memory import Stage
-from paceline.runs.order_log import DECIDED, MEAN, Journal
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
 from paceline.sampling import mixed
 from paceline.state import Vector, mean_into
 
@@ -27,7 +27,7 @@ EVERYBODY = 1
 SMALL = 2 << 20  # bytes of all vectors together that stay in a core's cache: there each adds them all up itself
 
 
-class Meeting:
+class SharedMean:
     """A mean that this worker has arrived at."""
 
     def __init__(self, op: Mean, members: tuple[int, ...], number: int, place: int, small: bool) -> None:
@@ -37,7 +37,7 @@ class Meeting:
 class SharedMeans:
     """One worker's side of all means."""
 
-    def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+    def __init__(self, stage: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
         self.stage, self.rank, self._wait_for = stage, rank, wait_for
         self._board = stage.board
         self._hold = stage.plan.quorum == "hold"
@@ -47,15 +47,15 @@ class SharedMeans:
         grads = [stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
         self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> who may still read it
         self._grads = frozenset(grads)
-        self._open: Meeting | None = None
+        self._open: SharedMean | None = None
         self.generation = 0  # the one that this worker has gone back with
-        self.journal: Journal | None = None
+        self.journal: OrderLogWriter | None = None
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
         return self.leave(self.arrive(op, first=first))
 
-    def arrive(self, op: Mean, *, first: bool) -> Meeting:
+    def arrive(self, op: Mean, *, first: bool) -> SharedMean:
         board, rank = self._board, self.rank
         members = self._everybody if op.among is None else tuple(sorted(op.among))
         if rank not in members:
@@ -77,7 +77,7 @@ class SharedMeans:
         board.first_await[rank] = first
         board.reduced[rank] = board.finished[rank] = number - 1
         board.at_seq[rank] = number
-        self._open = meeting = Meeting(op, members, number, place, small)
+        self._open = meeting = SharedMean(op, members, number, place, small)
         self._wake(members)
         return meeting
 
@@ -104,7 +104,7 @@ class SharedMeans:
             self._lent[place] = readers = [(r, n) for r, n in readers if board.finished[r] < n and board.alive[r]]
         return not readers
 
-    def leave(self, meeting: Meeting) -> Vector:
+    def leave(self, meeting: SharedMean) -> Vector:
         """Wait until the mean is there, and take it."""
         board, rank, members = self._board, self.rank, meeting.members
         self._wait_for(lambda: self._decided(meeting) or self._decide(meeting), "the others at a mean")
@@ -178,11 +178,11 @@ class SharedMeans:
         self._board.finished[self.rank] = self._board.at_seq[self.rank]
         self._open = None
 
-    def _decided(self, meeting: Meeting) -> bool:
+    def _decided(self, meeting: SharedMean) -> bool:
         board, rank, number = self._board, self.rank, meeting.number
         return any(board.row_valid[d] and board.joint[d][rank] == number for d in meeting.members)
 
-    def _decide(self, meeting: Meeting) -> bool:
+    def _decide(self, meeting: SharedMean) -> bool:
         """If it is for this worker to say, and all are here: write down who takes part."""
         board, rank, members = self._board, self.rank, meeting.members
         alive = board.alive

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from paceline.config.endpoint import Endpoint
     from paceline.ops import Mean
-    from paceline.processes.calls.landing import Landing
-    from paceline.processes.calls.mailbox import Lane
-    from paceline.processes.calls.owed import Owed
+    from paceline.processes.calls.landing import ReceiveBuffer
+    from paceline.processes.calls.mailbox import Mailbox
+    from paceline.processes.calls.owed import PendingReplies
     from paceline.processes.memory.byte_ranges import Span
-    from paceline.processes.memory.run_memory import Stage
-    from paceline.runs.order_log import Journal
+    from paceline.processes.memory.run_memory import RunMemory
+    from paceline.runs.order_log import OrderLogWriter
     from paceline.state import Vector
 
 WaitFor = Callable[[Callable[[], bool], str], None]  # wait until something holds; what for, in words
@@ -39,15 +39,15 @@ class RemoteCalls(Protocol):
         """How many servers are on other nodes."""
         ...
 
-    def post(self, lane: Lane, words: array[int], spans: list[Span]) -> None:
+    def post(self, lane: Mailbox, words: array[int], spans: list[Span]) -> None:
         """Send a call that is in a mailbox of this node."""
         ...
 
-    def expect(self, lane: Lane, landing: Landing) -> None:
+    def expect(self, lane: Mailbox, landing: ReceiveBuffer) -> None:
         """Where the reply to a call may be received."""
         ...
 
-    def landed(self, lane: Lane) -> Landing | None:
+    def landed(self, lane: Mailbox) -> ReceiveBuffer | None:
         """Where a reply was received, if all of it came where it was expected."""
         ...
 
@@ -71,13 +71,13 @@ class RemoteCalls(Protocol):
 class CallPort(Protocol):
     """Where a server takes calls of workers of other nodes, and replies to them."""
 
-    owed: Owed  # replies that have not been copied out of the server's state
+    owed: PendingReplies  # replies that have not been copied out of the server's state
 
     def far(self, rank: int) -> bool:
         """Whether a worker is on another node."""
         ...
 
-    def answer(self, lane: Lane) -> None:
+    def answer(self, lane: Mailbox) -> None:
         """Send a reply."""
         ...
 
@@ -109,15 +109,17 @@ class Transport(Protocol):
 
     name: ClassVar[str]
 
-    def calls(self, memory: Stage, rank: int, lanes: list[Lane], ended: Callable[[], bool]) -> RemoteCalls | None:
+    def calls(
+        self, memory: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]
+    ) -> RemoteCalls | None:
         """A worker's way to servers of other nodes."""
         ...
 
-    def port(self, memory: Stage, shard: int, lanes: list[Lane]) -> CallPort | None:
+    def port(self, memory: RunMemory, shard: int, lanes: list[Mailbox]) -> CallPort | None:
         """A server's port for workers of other nodes."""
         ...
 
-    def order(self, memory: Stage, shard: int) -> CallOrder | None:
+    def order(self, memory: RunMemory, shard: int) -> CallOrder | None:
         """The order of calls, for a server that does not share memory with the first."""
         ...
 
@@ -126,7 +128,7 @@ class Means(Protocol):
     """One worker's side of all means. Vectors are added in the order of ranks: every collective gives the same bits."""
 
     generation: int  # how often the run had returned to a checkpoint when this worker last did
-    journal: Journal | None
+    journal: OrderLogWriter | None
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
@@ -187,7 +189,7 @@ class Collective(Protocol):
     name: ClassVar[str]
     device: ClassVar[str]  # where vectors are added: cpu or cuda
 
-    def means(self, memory: Stage, rank: int, wait_for: WaitFor) -> Means:
+    def means(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> Means:
         """A worker's side."""
         ...
 

@@ -147,7 +147,7 @@ def _apart(left: RenderableType, right: str) -> Table:
     return line
 
 
-class Column(NamedTuple):
+class LiveColumn(NamedTuple):
     heading: str
     width: int  # what its numbers usually take: columns must not jump while they grow
     cell: Callable[[RoleStatus], str | Text]
@@ -155,14 +155,14 @@ class Column(NamedTuple):
 
 # in order of importance: a narrow terminal shows the first ones
 COLUMNS = (
-    Column("role", 9, lambda role: Text(role.name, "bold")),
-    Column("state", 10, lambda role: Text(role.state, STYLES[role.state])),
-    Column("step", 10, lambda role: number(role.step if role.step >= 0 else math.nan, ",.0f")),
-    Column("samples/s", 9, lambda role: number(role.samples_per_second, ",.0f")),
-    Column("loss", 9, lambda role: number(role.loss, ".4g")),
-    Column("staleness", 9, lambda role: number(role.staleness, ".1f")),
-    Column("restarts", 8, lambda role: Text(f"{role.restarts:,}", "yellow" if role.restarts else "dim")),
-    Column("pid", 7, lambda role: number(role.pid or math.nan, ".0f")),
+    LiveColumn("role", 9, lambda role: Text(role.name, "bold")),
+    LiveColumn("state", 10, lambda role: Text(role.state, STYLES[role.state])),
+    LiveColumn("step", 10, lambda role: number(role.step if role.step >= 0 else math.nan, ",.0f")),
+    LiveColumn("samples/s", 9, lambda role: number(role.samples_per_second, ",.0f")),
+    LiveColumn("loss", 9, lambda role: number(role.loss, ".4g")),
+    LiveColumn("staleness", 9, lambda role: number(role.staleness, ".1f")),
+    LiveColumn("restarts", 8, lambda role: Text(f"{role.restarts:,}", "yellow" if role.restarts else "dim")),
+    LiveColumn("pid", 7, lambda role: number(role.pid or math.nan, ".0f")),
 )
 
 

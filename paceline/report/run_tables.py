@@ -54,7 +54,7 @@ def summary(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-class Column(NamedTuple):
+class ListColumn(NamedTuple):
     """One of the listing: the lowest `rank` stays longest when the terminal is narrow."""
 
     heading: str
@@ -64,15 +64,15 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("run", 0, "left", lambda one: Text(one["run"], "bold")),
-    Column("task", 6, "left", lambda one: _number(one["task"])),
-    Column("scheme", 4, "left", lambda one: _number(one["scheme"])),
-    Column("workers/servers", 8, "right", lambda one: f"{_number(one['workers'])}/{_number(one['servers'])}"),
-    Column("updates", 3, "right", lambda one: _number(one["updates"])),
-    Column("reached", 2, "right", lambda one: _reached(one)),
-    Column("state", 1, "left", lambda one: Text(one["state"], STYLES[one["state"]])),
-    Column("when", 5, "left", lambda one: _when(datetime.fromisoformat(one["started"]))),
-    Column("seconds", 7, "right", lambda one: _number(one["wall_seconds"])),
+    ListColumn("run", 0, "left", lambda one: Text(one["run"], "bold")),
+    ListColumn("task", 6, "left", lambda one: _number(one["task"])),
+    ListColumn("scheme", 4, "left", lambda one: _number(one["scheme"])),
+    ListColumn("workers/servers", 8, "right", lambda one: f"{_number(one['workers'])}/{_number(one['servers'])}"),
+    ListColumn("updates", 3, "right", lambda one: _number(one["updates"])),
+    ListColumn("reached", 2, "right", lambda one: _reached(one)),
+    ListColumn("state", 1, "left", lambda one: Text(one["state"], STYLES[one["state"]])),
+    ListColumn("when", 5, "left", lambda one: _when(datetime.fromisoformat(one["started"]))),
+    ListColumn("seconds", 7, "right", lambda one: _number(one["wall_seconds"])),
 )
 
 

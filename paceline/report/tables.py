@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.config.build import keys_of
-from paceline.config.discovery import Found
+from paceline.config.discovery import Member
 from paceline.fields import described
 from paceline.result import Result
 from paceline.scheme import fields
@@ -67,7 +67,7 @@ def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
             yield name, form.format(value)
 
 
-def listing(family: str, found: Iterable[Found]) -> Table:
+def listing(family: str, found: Iterable[Member]) -> Table:
     """The members of a family, a line each."""
     table = Table(title=family, show_header=False, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -77,7 +77,7 @@ def listing(family: str, found: Iterable[Found]) -> Table:
     return table
 
 
-def parameters(family: str, found: Found) -> Table | None:
+def parameters(family: str, found: Member) -> Table | None:
     """What a member takes: word, what is allowed, default."""
     rows = list(parameter_rows(family, found.value))
     if not rows:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.result import Staleness
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runtime.staleness import Ledger
+from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme
 from paceline.state import State
 
@@ -35,7 +35,7 @@ class Standing:
             return cls(saved.step, gradients, samples, 0, stale)
         direct = any(not method.atomic for method in scheme.methods.values())
         prefixes = ["ledger.0.", *(f"tally.{rank}." for rank in range(workers if direct else 0))]
-        ledgers = [Ledger(State.over(_under(saved.tensors, prefix))) for prefix in prefixes]
+        ledgers = [StalenessLedger(State.over(_under(saved.tensors, prefix))) for prefix in prefixes]
         dropped = int(ledgers[0].cells.refused)
         return cls(saved.step, gradients, samples, dropped, staleness_of(ledgers, saved.step))
 
@@ -59,7 +59,7 @@ class Totals:
         return cls(int(result.get("restarts") or 0), int(result["rolled_back_updates"] or 0) + void)
 
 
-def staleness_of(ledgers: Sequence[Ledger], updates: int) -> Staleness:
+def staleness_of(ledgers: Sequence[StalenessLedger], updates: int) -> Staleness:
     """What the server, or the workers that write into its vector themselves, have counted."""
     histogram: dict[int, int] = {}
     for ledger in ledgers:

@@ -11,17 +11,17 @@ from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
 from paceline.runs import atomic_files, file_sums, order_log
 from paceline.runs.checkpoint import Checkpoint, load
-from paceline.runs.order_log import ABOUT, DECIDED, END, NOTE, START, Log, MemberEvent, Record
+from paceline.runs.order_log import ABOUT, DECIDED, END, NOTE, START, LogRecord, MemberEvent, OrderLog
 
 
 @dataclass
-class Life:
+class WorkerLife:
     """What one worker did between its start and its end or death."""
 
     rank: int
     number: int
     begun: dict[str, Any]  # its first note: step, gradients, position of the server, …
-    records: list[Record]
+    records: list[LogRecord]
     cut: bool
 
     @property
@@ -42,8 +42,8 @@ class History:
     path: Path
     plan: Plan
     about: dict[str, Any]
-    server: dict[int, list[Record]]  # generation -> what the server did
-    lives: list[Life]
+    server: dict[int, list[LogRecord]]  # generation -> what the server did
+    lives: list[WorkerLife]
     decided: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)  # (rank, number) -> who took part
     torn: set[tuple[int, int]] = field(default_factory=set)  # those whose vectors were in more than one mean
     checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
@@ -110,7 +110,7 @@ def read(at: Path) -> History:
     return history
 
 
-def _row(record: Record) -> str:
+def _row(record: LogRecord) -> str:
     match record.kind:
         case order_log.CALL:
             method, rank, flags, _ = record.values
@@ -129,8 +129,8 @@ def _number(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", name))
 
 
-def _server(logs: list[Log]) -> tuple[dict[int, list[Record]], bool]:
-    generations: dict[int, list[Record]] = {0: []}
+def _server(logs: list[OrderLog]) -> tuple[dict[int, list[LogRecord]], bool]:
+    generations: dict[int, list[LogRecord]] = {0: []}
     current = 0
     for log in logs:
         current = max(current, log.header["generation"])
@@ -142,7 +142,7 @@ def _server(logs: list[Log]) -> tuple[dict[int, list[Record]], bool]:
     return generations, any(log.cut for log in logs)
 
 
-def _add_life(history: History, log: Log) -> None:
+def _add_life(history: History, log: OrderLog) -> None:
     notes = [k for k, record in enumerate(log.records) if record.kind == NOTE and "position" in record.values[0]]
     if not notes:
         return  # it died before it had begun
@@ -162,4 +162,4 @@ def _add_life(history: History, log: Log) -> None:
             history.checkpoints[told.get("generation", generation), told["checkpoint"]] = told["digest"]
     history.cut |= log.cut
     header = log.header
-    history.lives.append(Life(header["rank"], header["life"], records[0].values[0], records[1:], log.cut))
+    history.lives.append(WorkerLife(header["rank"], header["life"], records[0].values[0], records[1:], log.cut))

@@ -100,7 +100,7 @@ def probe_of(x: Tensor) -> Callable[[], int]:
     return lambda: zlib.crc32(seen.tobytes())
 
 
-class Journal:
+class OrderLogWriter:
     """A log that is being written. Records gather until `flush` seals them.
 
     The file is mapped: a frame costs no call of the system, and what is written survives the death of the process. Room
@@ -174,18 +174,18 @@ class Journal:
         os.close(self._file)
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     kind: int
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Log:
+class OrderLog:
     """A log that was read: its header, its records, and whether its end is missing."""
 
     path: Path
     header: dict[str, Any]
-    records: list[Record]
+    records: list[LogRecord]
     cut: bool = False
 
 
@@ -211,7 +211,7 @@ def trim(path: Path) -> None:
             file.truncate(frames[-1][1] + _SUM.size if frames else 0)
 
 
-def read(path: Path) -> Log:
+def read(path: Path) -> OrderLog:
     """A log's records up to its last whole frame. Only a frame that a death may have cut through is left out; any other
     that is not whole is damage."""
     try:
@@ -226,7 +226,7 @@ def read(path: Path) -> Log:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else None
         raise DataError(f"the order log {path} is of format {found!r}; this version of paceline reads {FORMAT}")
-    return Log(path, header, records[1:], cut)
+    return OrderLog(path, header, records[1:], cut)
 
 
 def _frames(path: Path, content: bytes) -> tuple[list[tuple[int, int]], bool]:
@@ -266,7 +266,7 @@ def _has_frame(content: bytes, since: int) -> bool:
     return False
 
 
-def _records(path: Path, block: bytes) -> Iterator[Record]:
+def _records(path: Path, block: bytes) -> Iterator[LogRecord]:
     at = 0
     while at < len(block):
         kind = block[at]
@@ -274,7 +274,7 @@ def _records(path: Path, block: bytes) -> Iterator[Record]:
             if kind in _TEXTS:
                 _, length = _TEXT.unpack_from(block, at)
                 at += _TEXT.size
-                yield Record(kind, (json.loads(block[at : at + length]),))
+                yield LogRecord(kind, (json.loads(block[at : at + length]),))
                 at += length
             else:
                 shape = _SHAPES[kind]
@@ -282,6 +282,6 @@ def _records(path: Path, block: bytes) -> Iterator[Record]:
                 at += shape.size
                 if kind == CALL:
                     values = (*values, None)
-                yield Record(CALL if kind == PROBED else kind, values)
+                yield LogRecord(CALL if kind == PROBED else kind, values)
         except (KeyError, ValueError, struct.error) as error:
             raise DataError(f"the order log {path} holds a record of an unknown kind ({kind})") from error

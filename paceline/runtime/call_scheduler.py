@@ -12,12 +12,12 @@ from torch import Tensor
 
 from paceline.errors import SchemeError
 from paceline.ops import Call
-from paceline.runtime.staleness import Ledger
+from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme, ServerMethod
 from paceline.state import Reading, State
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """A call that has been performed; `ticket` is what `submit` was given to know it again."""
 
     rank: int
@@ -46,17 +46,17 @@ class _Line:
     read: dict[str, int] = field(default_factory=dict)
 
 
-class Desk:
+class CallScheduler:
     """Performs calls on the server's state, whatever world they come from.
 
     A guard is evaluated again only when a cell that it read has changed, and once for all calls that wait with equal
     arguments. So a call costs the same however many workers wait.
     """
 
-    def __init__(self, scheme: Scheme, state: State, workers: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, scheme: Scheme, state: State, workers: int, ledger: StalenessLedger | None = None) -> None:
         self.scheme = scheme
         self.state = state
-        self.ledger = ledger or Ledger.fresh(workers, map(scheme.holder, range(workers)))
+        self.ledger = ledger or StalenessLedger.fresh(workers, map(scheme.holder, range(workers)))
         self.calls = 0
         state.keep_ledger(self.ledger)
         self._lines: dict[Any, _Line] = {}
@@ -68,11 +68,11 @@ class Desk:
         self._own = {_place(state.cell(name)) for name in state}
         self._x: int = state.x.data_ptr()
 
-    def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Answer]:
+    def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Reply]:
         """Take a call; gives every call that could be performed because of it, this one or others, in order."""
         self._check_crossing(call, call.args)
         if call.method.when is None:
-            return [Answer(rank, ticket, self._perform(rank, call, ticket)), *self._settle()]
+            return [Reply(rank, ticket, self._perform(rank, call, ticket)), *self._settle()]
         waiting = _Waiting(self._number, rank, ticket, call)
         self._number += 1
         line = self._line(call)
@@ -82,18 +82,18 @@ class Desk:
         self._by_rank.setdefault(rank, []).append(waiting)
         return list(self._settle())
 
-    def perform(self, rank: int, call: Call[Any], ticket: Any = None) -> Answer:
+    def perform(self, rank: int, call: Call[Any], ticket: Any = None) -> Reply:
         """Perform a call at once, without asking its guard: another desk has, and this one follows."""
-        return Answer(rank, ticket, self._perform(rank, call, ticket))
+        return Reply(rank, ticket, self._perform(rank, call, ticket))
 
-    def left(self, rank: int, *, quorum: bool = True) -> list[Answer]:
+    def left(self, rank: int, *, quorum: bool = True) -> list[Reply]:
         """A worker is gone: its waiting calls are void, and the scheme may lower its quorum."""
         for waiting in self._by_rank.pop(rank, ()):
             waiting.gone = True
         self._member("left", rank, quorum)
         return list(self._settle())
 
-    def joined(self, rank: int, *, quorum: bool = True) -> list[Answer]:
+    def joined(self, rank: int, *, quorum: bool = True) -> list[Reply]:
         """A worker is back."""
         self._member("joined", rank, quorum)
         return list(self._settle())
@@ -113,7 +113,7 @@ class Desk:
         """Why a call waits: its guard, and the cells that the guard reads."""
         return explain(self.scheme, self.state, call)
 
-    def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> tuple[Any, list[Answer]]:
+    def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> tuple[Any, list[Reply]]:
         """One of several pieces of a call that is not atomic: (low, high, length of x). Gives the piece's result, and
         every waiting call that could be performed because of it."""
         low, high, length = part
@@ -167,7 +167,7 @@ class Desk:
         elif line.open:
             heapq.heappush(self._ready, (line.calls[0].number, line.key))
 
-    def _settle(self) -> Iterator[Answer]:
+    def _settle(self) -> Iterator[Reply]:
         """Perform waiting calls, earliest first, until no guard allows another."""
         while True:
             self._refresh()
@@ -181,7 +181,7 @@ class Desk:
             if not waiting.gone:
                 self._by_rank[waiting.rank].remove(waiting)
                 result = self._perform(waiting.rank, waiting.call, waiting.ticket)
-                yield Answer(waiting.rank, waiting.ticket, result)
+                yield Reply(waiting.rank, waiting.ticket, result)
             self._refresh()
             self._offer(line)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.state import State
 
 
-class Ledger:
+class StalenessLedger:
     """Staleness as the server sees it, kept in cells so that it is saved and shared like any other state.
 
     `held[i]` is the version that worker i works on, -1 while it holds none. With it the law of conservation can be
@@ -26,7 +26,7 @@ class Ledger:
         self._admitted, self._total, self._largest = (cells.cell(n).numpy() for n in ("admitted", "total", "largest"))
 
     @classmethod
-    def fresh(cls, workers: int, holders: Iterable[int]) -> Ledger:
+    def fresh(cls, workers: int, holders: Iterable[int]) -> StalenessLedger:
         """Nothing counted yet; all holders begin with the first version."""
         # exponential workers make staleness geometric with mean workers - 1: one in e^32 falls past the last bin,
         # which counts "this or more"

@@ -14,7 +14,7 @@ from paceline.scheme import Scheme
 from paceline.worker import Worker
 
 
-class Driver:
+class StepDriver:
     """One worker's coroutine. `advance(answer)` runs to the next await and gives the operation, or None at the end.
 
     The grad mode that a step leaves on when it waits (`with torch.enable_grad(): await …`) belongs to that step: it is

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.simulator.simulated_worker import Seat
+    from paceline.simulator.simulated_worker import SimulatedWorker
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Accounts:
     lost: int = 0
     rolled_back: int = 0
 
-    def draw(self, seat: Seat) -> None:
+    def draw(self, seat: SimulatedWorker) -> None:
         self.drawn += 1
         seat.fresh += 1
 
-    def carried(self, seat: Seat, *, refused: bool = False) -> None:
+    def carried(self, seat: SimulatedWorker, *, refused: bool = False) -> None:
         """All gradients of this worker that waited have gone into the centre, or were refused."""
         number = seat.fresh + seat.waiting
         seat.fresh = seat.waiting = 0
@@ -38,18 +38,18 @@ class Accounts:
         else:
             self.used += number
 
-    def finished(self, seat: Seat, *, counted: bool) -> None:
+    def finished(self, seat: SimulatedWorker, *, counted: bool) -> None:
         """A step has ended: what it computed has counted with it, or waits in the worker's cells."""
         if counted:
             self.carried(seat)
         seat.waiting += seat.fresh
         seat.fresh = 0
 
-    def died(self, seat: Seat) -> None:
+    def died(self, seat: SimulatedWorker) -> None:
         self.lost += seat.fresh
         seat.fresh = 0
 
-    def forgotten(self, seat: Seat) -> None:
+    def forgotten(self, seat: SimulatedWorker) -> None:
         """The worker's cells are replaced: what waited in them will not count any more."""
         self.lost += seat.fresh + seat.waiting
         seat.fresh = seat.waiting = 0
@@ -59,7 +59,7 @@ class Accounts:
         self.rolled_back += self.used - used + self.dropped - dropped
         self.used, self.dropped = used, dropped
 
-    def closed(self, seats: list[Seat]) -> dict[str, int]:
+    def closed(self, seats: list[SimulatedWorker]) -> dict[str, int]:
         """The account at the end: what still waits will not count any more."""
         waiting = sum(seat.fresh + seat.waiting for seat in seats)
         counts = {"used": self.used, "dropped": self.dropped, "lost": self.lost + waiting}

@@ -9,16 +9,26 @@ from itertools import accumulate
 
 import numpy as np
 
-from paceline.compute_times import Constant, Exponential, Rng, Times, filled, parse_times
+from paceline.compute_times import ComputeTime, Constant, Exponential, Rng, filled, parse_times
 from paceline.errors import UsageError
 
-__all__ = ["SERVER", "Constant", "Cost", "Exponential", "Link", "Times", "parse_link", "parse_links", "parse_times"]
+__all__ = [
+    "SERVER",
+    "ComputeTime",
+    "Constant",
+    "Cost",
+    "Exponential",
+    "NetworkLink",
+    "parse_link",
+    "parse_links",
+    "parse_times",
+]
 
 SERVER = -1  # the server's place in (source, target)
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """One wire: seconds per message, bytes per second."""
 
     latency: float = 0.0
@@ -41,16 +51,16 @@ class Cost:
     `access` is how long one pass over the shared vector takes at speed 1 in a call that is not atomic (HogWild).
     """
 
-    compute_law: Times = field(default_factory=Constant)
-    network: Link = field(default_factory=Link)
+    compute_law: ComputeTime = field(default_factory=Constant)
+    network: NetworkLink = field(default_factory=NetworkLink)
     speeds: tuple[float, ...] = ()
-    links: Mapping[int, Link] = field(default_factory=dict)
-    access: Times | float = field(default_factory=lambda: Exponential(0.1))
+    links: Mapping[int, NetworkLink] = field(default_factory=dict)
+    access: ComputeTime | float = field(default_factory=lambda: Exponential(0.1))
 
     def __post_init__(self) -> None:
         if any(not speed > 0 for speed in self.speeds):
             raise UsageError(f"speeds must be above 0, not {', '.join(map(str, self.speeds))}")
-        if not isinstance(self.access, Times):
+        if not isinstance(self.access, ComputeTime):
             if not (self.access >= 0 and math.isfinite(self.access)):
                 raise UsageError(f"access must be a finite number of at least 0, not {self.access:g}")
             object.__setattr__(self, "access", Constant(float(self.access)))
@@ -61,7 +71,7 @@ class Cost:
         for rank in self.links:
             if not 0 <= rank < workers:
                 raise UsageError(f"a link was given for worker {rank}; workers are 0 to {workers - 1}")
-        assert isinstance(self.access, Times)
+        assert isinstance(self.access, ComputeTime)
         self.compute_law.check()
         self.access.check()
 
@@ -72,7 +82,7 @@ class Cost:
     def pass_over(self, rank: int, pieces: int, seed: int) -> list[float]:
         """When worker `rank`'s way through the shared vector reaches each piece. Who is faster overtakes, and so reads
         or leaves the vector torn; with constant times and equal speeds nobody ever does."""
-        assert isinstance(self.access, Times)
+        assert isinstance(self.access, ComputeTime)
         share = 1 / (pieces * (self.speeds[rank] if self.speeds else 1.0))
         if isinstance(self.access, Constant):
             return [k * self.access.seconds * share for k in range(pieces)]
@@ -86,13 +96,13 @@ class Cost:
         return link.seconds(size)
 
 
-def parse_link(text: str, owner: str = "network") -> Link:
+def parse_link(text: str, owner: str = "network") -> NetworkLink:
     """`latency=0.001,bandwidth=1e9` or `0.001,1e9`."""
-    link: Link = filled(Link, owner, text, text)
+    link: NetworkLink = filled(NetworkLink, owner, text, text)
     return link
 
 
-def parse_links(texts: list[str]) -> dict[int, Link]:
+def parse_links(texts: list[str]) -> dict[int, NetworkLink]:
     """`2:latency=0.1,bandwidth=1e6`, one for each worker whose wire differs."""
     links = {}
     for text in texts:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import Deadlock, RunError
 from paceline.ops import Mean, Pending
-from paceline.simulator.simulated_worker import Seat
+from paceline.simulator.simulated_worker import SimulatedWorker
 
 if TYPE_CHECKING:
-    from paceline.simulator.engine import Engine
+    from paceline.simulator.engine import SimulationEngine
 
 SHOWN = 20
 
 
-def stuck(engine: Engine) -> RunError:
+def stuck(engine: SimulationEngine) -> RunError:
     """The error for an engine in which nothing is under way any more."""
     when = f"at {engine.now:g} s, after {engine.updates} updates"
     alive = [seat for seat in engine.seats if seat.worker.alive]
@@ -36,7 +36,7 @@ def stuck(engine: Engine) -> RunError:
     return Deadlock("\n".join(lines))
 
 
-def _why(engine: Engine, seat: Seat) -> str:
+def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
     op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
     if isinstance(op, Mean):
         return engine.meetings.explain(op)

@@ -18,27 +18,27 @@ from torch import Tensor
 from paceline.errors import LossError, RunError, SchemeError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
-from paceline.runtime.call_scheduler import Answer
-from paceline.runtime.step_driver import Driver
+from paceline.runtime.call_scheduler import Reply
+from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.simulator.accounts import Accounts
 from paceline.simulator.cost import SERVER, Cost
 from paceline.simulator.deadlock import stuck
-from paceline.simulator.fault_injection import Life
+from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
-from paceline.simulator.means import Meetings, Met
+from paceline.simulator.means import Met, SimulatedMeans
 from paceline.simulator.partition import size
-from paceline.simulator.recovery import Recovery
+from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
-from paceline.simulator.shards import Pieces
-from paceline.simulator.simulated_worker import Seat
+from paceline.simulator.shards import ShardedCalls
+from paceline.simulator.simulated_worker import SimulatedWorker
 from paceline.state import State, Vector
 from paceline.task import Task
 from paceline.worker import Worker
 
 
-class Engine:
+class SimulationEngine:
     """Runs `workers` copies of a scheme's step against one desk. `run` may be called again to go on.
 
     `checkpoint_every`: the chief asks for a virtual checkpoint after so many updates; the start is one. `processes`: an
@@ -79,24 +79,24 @@ class Engine:
             self._followers = self.servers.followers
             self._submit = self.servers.submit if self.watched else self.servers.desk.submit
         self.seats = [self._seat(rank) for rank in range(workers)]
-        self.meetings = Meetings(self.seats, shrink)
+        self.meetings = SimulatedMeans(self.seats, shrink)
         free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
         self._free_network = free and not any(fault.action == "delay" for fault in faults)
         self._park_at: int | None = None
         self._goal = math.inf
         self._rewound = False
         self.choose_centre()
-        self.pieces = Pieces(self)
-        self.recovery = Recovery(self, checkpoint_every, processes)
-        self.life = Life(self, faults)
+        self.pieces = ShardedCalls(self)
+        self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
+        self.life = FaultInjector(self, faults)
         for seat in self.seats:
             self.begin(seat)
 
-    def _seat(self, rank: int) -> Seat:
+    def _seat(self, rank: int) -> SimulatedWorker:
         worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
         rng = np.random.Generator(np.random.PCG64(mixed(self.seed, "compute", rank)))
         batches = self.task.batches(rank, self.workers, self.seed)
-        seat = Seat(worker, Driver(self.scheme, worker), batches, rng)
+        seat = SimulatedWorker(worker, StepDriver(self.scheme, worker), batches, rng)
         seat.buffers = self.task.buffers()
         return seat
 
@@ -105,7 +105,7 @@ class Engine:
         """The server's state, or the chief's where there is no server (the lowest living worker stands in)."""
         return self._chief().worker.state if self.servers is None else self.servers.state
 
-    def _chief(self) -> Seat:
+    def _chief(self) -> SimulatedWorker:
         return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
 
     def choose_centre(self) -> None:
@@ -137,7 +137,7 @@ class Engine:
         *,
         seconds: float = math.inf,
         park_at: int | None = None,
-        watch: Callable[[Engine], None] | None = None,
+        watch: Callable[[SimulationEngine], None] | None = None,
     ) -> None:
         """Go on until the centre has had `updates` changes, `seconds` have passed, or every worker has made its first
         `park_at` steps. `watch` is called after each change of the centre."""
@@ -217,7 +217,7 @@ class Engine:
         """Forget everything that is under way."""
         self._heap.clear()
 
-    def begin(self, seat: Seat) -> None:
+    def begin(self, seat: SimulatedWorker) -> None:
         """Let a worker begin its next step, as soon as the events of this moment allow."""
         self.later(seat, 0.0, self._on_begin, None)
 
@@ -225,14 +225,14 @@ class Engine:
         """Something that happens to the run as a whole, before what workers do at the same moment."""
         heapq.heappush(self._heap, (when, -1, next(self._sequence), 0, handler, payload))
 
-    def later(self, seat: Seat, seconds: float, handler: Callable[..., None], payload: Any) -> None:
+    def later(self, seat: SimulatedWorker, seconds: float, handler: Callable[..., None], payload: Any) -> None:
         when, rank = self.now + seconds, seat.worker.rank
         heapq.heappush(self._heap, (when, rank, next(self._sequence), seat.generation, handler, payload))
 
-    def _on_begin(self, seat: Seat, _: None) -> None:
+    def _on_begin(self, seat: SimulatedWorker, _: None) -> None:
         self.resume(seat, None)
 
-    def resume(self, seat: Seat, answer: Any) -> None:
+    def resume(self, seat: SimulatedWorker, answer: Any) -> None:
         """Let a worker go on until it has to wait."""
         driver, worker = seat.driver, seat.worker
         seat.waits_for = None
@@ -285,7 +285,7 @@ class Engine:
             if self.life.struck(seat, "await", seat.awaits):
                 return
 
-    def _issue(self, seat: Seat, op: Op[Any], target: Op[Any]) -> None:
+    def _issue(self, seat: SimulatedWorker, op: Op[Any], target: Op[Any]) -> None:
         """Begin an operation; `target` gets its result: the operation itself, or its `Pending` if it was started."""
         rank = seat.worker.rank
         match op:
@@ -312,7 +312,7 @@ class Engine:
             case _:
                 raise SchemeError(f"worker:{rank}: {type(op).__name__} cannot be started")
 
-    def deliver(self, seat: Seat, target: Op[Any], result: Any) -> None:
+    def deliver(self, seat: SimulatedWorker, target: Op[Any], result: Any) -> None:
         if not isinstance(target, Pending):
             if seat.waits_for is not target:  # an answer belongs to one await of one life
                 raise RunError(f"worker:{seat.worker.rank} was answered {target}, and waits for {seat.waits_for}")
@@ -324,10 +324,10 @@ class Engine:
         if target.waited:
             self.resume(seat, result)
 
-    def _on_wake(self, seat: Seat, target: Op[Any]) -> None:
+    def _on_wake(self, seat: SimulatedWorker, target: Op[Any]) -> None:
         self.deliver(seat, target, None)
 
-    def _on_grad(self, seat: Seat, payload: tuple[Grad, Op[Any]]) -> None:
+    def _on_grad(self, seat: SimulatedWorker, payload: tuple[Grad, Op[Any]]) -> None:
         op, target = payload
         worker = seat.worker
         try:
@@ -360,28 +360,28 @@ class Engine:
                 return
         self.deliver(seat, target, g)
 
-    def on_call(self, seat: Seat, payload: tuple[Call[Any], Op[Any]]) -> None:
+    def on_call(self, seat: SimulatedWorker, payload: tuple[Call[Any], Op[Any]]) -> None:
         op, target = payload
         self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))
 
-    def on_copy(self, seat: Seat, payload: tuple[int, Call[Any]]) -> None:
+    def on_copy(self, seat: SimulatedWorker, payload: tuple[int, Call[Any]]) -> None:
         """A call has arrived at another server than the lead."""
         assert self.servers is not None
         self.servers.arrived(*payload)
 
-    def deliver_answers(self, answers: Sequence[Answer]) -> None:
+    def deliver_answers(self, answers: Sequence[Reply]) -> None:
         for rank, (generation, target), result in answers:
             seat = self.seats[rank]
             if seat.generation == generation:
                 self.later(seat, self.message(SERVER, rank, result), self.on_answer, (target, result))
 
-    def on_answer(self, seat: Seat, payload: tuple[Op[Any], Any]) -> None:
+    def on_answer(self, seat: SimulatedWorker, payload: tuple[Op[Any], Any]) -> None:
         self.deliver(seat, *payload)
 
-    def on_met(self, seat: Seat, payload: tuple[Op[Any], Any]) -> None:
+    def on_met(self, seat: SimulatedWorker, payload: tuple[Op[Any], Any]) -> None:
         self.deliver(seat, *payload)
 
-    def on_mean(self, seat: Seat, payload: tuple[Mean, Op[Any]]) -> None:
+    def on_mean(self, seat: SimulatedWorker, payload: tuple[Mean, Op[Any]]) -> None:
         op, target = payload
         self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
 
@@ -403,7 +403,7 @@ class Engine:
         """The worker is gone at once: its locals, its waiting calls and its messages under way."""
         self.life.kill(rank)
 
-    def _leave(self, seat: Seat) -> None:
+    def _leave(self, seat: SimulatedWorker) -> None:
         """A goodbye between two steps is a death that takes nothing along; that of the last one ends the run."""
         if any(other.worker.alive for other in self.seats if other is not seat):
             self.kill(seat.worker.rank)

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.simulator.faults import Fault, Place
-from paceline.simulator.simulated_worker import Seat
+from paceline.simulator.faults import Fault, FaultTarget
+from paceline.simulator.simulated_worker import SimulatedWorker
 
 if TYPE_CHECKING:
-    from paceline.simulator.engine import Engine
+    from paceline.simulator.engine import SimulationEngine
 
 
-class Life:
+class FaultInjector:
     """Lets faults happen: at a time (an event of its own), an update, an event's number, a worker's step or await."""
 
-    def __init__(self, engine: Engine, faults: Sequence[Fault]) -> None:
+    def __init__(self, engine: SimulationEngine, faults: Sequence[Fault]) -> None:
         self._engine = engine
         self._at_update: list[Fault] = []
         self._at_event: list[Fault] = []
@@ -54,7 +54,7 @@ class Life:
         while self._at_update and updates >= self._at_update[0].when:
             self.strike(self._at_update.pop(0))
 
-    def struck(self, seat: Seat, unit: str, reached: int) -> bool:
+    def struck(self, seat: SimulatedWorker, unit: str, reached: int) -> bool:
         """Let the faults happen that wait for this step or await; tells whether the worker has lost its step."""
         if not seat.faults:
             return not seat.worker.alive
@@ -86,7 +86,7 @@ class Life:
                 for rank in engine.recovery.ranks(fault.rank):
                     self._hold_up(engine.seats[rank], fault, until)
 
-    def _hold_up(self, seat: Seat, fault: Fault, until: float) -> None:
+    def _hold_up(self, seat: SimulatedWorker, fault: Fault, until: float) -> None:
         if fault.action == "stop":
             seat.frozen_until = max(seat.frozen_until, until)
             seat.disturbed_until = max(seat.disturbed_until, until)
@@ -119,7 +119,7 @@ class Life:
         until = engine.now + seconds
         engine.schedule(until, self.strike, Fault("restart", shard, until, role="server"))
 
-    def _partition(self, one: Place, other: Place | None, until: float) -> None:
+    def _partition(self, one: FaultTarget, other: FaultTarget | None, until: float) -> None:
         """Messages between the two wait; nothing is lost, as a connection sends again what was not heard."""
         engine, servers = self._engine, self._engine.servers
         if one.role == "server" and (other is None or other.role == "worker"):
@@ -143,7 +143,7 @@ class Life:
                     servers.partition(shard, until)
             engine.schedule(until, self._moved, None)
 
-    def held(self, seat: Seat, handler: Callable[..., None], payload: Any) -> float:
+    def held(self, seat: SimulatedWorker, handler: Callable[..., None], payload: Any) -> float:
         """Until when this event of a disturbed worker has to wait."""
         until = -math.inf if handler in self._arrivals else seat.frozen_until  # what it has sent is on its way
         if handler in self._messages:
@@ -152,7 +152,7 @@ class Life:
                 until = max(until, self._cut_off(seat, handler, payload))
         return until
 
-    def _cut_off(self, seat: Seat, handler: Callable[..., None], payload: Any) -> float:
+    def _cut_off(self, seat: SimulatedWorker, handler: Callable[..., None], payload: Any) -> float:
         if handler == self._engine.on_copy:
             return seat.cuts.get(payload[0], -math.inf)
         if handler in self._told:  # an answer is whole when the parts of all servers are here
@@ -166,7 +166,7 @@ class Life:
         there = set(ranks)
         return max((until for pair, until in self._apart.items() if pair <= there), default=-math.inf)
 
-    def late(self, seat: Seat, inward: bool, seconds: float) -> float:
+    def late(self, seat: SimulatedWorker, inward: bool, seconds: float) -> float:
         """How long a message takes that a fault may delay; it never overtakes an earlier one of the same direction."""
         if not self._delays:
             return seconds
@@ -230,7 +230,7 @@ class Life:
         if not engine.recovery.returning:  # the lead may have died inside that
             engine.begin(seat)
 
-    def _take_over(self, seat: Seat) -> bool:
+    def _take_over(self, seat: SimulatedWorker) -> bool:
         """Without a server: who comes back takes what the others have reached. False if it has to wait for them."""
         engine, rank = self._engine, seat.worker.rank
         arrival = engine.last_mean_arrives()
@@ -251,6 +251,6 @@ class Life:
         return True
 
 
-def _cut(seat: Seat, server: int, until: float) -> None:
+def _cut(seat: SimulatedWorker, server: int, until: float) -> None:
     seat.cuts[server] = max(seat.cuts.get(server, -math.inf), until)
     seat.disturbed_until = max(seat.disturbed_until, until)

@@ -11,14 +11,14 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.sampling import mixed
-from paceline.simulator.faults import Fault, Place, parse_fault
+from paceline.simulator.faults import Fault, FaultTarget, parse_fault
 
 RANDOM = "random"
 _HOW = "random:seed=7,count=5"
 
 
 @dataclass(frozen=True)
-class Crew:
+class RunSize:
     """Who can be struck, and about how long the run lasts, in updates of the centre."""
 
     workers: int
@@ -26,7 +26,7 @@ class Crew:
     updates: int
 
 
-def planned(given: Iterable[str | Fault], crew: Crew) -> list[Fault]:
+def planned(given: Iterable[str | Fault], crew: RunSize) -> list[Fault]:
     """The faults that were asked for; `random:seed=7,count=5` stands for five that the seed draws."""
     found: list[Fault] = []
     for one in given:
@@ -49,7 +49,7 @@ def _numbers(text: str) -> dict[str, int]:
     return values
 
 
-def drawn(seed: int, count: int, crew: Crew) -> list[Fault]:
+def drawn(seed: int, count: int, crew: RunSize) -> list[Fault]:
     """`count` faults of all kinds, at any moment, all of which end: who dies comes back. The same for equal arguments.
 
     Half of them strike at an event of the simulation, so also between two things that happen at the same time.
@@ -58,9 +58,9 @@ def drawn(seed: int, count: int, crew: Crew) -> list[Fault]:
     return [_one(rng, crew) for _ in range(count)]
 
 
-def _one(rng: np.random.Generator, crew: Crew) -> Fault:
-    worker = Place("worker", int(rng.integers(crew.workers)))
-    server = Place("server", int(rng.integers(crew.servers))) if crew.servers else None
+def _one(rng: np.random.Generator, crew: RunSize) -> Fault:
+    worker = FaultTarget("worker", int(rng.integers(crew.workers)))
+    server = FaultTarget("server", int(rng.integers(crew.servers))) if crew.servers else None
     kinds = ["kill", "kill", "stop", "partition", "delay"]
     if server is not None:
         kinds += ["kill server", "kill server", "inside a call", "inside a call", "stop server"]
@@ -81,14 +81,14 @@ def _one(rng: np.random.Generator, crew: Crew) -> Fault:
     return Fault(action, struck.index, **when, duration=duration, role=struck.role)  # type: ignore[arg-type]
 
 
-def _other(rng: np.random.Generator, crew: Crew, worker: Place) -> Place | None:
-    others = [Place("server", k) for k in range(crew.servers)]
-    others += [Place("worker", r) for r in range(crew.workers) if r != worker.index]
+def _other(rng: np.random.Generator, crew: RunSize, worker: FaultTarget) -> FaultTarget | None:
+    others = [FaultTarget("server", k) for k in range(crew.servers)]
+    others += [FaultTarget("worker", r) for r in range(crew.workers) if r != worker.index]
     number = int(rng.integers(len(others) + 2))
     return others[number] if number < len(others) else None
 
 
-def _moment(rng: np.random.Generator, crew: Crew, struck: Place) -> dict[str, Any]:
+def _moment(rng: np.random.Generator, crew: RunSize, struck: FaultTarget) -> dict[str, Any]:
     draw = rng.random()
     if draw < 0.5:
         return {"when": int(rng.integers(0, 8 * crew.updates * max(1, crew.workers // 2) + 8)), "unit": "event"}

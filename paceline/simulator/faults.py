@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 
 Action = Literal["kill", "restart", "stop", "partition", "delay"]
 Unit = Literal["time", "step", "await", "update", "event", "call"]
-Role = Literal["worker", "server"]
+TargetRole = Literal["worker", "server"]
 
 _WHO = r"(?:chief|(?:worker:|server:)?\d+)"
 _FORM = re.compile(
@@ -27,10 +27,10 @@ _OPTIONS = {"kill": ("back",), "restart": (), "stop": ("for",), "partition": ("f
 
 
 @dataclass(frozen=True)
-class Place:
+class FaultTarget:
     """One process of a run."""
 
-    role: Role
+    role: TargetRole
     index: int
 
     def __str__(self) -> str:
@@ -53,8 +53,8 @@ class Fault:
     when: float
     unit: Unit = "time"
     duration: float = math.inf
-    role: Role = "worker"
-    other: Place | None = None
+    role: TargetRole = "worker"
+    other: FaultTarget | None = None
     by: float = 0.0
 
     def __post_init__(self) -> None:
@@ -93,8 +93,8 @@ class Fault:
             )
 
     @property
-    def place(self) -> Place:
-        return Place(self.role, self.rank)
+    def place(self) -> FaultTarget:
+        return FaultTarget(self.role, self.rank)
 
     def __str__(self) -> str:
         """As it is written on the command line."""
@@ -136,9 +136,9 @@ def parse_fault(text: str) -> Fault:
         raise UsageError(f"{text!r} has something that is not a number; write {_HOW}") from None
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> FaultTarget:
     role, _, index = text.rpartition(":")
-    return Place("server" if role == "server" else "worker", 0 if index == "chief" else int(index))
+    return FaultTarget("server" if role == "server" else "worker", 0 if index == "chief" else int(index))
 
 
 def check_faults(faults: Sequence[Fault], workers: int, servers: int = 1) -> None:

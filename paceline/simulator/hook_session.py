@@ -20,14 +20,14 @@ from paceline.state import Vector
 from paceline.worker import Worker
 
 if TYPE_CHECKING:
-    from paceline.simulator.engine import Engine
+    from paceline.simulator.engine import SimulationEngine
 
 
 @dataclass(frozen=True)
 class SimulatedSession:
     """The session of one worker; time is the engine's."""
 
-    engine: Engine
+    engine: SimulationEngine
     worker: Worker
     say: Callable[[str], None]
     _kept: dict[str, Tensor] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class SimulatedSession:
 class Hooked:
     """Hooks around a run: each worker gets its own copy of those that its role has."""
 
-    def __init__(self, engine: Engine, hooks: Sequence[Hook], say: Callable[[str], None]) -> None:
+    def __init__(self, engine: SimulationEngine, hooks: Sequence[Hook], say: Callable[[str], None]) -> None:
         self._hooks: list[tuple[Hook, SimulatedSession]] = []
         self._begun: list[tuple[Hook, SimulatedSession]] = []
         for seat in engine.seats:

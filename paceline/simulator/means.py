@@ -10,15 +10,15 @@ from paceline.ops import Group, Mean
 from paceline.state import Vector, mean_of
 
 if TYPE_CHECKING:
-    from paceline.simulator.simulated_worker import Seat
+    from paceline.simulator.simulated_worker import SimulatedWorker
 
 Met = list[tuple[int, Any, Vector]]
 
 
-class Meetings:
+class SimulatedMeans:
     """Who has arrived at which mean. `shrink`: the dead are not waited for."""
 
-    def __init__(self, seats: Sequence[Seat], shrink: bool) -> None:
+    def __init__(self, seats: Sequence[SimulatedWorker], shrink: bool) -> None:
         self._seats = seats
         self._shrink = shrink
         self._alive = len(seats)

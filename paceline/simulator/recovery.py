@@ -14,12 +14,12 @@ from paceline.simulator.cost import SERVER
 from paceline.simulator.servers import Kept
 
 if TYPE_CHECKING:
-    from paceline.simulator.engine import Engine
-    from paceline.simulator.simulated_worker import Seat
+    from paceline.simulator.engine import SimulationEngine
+    from paceline.simulator.simulated_worker import SimulatedWorker
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerPart:
     """A worker's part: what it held between two steps."""
 
     cells: dict[str, Tensor]
@@ -32,22 +32,22 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SimulatedCheckpoint:
     update: int
-    parts: list[Part]
+    parts: list[WorkerPart]
     servers: Kept | None
     used: int
     dropped: int
 
 
-class Recovery:
+class SimulatedRecovery:
     """Every worker keeps its part between two of its steps; when all have, the chief has the servers keep theirs.
 
     So a worker's part is never newer than the servers'. In an exact run (`exact`) all parts are of one step: nobody
     begins what comes after it before the servers have kept theirs, and a worker's death is a return too.
     """
 
-    def __init__(self, engine: Engine, every: int, processes: int | None) -> None:
+    def __init__(self, engine: SimulationEngine, every: int, processes: int | None) -> None:
         self._engine, self._every = engine, every
         self.exact = processes is not None
         self._processes = processes or engine.workers
@@ -72,19 +72,21 @@ class Recovery:
         """The workers that die with this one: an exact run has several in a process."""
         return range(rank % self._processes, self._engine.workers, self._processes)
 
-    def _checkpoint(self, kept: Kept | None) -> Checkpoint:
+    def _checkpoint(self, kept: Kept | None) -> SimulatedCheckpoint:
         engine, accounts = self._engine, self._engine.accounts
         used, dropped = (accounts.used, accounts.dropped) if kept is None else (kept.used, kept.dropped)
         update = engine.updates if kept is None else int(kept.cells["v"])
-        return Checkpoint(update, list(self._parts), kept, used, dropped)
+        return SimulatedCheckpoint(update, list(self._parts), kept, used, dropped)
 
-    def _part(self, seat: Seat) -> Part:
+    def _part(self, seat: SimulatedWorker) -> WorkerPart:
         worker = seat.worker
         buffers = {name: buffer.clone() for name, buffer in seat.buffers.items()}
         rng = None if worker._rng is None else worker._rng.get_state()
-        return Part(worker.state.saved(), buffers, rng, seat.driver.scheme, worker.t, seat.gradients, seat.samples)
+        return WorkerPart(
+            worker.state.saved(), buffers, rng, seat.driver.scheme, worker.t, seat.gradients, seat.samples
+        )
 
-    def between(self, seat: Seat) -> bool:
+    def between(self, seat: SimulatedWorker) -> bool:
         """A worker stands between two steps: whether it may begin the next one now."""
         rank, engine = seat.worker.rank, self._engine
         if self.returning or rank in self._wait:
@@ -109,7 +111,7 @@ class Recovery:
             return self._write(seat)
         return rank not in self._wait
 
-    def _reached(self, seat: Seat) -> bool:
+    def _reached(self, seat: SimulatedWorker) -> bool:
         assert self._wanted is not None
         if self._engine.servers:
             return not self.exact or seat.worker.t >= self._wanted
@@ -118,7 +120,7 @@ class Recovery:
     def _all_have(self) -> bool:
         return all(seat.worker.rank in self._have or not seat.worker.alive for seat in self._engine.seats)
 
-    def _write(self, chief: Seat) -> bool:
+    def _write(self, chief: SimulatedWorker) -> bool:
         if self._engine.servers is None:
             self.newest = self._checkpoint(None)
             self._over()
@@ -129,7 +131,7 @@ class Recovery:
             self._engine.later(chief, self._engine.message(0, SERVER, 0), self.on_save, None)
         return False
 
-    def on_save(self, chief: Seat, _: None) -> None:
+    def on_save(self, chief: SimulatedWorker, _: None) -> None:
         """The servers are asked to keep their part."""
         engine, generation = self._engine, chief.generation
         assert engine.servers is not None
@@ -140,7 +142,7 @@ class Recovery:
 
         engine.deliver_answers(engine.servers.save(done))
 
-    def on_saved(self, chief: Seat, kept: Kept) -> None:
+    def on_saved(self, chief: SimulatedWorker, kept: Kept) -> None:
         self.written(kept)
         self._engine.resume(chief, None)
 
@@ -227,7 +229,7 @@ class Recovery:
             engine.desk = engine.servers.desk
         engine.rewound()
 
-    def _restore(self, seat: Seat, part: Part) -> None:
+    def _restore(self, seat: SimulatedWorker, part: WorkerPart) -> None:
         engine, worker = self._engine, seat.worker
         worker.state.restore(part.cells)
         for name, buffer in part.buffers.items():

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from paceline.ops import Call
-from paceline.runtime.call_scheduler import Answer, Desk
-from paceline.runtime.staleness import Ledger
+from paceline.runtime.call_scheduler import CallScheduler, Reply
+from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme
 from paceline.simulator.faults import Fault
 from paceline.simulator.partition import assembled, cut
 from paceline.state import State
 
 if TYPE_CHECKING:
-    from paceline.simulator.engine import Engine
+    from paceline.simulator.engine import SimulationEngine
 
 Kind = Literal["call", "left", "joined", "save"]
 
@@ -57,10 +57,10 @@ class _Entry:
     done: Callable[[Kept], None] | None = None
 
 
-class _Watched(Desk):
+class _Watched(CallScheduler):
     """A desk whose calls are counted: others follow it, and it may die inside one."""
 
-    def __init__(self, servers: Servers, shard: int, state: State, ledger: Ledger) -> None:
+    def __init__(self, servers: Servers, shard: int, state: State, ledger: StalenessLedger) -> None:
         super().__init__(servers.engine.scheme, state, servers.engine.workers, ledger)
         self._servers, self._shard = servers, shard
 
@@ -86,7 +86,7 @@ class _Watched(Desk):
 class Servers:
     """One desk, or one for each range of the vector. The first server leads: it alone asks guards."""
 
-    def __init__(self, engine: Engine, state: State, number: int, faults: Sequence[Fault]) -> None:
+    def __init__(self, engine: SimulationEngine, state: State, number: int, faults: Sequence[Fault]) -> None:
         self.engine, self.state = engine, state
         self._watched = engine.watched
         direct = not all(method.atomic for method in engine.scheme.methods.values())
@@ -105,7 +105,7 @@ class Servers:
         self.cut_until = [-math.inf] * number  # from the lead
         self._states = [state] if shards == 1 else [self._shard(k) for k in range(shards)]
         holders = [engine.scheme.holder(rank) for rank in range(engine.workers)]
-        self._ledgers = [Ledger.fresh(engine.workers, holders) for _ in self._states]
+        self._ledgers = [StalenessLedger.fresh(engine.workers, holders) for _ in self._states]
         self.known = [True] * engine.workers
         self.open()
 
@@ -123,15 +123,15 @@ class Servers:
         """Begin with what the states hold now; whatever waited or was under way is void."""
         engine = self.engine
         pairs = enumerate(zip(self._states, self._ledgers, strict=True))
-        self._desks: list[Desk] = (
+        self._desks: list[CallScheduler] = (
             [_Watched(self, shard, state, ledger) for shard, (state, ledger) in pairs]
             if self._watched
-            else [Desk(engine.scheme, self.state, engine.workers, self._ledgers[0])]
+            else [CallScheduler(engine.scheme, self.state, engine.workers, self._ledgers[0])]
         )
         self.desk = self._desks[0]
         self._order: list[_Entry] = []
         self._performed = [0] * len(self._desks)
-        self._mail: list[Callable[[], list[Answer]]] = []  # for the lead, while it stands still
+        self._mail: list[Callable[[], list[Reply]]] = []  # for the lead, while it stands still
         self._arrived: list[set[Call[Any]]] = [set() for _ in self._desks]
         self._joining: list[int] = []  # workers that are back before the servers have missed them
 
@@ -153,10 +153,10 @@ class Servers:
     def followers(self) -> range:
         return range(1, len(self._desks))
 
-    def submit(self, rank: int, call: Call[Any], ticket: Any) -> list[Answer]:
+    def submit(self, rank: int, call: Call[Any], ticket: Any) -> list[Reply]:
         """A call has arrived at the lead. Where nothing can go wrong, the desk's own `submit` does."""
 
-        def take() -> list[Answer]:
+        def take() -> list[Reply]:
             if self.engine.seats[rank].generation == ticket[0]:
                 self.desk.submit(rank, self._cut(call, 0), (call, ticket))
             return self._follow()
@@ -169,8 +169,8 @@ class Servers:
         self.engine.deliver_answers(self._guarded(self._follow))
         self.let_join()
 
-    def left(self, rank: int) -> list[Answer]:
-        def take() -> list[Answer]:
+    def left(self, rank: int) -> list[Reply]:
+        def take() -> list[Reply]:
             self.known[rank] = False
             answers = self.desk.left(rank, quorum=self.engine.shrink)
             return self._follow() if self._watched else answers
@@ -182,8 +182,8 @@ class Servers:
                 return []
         return self._taken(take)
 
-    def joined(self, rank: int) -> list[Answer]:
-        def take() -> list[Answer]:
+    def joined(self, rank: int) -> list[Reply]:
+        def take() -> list[Reply]:
             self.known[rank] = True
             answers = self.desk.joined(rank, quorum=self.engine.shrink)
             return self._follow() if self._watched else answers
@@ -197,10 +197,10 @@ class Servers:
         self._joining.append(rank)
         return False
 
-    def save(self, done: Callable[[Kept], None]) -> list[Answer]:
+    def save(self, done: Callable[[Kept], None]) -> list[Reply]:
         """Have every server keep its part, each at this place in the order of the calls; `done` when all have."""
 
-        def take() -> list[Answer]:
+        def take() -> list[Reply]:
             self.enter(0)
             self.note(_Entry("save", 0, results=[self.kept()], done=done))
             return self._follow()
@@ -244,13 +244,13 @@ class Servers:
         self._order.append(entry)
         self._performed[0] += 1
 
-    def _taken(self, take: Callable[[], list[Answer]]) -> list[Answer]:
+    def _taken(self, take: Callable[[], list[Reply]]) -> list[Reply]:
         if self._still(0) or self.engine.over:  # after the last update no call is taken
             self._mail.append(take)
             return []
         return self._guarded(take)
 
-    def _guarded(self, take: Callable[[], list[Answer]]) -> list[Answer]:
+    def _guarded(self, take: Callable[[], list[Reply]]) -> list[Reply]:
         try:
             return take()
         except _Torn as torn:
@@ -262,7 +262,7 @@ class Servers:
         """Whether some server has not yet performed all that the lead has."""
         return any(performed < self._performed[0] for performed in self._performed)
 
-    def _follow(self) -> list[Answer]:
+    def _follow(self) -> list[Reply]:
         """Let the others perform what the lead has, and give the calls that all have performed."""
         for shard in self.followers:
             while self._performed[shard] < self._performed[0] and self._perform_next(shard):
@@ -270,12 +270,12 @@ class Servers:
         complete = min(self._performed)
         done, self._order = self._order[:complete], self._order[complete:]
         self._performed = [performed - complete for performed in self._performed]
-        answers: list[Answer] = []
+        answers: list[Reply] = []
         for entry in done:
             if entry.kind == "call":
                 widths = [high - low for low, high in self._ranges]
                 whole = entry.results[0] if len(widths) == 1 else assembled(entry.results, widths)
-                answers.append(Answer(entry.rank, entry.ticket, whole))
+                answers.append(Reply(entry.rank, entry.ticket, whole))
             if entry.done is not None:
                 entry.done(self._put_together(entry.results))
         return answers

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 from paceline.ops import Call, Op
 from paceline.sampling import mixed
 from paceline.simulator.partition import joined
-from paceline.simulator.simulated_worker import Seat
+from paceline.simulator.simulated_worker import SimulatedWorker
 
 if TYPE_CHECKING:
-    from paceline.simulator.engine import Engine
+    from paceline.simulator.engine import SimulationEngine
 
 
-class Pieces:
+class ShardedCalls:
     """The way of a worker through the shared vector; no server has a part in it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimulationEngine) -> None:
         self._engine = engine
 
-    def begin(self, seat: Seat, op: Call[Any], target: Op[Any]) -> None:
+    def begin(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
         engine, rank = self._engine, seat.worker.rank
         length = len(engine.centre.x)
         pieces = max(1, min(getattr(engine.scheme, "chunks", 1), length))
@@ -30,7 +30,9 @@ class Pieces:
             part = (edges[k], edges[k + 1], length)
             engine.later(seat, seconds, self.on_part, (op, target, part, results))
 
-    def on_part(self, seat: Seat, payload: tuple[Call[Any], Op[Any], tuple[int, int, int], list[Any]]) -> None:
+    def on_part(
+        self, seat: SimulatedWorker, payload: tuple[Call[Any], Op[Any], tuple[int, int, int], list[Any]]
+    ) -> None:
         op, target, part, results = payload
         engine = self._engine
         assert engine.desk is not None

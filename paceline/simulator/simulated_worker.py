@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from paceline.ops import Op
-from paceline.runtime.step_driver import Driver
+from paceline.runtime.step_driver import StepDriver
 from paceline.simulator.faults import Fault
 from paceline.task import Batch
 from paceline.worker import Worker
 
 
-class Seat:
+class SimulatedWorker:
     """What belongs to one worker: its coroutine, its data, its random times, its faults, its hooks."""
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Seat:
         "worker",
     )
 
-    def __init__(self, worker: Worker, driver: Driver, batches: Iterator[Batch], rng: np.random.Generator) -> None:
+    def __init__(self, worker: Worker, driver: StepDriver, batches: Iterator[Batch], rng: np.random.Generator) -> None:
         self.worker = worker
         self.driver = driver
         self.batches = batches

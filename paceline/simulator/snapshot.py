@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.simulator.engine import Engine
-from paceline.simulator.simulated_worker import Seat
+from paceline.simulator.engine import SimulationEngine
+from paceline.simulator.simulated_worker import SimulatedWorker
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Snapshot:
     numbers: dict[str, Any]
 
 
-def save(engine: Engine) -> Snapshot:
+def save(engine: SimulationEngine) -> Snapshot:
     """Everything that the future of the run depends on. All workers must stand between two steps (`run(park_at=…)`)."""
     tensors: dict[str, Tensor] = {}
     if engine.desk is not None:
@@ -50,7 +50,7 @@ def save(engine: Engine) -> Snapshot:
     return Snapshot(tensors, numbers)
 
 
-def load(engine: Engine, snapshot: Snapshot) -> None:
+def load(engine: SimulationEngine, snapshot: Snapshot) -> None:
     """Put a fresh engine (same task, scheme, workers, seed) where the saved one stood."""
     tensors, numbers = snapshot.tensors, snapshot.numbers
     for rank, saved in enumerate(numbers["workers"]):
@@ -76,7 +76,7 @@ def load(engine: Engine, snapshot: Snapshot) -> None:
     engine.recovery.rebase()
 
 
-def _between_steps(engine: Engine, seat: Seat) -> bool:
+def _between_steps(engine: SimulationEngine, seat: SimulatedWorker) -> bool:
     """Parked, dead, or waiting with a step's first call, which has had no effect yet and can be made again."""
     if seat.parked or not seat.worker.alive:
         return True

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.processes.calls.mailbox import Lane
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.calls.mailbox import Mailbox
+from paceline.processes.memory.run_memory import RunMemory
 
 
-class SharedMemory:
+class SharedMemoryTransport:
     """No server is on another node."""
 
     name = "shared-memory"
 
-    def calls(self, memory: Stage, rank: int, lanes: list[Lane], ended: Callable[[], bool]) -> None:
+    def calls(self, memory: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]) -> None:
         return None
 
-    def port(self, memory: Stage, shard: int, lanes: list[Lane]) -> None:
+    def port(self, memory: RunMemory, shard: int, lanes: list[Mailbox]) -> None:
         return None
 
-    def order(self, memory: Stage, shard: int) -> None:
+    def order(self, memory: RunMemory, shard: int) -> None:
         return None

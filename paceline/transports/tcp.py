@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.network.calls.tcp_client import Reach
-from paceline.network.calls.tcp_server import Door, Following
-from paceline.processes.calls.mailbox import Lane
-from paceline.processes.memory.run_memory import Stage
+from paceline.network.calls.tcp_client import TcpClient
+from paceline.network.calls.tcp_server import OrderFollower, TcpServer
+from paceline.processes.calls.mailbox import Mailbox
+from paceline.processes.memory.run_memory import RunMemory
 
 
-class Tcp:
+class TcpTransport:
     """Servers of this node work in shared memory all the same; those of other nodes are connected to."""
 
     name = "tcp"
 
-    def calls(self, memory: Stage, rank: int, lanes: list[Lane], ended: Callable[[], bool]) -> Reach:
-        return Reach(memory, rank, lanes, ended)
+    def calls(self, memory: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]) -> TcpClient:
+        return TcpClient(memory, rank, lanes, ended)
 
-    def port(self, memory: Stage, shard: int, lanes: list[Lane]) -> Door:
-        return Door(memory, shard, lanes)
+    def port(self, memory: RunMemory, shard: int, lanes: list[Mailbox]) -> TcpServer:
+        return TcpServer(memory, shard, lanes)
 
-    def order(self, memory: Stage, shard: int) -> Following:
-        return Following(memory, shard)
+    def order(self, memory: RunMemory, shard: int) -> OrderFollower:
+        return OrderFollower(memory, shard)

@@ -17,8 +17,8 @@ from paceline.config import build, discovery
 from paceline.sampling import portion, sample_seed
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, parse_link, parse_times
-from paceline.simulator.engine import Engine
-from paceline.simulator.fault_schedule import Crew, drawn
+from paceline.simulator.engine import SimulationEngine
+from paceline.simulator.fault_schedule import RunSize, drawn
 from paceline.simulator.faults import Fault
 from paceline.state import Vector
 from paceline.task import Batch, Task
@@ -82,9 +82,9 @@ class Case:
     def made(self) -> Scheme:
         return made(self.scheme, tuple(sorted(self.hyper.items())))
 
-    def engine(self, faults: tuple[Fault, ...] | None = None) -> Engine:
+    def engine(self, faults: tuple[Fault, ...] | None = None) -> SimulationEngine:
         task = Tiny(self.noise).configured(feed="slice" if self.processes else "shared")
-        return Engine(
+        return SimulationEngine(
             task,
             self.made(),
             workers=self.workers,
@@ -156,7 +156,7 @@ def case(seed: int) -> Case:
     exact = fixed.exact(workers) is None and rng.random() < 0.5
     servers = int(rng.integers(1, 3)) if fixed.methods and fixed.whole() is None else 1
     updates = int(rng.integers(3, 8))
-    crew = Crew(workers, servers if fixed.methods else 0, updates)
+    crew = RunSize(workers, servers if fixed.methods else 0, updates)
     faults = drawn(seed, int(rng.integers(0, 6)), crew)
     if rng.random() < 0.1:  # somebody dies for good
         deaths = [fault for fault in faults if fault.action == "kill"]

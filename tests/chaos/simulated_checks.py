@@ -9,7 +9,7 @@ import torch
 from simulated_cases import LR, Case, Tiny
 
 from paceline.errors import RunError
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 
 # each push carries exactly the gradients of its own step
@@ -53,7 +53,7 @@ class Watch:
                 run.recovery.restore()
         return self
 
-    def _updated(self, run: Engine) -> None:
+    def _updated(self, run: SimulationEngine) -> None:
         demand(run.updates > self.last, f"an update took the version from {self.last} to {run.updates}")
         self.rises += run.updates - self.last
         self.last = run.updates

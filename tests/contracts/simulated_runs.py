@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.config import build, discovery
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, parse_link, parse_times
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 from paceline.task import Feed
 from paceline.tasks.quadratic import quadratic
@@ -40,15 +40,15 @@ def engine(
     batch: int = BATCH,
     feed: Feed = "shared",
     **hyper: Any,
-) -> Engine:
+) -> SimulationEngine:
     """A noisy quadratic of four coordinates, workers that take random times."""
     task = quadratic(dim=4, noise=0.5, condition=4.0, curvature=0.5).configured(batch=batch, feed=feed)
     cost = Cost(parse_times(compute), parse_link(network))
     made = scheme_named(name, **hyper)
-    return Engine(task, made, workers=crew(name, workers), seed=seed, cost=cost, faults=faults, shrink=shrink)
+    return SimulationEngine(task, made, workers=crew(name, workers), seed=seed, cost=cost, faults=faults, shrink=shrink)
 
 
-def everything(run: Engine) -> dict[str, Tensor]:
+def everything(run: SimulationEngine) -> dict[str, Tensor]:
     """All that a run has become, by name."""
     found = {f"centre.{cell}": value for cell, value in run.centre.saved().items()}
     if run.desk is not None:
@@ -63,7 +63,7 @@ def everything(run: Engine) -> dict[str, Tensor]:
     return found
 
 
-def different(a: Engine, b: Engine) -> list[str]:
+def different(a: SimulationEngine, b: SimulationEngine) -> list[str]:
     """The names of what is not equal bit for bit."""
     ours, theirs = everything(a), everything(b)
     assert ours.keys() == theirs.keys()
@@ -74,14 +74,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
-def run_counting(run: Engine, updates: int) -> int:
+def run_counting(run: SimulationEngine, updates: int) -> int:
     """Run to so many updates; gives how often the centre was seen to change."""
     seen: list[int] = []
     run.run(updates, watch=lambda engine: seen.append(engine.updates))
     return len(seen)
 
 
-def check_sound(run: Engine, updates: int) -> None:
+def check_sound(run: SimulationEngine, updates: int) -> None:
     """A run that reached its goal: whole numbers agree with each other, and the vector is one."""
     assert run.updates == updates
     assert torch.isfinite(run.scheme.model(run.centre)).all()

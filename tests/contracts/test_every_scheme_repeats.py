@@ -12,7 +12,7 @@ from simulated_runs import check_sound, different, engine, run_counting, same_bi
 
 from paceline.sampling import portion
 from paceline.simulator import snapshot
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 
 NETWORKS = ["", "latency=0.2,bandwidth=1000"]
@@ -72,7 +72,7 @@ def through_bytes(saved: snapshot.Snapshot, folder: Path) -> snapshot.Snapshot:
     return snapshot.Snapshot(tensors, read["numbers"])
 
 
-def goal_after(run: Engine) -> int:
+def goal_after(run: SimulationEngine) -> int:
     return run.updates + 6
 
 

@@ -12,7 +12,7 @@ from simulated_runs import check_sound, crew, different, engine, run_counting
 from paceline import simulate
 from paceline.config import build, discovery
 from paceline.errors import Deadlock, RunError
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 
 GOAL = 8
@@ -23,7 +23,7 @@ TOKENED = [name for name, found in discovery.schemes().items() if "repeat" in bu
 PLACE = re.compile(r"worker:\d+ at \w+\.py:\d+ for ")
 
 
-def killed_at(name: str, fault: Fault, **setting: object) -> Engine:
+def killed_at(name: str, fault: Fault, **setting: object) -> SimulationEngine:
     """A run with that fault and some time to itself afterwards."""
     run = engine(name, faults=[fault], **setting)  # type: ignore[arg-type]
     run.run(GOAL)
@@ -147,7 +147,7 @@ def test_who_waits_for_the_dead_is_told_so(team: str) -> None:
             assert f"dead: worker {rank}" in str(caught.value)
 
 
-def check_report(text: str, run: Engine) -> None:
+def check_report(text: str, run: SimulationEngine) -> None:
     waiting = [seat for seat in run.seats if seat.worker.alive]
     assert len(PLACE.findall(text)) == len(waiting)
     assert text.count("guard '") + text.count("mean: ") == len(waiting)

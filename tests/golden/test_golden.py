@@ -13,7 +13,7 @@ import pytest
 
 from paceline import simulate
 from paceline.config import discovery
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 RECORDS = Path(__file__).with_name("courses.json")
 SETTING: dict[str, Any] = {
@@ -30,7 +30,7 @@ def course(name: str) -> dict[str, Any]:
     """Times and callers of the updates, without any arithmetic of the vector in it."""
     updates: list[list[float]] = []
 
-    def watch(engine: Engine) -> None:
+    def watch(engine: SimulationEngine) -> None:
         updates.append([round(engine.now, 9), engine.desk.ledger.caller if engine.desk else 0])
 
     workers = 1 if discovery.scheme(name).alone else 3

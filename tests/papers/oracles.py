@@ -16,7 +16,7 @@ from paceline.config import discovery
 from paceline.config.build import scheme_of
 from paceline.sampling import mixed
 from paceline.simulator.cost import Cost, parse_times
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.tasks.quadratic import quadratic
 
 SEED = 5
@@ -62,10 +62,10 @@ def ignored(text: str) -> None:
     """For runs that cross a limit on purpose."""
 
 
-def engine(task: Task, scheme: str, workers: int, compute: str = "constant:1", **hyper: Any) -> Engine:
+def engine(task: Task, scheme: str, workers: int, compute: str = "constant:1", **hyper: Any) -> SimulationEngine:
     """The simulator itself, where a test looks at the workers or puts them somewhere first."""
     cost = Cost(compute_law=parse_times(compute))
-    return Engine(task, scheme_of(SCHEMES[scheme], hyper), workers=workers, seed=SEED, cost=cost)
+    return SimulationEngine(task, scheme_of(SCHEMES[scheme], hyper), workers=workers, seed=SEED, cost=cost)
 
 
 class Gradients:

@@ -7,7 +7,7 @@ import torch
 from oracles import run
 
 from paceline import Task
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.tasks.quadratic import quadratic
 
 CURVATURES, CENTRES, TIMES = (1.0, 2.0, 0.5), (0.0, 1.0, 4.0), (1.0, 2.0, 5.0)
@@ -42,7 +42,7 @@ def test_synchronous_schemes_rest_at_the_optimum_whatever_the_speeds(name: str, 
     assert rest(name, 600, lr=0.1, speeds=speeds) == pytest.approx(FAIR, abs=1e-9)
 
 
-def pace(e: Engine, places: list[float]) -> None:
+def pace(e: SimulationEngine, places: list[float]) -> None:
     places.append(e.centre.x.item())
 
 
@@ -113,7 +113,7 @@ class TestStationaryVariance:
         task = quadratic(dim=4000, curvature=self.H, noise=self.NOISE, dtype="float64")
         found: list[torch.Tensor] = []
 
-        def late(e: Engine) -> None:
+        def late(e: SimulationEngine) -> None:
             if e.updates >= 160 and e.updates % 20 == 0:
                 found.append(e.scheme.model(e.centre).clone())
 

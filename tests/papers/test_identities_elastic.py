@@ -10,21 +10,21 @@ from oracles import EXACT, SEED, Gradients, alone, bowl, crew, descent, engine, 
 from torch import Tensor
 
 from paceline import Task
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 LR, RANDOM = 0.05, "exponential:1"
 in_double = pytest.mark.parametrize("task", [bowl, network])
 
 
-def places(held: Engine) -> list[Tensor]:
+def places(held: SimulationEngine) -> list[Tensor]:
     return [seat.worker.x.clone() for seat in held.seats]
 
 
-def centre(held: Engine) -> Tensor:
+def centre(held: SimulationEngine) -> Tensor:
     return held.scheme.model(held.centre).clone()
 
 
-def scattered(name: str, workers: int, **hyper: object) -> tuple[Engine, list[Tensor], Tensor]:
+def scattered(name: str, workers: int, **hyper: object) -> tuple[SimulationEngine, list[Tensor], Tensor]:
     """Workers at places of their own, the centre at another, and no gradients: lr is 0."""
     held = engine(bowl(), name, workers, lr=0.0, **hyper)
     generator = torch.Generator().manual_seed(3)

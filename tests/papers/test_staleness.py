@@ -10,7 +10,7 @@ import pytest
 from oracles import SCHEMES, line, run
 
 from paceline import Result
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 ASYNCHRONOUS = [name for name, cls in SCHEMES.items() if cls.asynchronous]
 SYNCHRONOUS = [name for name, cls in SCHEMES.items() if not cls.asynchronous and not cls.alone]
@@ -53,7 +53,7 @@ def test_staleness_is_conserved_after_every_single_update(name: str, compute: st
         options["speeds"] = options["speeds"][:workers]
     copies, seen = holders(name, workers), []
 
-    def conserved(e: Engine) -> None:
+    def conserved(e: SimulationEngine) -> None:
         assert e.desk is not None
         ledger, seen_before = e.desk.ledger, len(seen)
         seen.append(ledger.cells.total + ledger.outstanding(e.updates))
@@ -126,7 +126,7 @@ def per_push(workers: int, steps: int, **options: object) -> list[tuple[int, int
     """(who pushed, how stale) for every update of asynchronous SGD."""
     seen: list[tuple[int, int]] = []
 
-    def note(e: Engine) -> None:
+    def note(e: SimulationEngine) -> None:
         assert e.desk is not None
         seen.append((e.desk.ledger.caller, e.desk.ledger.cells.total))
 

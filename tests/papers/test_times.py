@@ -10,7 +10,7 @@ import pytest
 from oracles import clocks, line, run
 
 from paceline import simulate
-from paceline.simulator.cost import Link
+from paceline.simulator.cost import NetworkLink
 
 
 def seconds(name: str, workers: int, steps: int, **options: object) -> float:
@@ -160,7 +160,7 @@ class TestMessages:
         assert self.toy("agn", 1, 20, network=self.NETWORK, window=5) == expected
 
     def test_every_worker_has_its_own_wire(self) -> None:
-        links = {1: Link(1.0, 64.0), 2: Link(0.5, math.inf)}
+        links = {1: NetworkLink(1.0, 64.0), 2: NetworkLink(0.5, math.inf)}
         wires = [0.25 + 16 / 1024, 1.0 + 16 / 64, 0.5]
         ready, last = [0.0, 0.0, 0.0], 0.0
         for _ in range(12):

@@ -18,10 +18,10 @@ from typing import Any
 from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.plan import Plan
 from paceline.network.nodes import agent, node_memory
-from paceline.network.nodes.coordinator import Hub
-from paceline.network.nodes.join import Way
+from paceline.network.nodes.coordinator import Coordinator
+from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
-from paceline.processes.roles.main import crew
+from paceline.processes.roles.main import roles_of
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.scheme import Scheme
 
@@ -57,7 +57,7 @@ class Nodes:
         def listening(_: str, port: int) -> None:
             self.port = port
 
-        hub = Hub(
+        hub = Coordinator(
             plan,
             scheme,
             objects,
@@ -71,7 +71,7 @@ class Nodes:
         )
         self._hub = weakref.ref(hub)
         grouped = {part for group in self._together for part in group.split("+")}
-        single = [part for part in map(str, crew(plan, scheme)) if part not in grouped and part not in self._here]
+        single = [part for part in map(str, roles_of(plan, scheme)) if part not in grouped and part not in self._here]
         for part in (*single, *self._together, *self._extra):
             self.start(part, delay=self.late if part in self._late else 0.0)
         return hub
@@ -95,7 +95,7 @@ class Nodes:
                 address=LOCAL, secret=secret or self.secret, certificates=self.certificates, share=self._share
             )
             threading.Event().wait(delay)
-            way = Way(LOCAL, self.port, tuple(part.split("+")), node)
+            way = JoinRequest(LOCAL, self.port, tuple(part.split("+")), node)
             code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)
         except BaseException as error:
             traceback.print_exc()

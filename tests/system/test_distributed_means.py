@@ -25,8 +25,8 @@ from paceline.errors import SchemeError, UsageError
 from paceline.hook import Hook
 from paceline.network.means import group_formation, process_group, tcp_group
 from paceline.network.means.distributed import DistributedMeans
-from paceline.network.means.group import Broken, Building
-from paceline.network.means.group_formation import Assembly, Meeting
+from paceline.network.means.group import Broken, GroupBuilder
+from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.processes.supervisor.status import Status
 from paceline.scheme import Scheme, State, Vector
 from paceline.worker import Worker
@@ -248,7 +248,7 @@ def _strike(monkeypatch: pytest.MonkeyPatch, method: str, rank: int, index: int,
     """Once, at a mean of this number, have a worker do something of its own before (or instead of) a method."""
     plain = getattr(DistributedMeans, method)
 
-    def struck(self: DistributedMeans, meeting: Meeting, *rest: Any) -> Any:
+    def struck(self: DistributedMeans, meeting: PendingMean, *rest: Any) -> Any:
         if self.rank == rank and (meeting.circle.done or 0) + 1 == index and not mark.exists():
             mark.touch()
             act(self, meeting)
@@ -263,7 +263,7 @@ def _strike(monkeypatch: pytest.MonkeyPatch, method: str, rank: int, index: int,
 def test_whoever_has_missed_a_mean_that_others_have_had_gets_it_from_them(
     rank: int, index: int, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missed(self: DistributedMeans, meeting: Meeting) -> None:
+    def missed(self: DistributedMeans, meeting: PendingMean) -> None:
         raise Broken  # as if a connection had broken when the others were through already
 
     _strike(monkeypatch, "_had", rank, index, tmp_path / "struck", missed)
@@ -304,15 +304,15 @@ def test_a_death_at_any_point_of_a_mean_counts_for_all_or_for_nobody(
 def test_a_death_in_the_middle_of_forming_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One dies at a mean; another as the rest form their group, after all have said that they are there."""
     _strike(monkeypatch, "_had", 2, 20, tmp_path / "struck", _die)
-    plain, mark = Assembly._build, tmp_path / "struck again"
+    plain, mark = GroupFormation._build, tmp_path / "struck again"
 
-    def built(self: Assembly, place: str, members: list[int]) -> Building:
+    def built(self: GroupFormation, place: str, members: list[int]) -> GroupBuilder:
         if len(members) == 2 and members.index(self.rank) == 1 and not mark.exists():
             mark.touch()
             _die()
         return plain(self, place, members)
 
-    monkeypatch.setattr(Assembly, "_build", built)
+    monkeypatch.setattr(GroupFormation, "_build", built)
     away = StaysAway(mark, rank=2)  # or it might be back before the others have formed a group without it
     story = trained(tmp_path / "run", workers=3, steps=100, **not_before(tmp_path, 2, away))
     assert finished(story, 100).restarts == 2

@@ -17,11 +17,11 @@ from nodes import nodes
 from processes import finished, leaving_nothing, run
 
 from paceline.api.simulate import simulate
-from paceline.network.calls.tcp_client import Reach
-from paceline.network.calls.tcp_connection import Wire
+from paceline.network.calls.tcp_client import TcpClient
+from paceline.network.calls.tcp_connection import TcpConnection
 from paceline.network.secure.channel import Closed
-from paceline.processes.calls.landing import Landing
-from paceline.processes.calls.owed import LARGE, Owed
+from paceline.processes.calls.landing import ReceiveBuffer
+from paceline.processes.calls.owed import LARGE, PendingReplies
 from paceline.processes.calls.recycled import SMALLEST
 from paceline.runs.replay.replay import replay
 from paceline.scheme import Scheme, State, Vector, on_server
@@ -61,24 +61,24 @@ class Count:
 def ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Count]:
     """How often an answer lay in the state, was copied after all, and was received where it stays."""
     found = {name: Count(tmp_path / name) for name in ("owed", "copied", "landed")}
-    note, settle, landed = Owed.note, Owed.settle, Reach.landed
+    note, settle, landed = PendingReplies.note, PendingReplies.settle, TcpClient.landed
 
-    def noting(self: Owed, *given: Any) -> bool:
+    def noting(self: PendingReplies, *given: Any) -> bool:
         return note(self, *given) and bool(found["owed"].add())
 
-    def settling(self: Owed) -> Iterator[Any]:
+    def settling(self: PendingReplies) -> Iterator[Any]:
         for one in settle(self):
             found["copied"].add()
             yield one
 
-    def landing(self: Reach, *given: Any) -> Landing | None:
+    def landing(self: TcpClient, *given: Any) -> ReceiveBuffer | None:
         if (result := landed(self, *given)) is not None:
             found["landed"].add()
         return result
 
-    monkeypatch.setattr(Owed, "note", noting)
-    monkeypatch.setattr(Owed, "settle", settling)
-    monkeypatch.setattr(Reach, "landed", landing)
+    monkeypatch.setattr(PendingReplies, "note", noting)
+    monkeypatch.setattr(PendingReplies, "settle", settling)
+    monkeypatch.setattr(TcpClient, "landed", landing)
     return found
 
 
@@ -124,16 +124,16 @@ def test_connections_that_break_inside_an_answer(
     tmp_path: Path, bowl: Task, ways: dict[str, Count], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every so often one ends with a part of the vector received, and the server is asked again."""
-    receive, broken, large = Wire._receive, Count(tmp_path / "broken"), Count(tmp_path / "large")
+    receive, broken, large = TcpConnection._receive, Count(tmp_path / "broken"), Count(tmp_path / "large")
 
-    def receiving(self: Wire, into: memoryview) -> int:
+    def receiving(self: TcpConnection, into: memoryview) -> int:
         if len(into) > 300_000 and self.peer < 0 and large.add() % 7 == 3:  # of a worker, which knows no peer
             receive(self, into[:1000])
             broken.add()
             raise Closed("cut")
         return receive(self, into)
 
-    monkeypatch.setattr(Wire, "_receive", receiving)
+    monkeypatch.setattr(TcpConnection, "_receive", receiving)
     with leaving_nothing(), nodes() as made:
         story = run(tmp_path / "run", bowl, "sync", steps=STEPS, workers=2, launcher=made.launcher)
     assert finished(story, STEPS).digest == digest(bowl, "sync", 2)

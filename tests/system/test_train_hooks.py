@@ -14,7 +14,7 @@ from command_line import Commands, history_of, paceline
 from paceline import load, simulate
 from paceline.config import build
 from paceline.runs import checkpoint
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 __all__ = ["paceline"]  # a fixture
 
@@ -148,7 +148,7 @@ def test_averaged_weights_are_in_the_checkpoint(paceline: Commands) -> None:
     assert history_of(first, "ema_loss")
     expected = build.task_of("digits-mlp", {}).start(0)
 
-    def enter(engine: Engine) -> None:
+    def enter(engine: SimulationEngine) -> None:
         expected.lerp_(engine.scheme.model(engine.centre), 1 - 0.9)
 
     simulate("digits-mlp", "allreduce", workers=2, steps=20, watch=enter)

@@ -21,15 +21,16 @@ from theatre import Theatre
 from paceline.config.endpoint import Endpoint
 from paceline.fields import Rate
 from paceline.network.calls import tcp_client
-from paceline.network.calls.tcp_client import Reach
-from paceline.network.calls.tcp_connection import HEAD, WELCOME, Message, Wire
-from paceline.network.calls.tcp_server import Door
-from paceline.processes.calls.mailbox import Lane
+from paceline.network.calls.tcp_client import TcpClient
+from paceline.network.calls.tcp_connection import HEAD, WELCOME, Message, TcpConnection
+from paceline.network.calls.tcp_server import TcpServer
+from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory import run_memory as stages
-from paceline.processes.memory.board import LANES, Bells
-from paceline.processes.memory.byte_ranges import Areas
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.board import LANES
+from paceline.processes.memory.byte_ranges import WritableRanges
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import Segment, anonymous
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.scheme import Scheme, State, Vector, on_server
 
 SECRET = bytes(range(32))
@@ -86,7 +87,7 @@ def segment(size: int = 1 << 14) -> Segment:
 
 
 @contextmanager
-def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[tuple[Theatre, Stage]]:
+def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[tuple[Theatre, RunMemory]]:
     """A stage of few bytes on one node; on the other are the servers (if this is the workers') or the workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "LANE_BYTES", 1 << 12)
@@ -99,9 +100,9 @@ def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[t
         gc.collect()  # a mapping of shared memory holds a descriptor
 
 
-def opened(theatre: Theatre, node: int, place: int) -> Stage:
-    bells = Bells(theatre.board, theatre._bells, place)
-    made = Stage(
+def opened(theatre: Theatre, node: int, place: int) -> RunMemory:
+    bells = Wakeup(theatre.board, theatre._bells, place)
+    made = RunMemory(
         theatre.plan, theatre.scheme, theatre.board, bells, theatre._state, Endpoint(number=node, secret=SECRET)
     )
     made.open()
@@ -128,10 +129,10 @@ class Waiting:
 class Server:
     """A server's door, into which anything can be said."""
 
-    def __init__(self, theatre: Theatre, stage: Stage) -> None:
+    def __init__(self, theatre: Theatre, stage: RunMemory) -> None:
         self.theatre, self.stage, self.board = theatre, stage, theatre.board
-        self.lanes = [Lane(stage, rank, k) for rank in range(theatre.plan.workers) for k in range(LANES)]
-        self.door = Door(stage, 0, self.lanes)
+        self.lanes = [Mailbox(stage, rank, k) for rank in range(theatre.plan.workers) for k in range(LANES)]
+        self.door = TcpServer(stage, 0, self.lanes)
         self.door._gate.close()
         self.gate = Waiting()
         self._near: list[socket.socket] = []
@@ -167,7 +168,7 @@ def server(servers: int = 1) -> Iterator[Server]:
 
 
 @contextmanager
-def worker(rank: int = 0) -> Iterator[tuple[Theatre, Stage, Reach, socket.socket]]:
+def worker(rank: int = 0) -> Iterator[tuple[Theatre, RunMemory, TcpClient, socket.socket]]:
     """A worker's reach, and the server's end of its connection: the server has said WELCOME."""
     with small(0, 1) as (theatre, stage), pytest.MonkeyPatch.context() as patch:
         near, far = socket.socketpair()
@@ -182,8 +183,8 @@ def worker(rank: int = 0) -> Iterator[tuple[Theatre, Stage, Reach, socket.socket
 
         patch.setattr(tcp_client, "enter", enter)
         theatre.board.server_port[0] = 1
-        lanes = [Lane(stage, rank, number) for number in range(LANES)]
-        reach = Reach(stage, rank, lanes, lambda: False)
+        lanes = [Mailbox(stage, rank, number) for number in range(LANES)]
+        reach = TcpClient(stage, rank, lanes, lambda: False)
         assert near.recv(HEAD.size)  # its HELLO
         try:
             yield theatre, stage, reach, near
@@ -239,8 +240,8 @@ class Pair:
         near, far = socket.socketpair()
         self.segments = segment(), segment()
         self.raw = near
-        self.near = Wire(near, self.segments[0], Areas(self.spans))
-        self.far = Wire(far, self.segments[1], Areas(self.spans))
+        self.near = TcpConnection(near, self.segments[0], WritableRanges(self.spans))
+        self.far = TcpConnection(far, self.segments[1], WritableRanges(self.spans))
         self.found: list[Message] = []
 
     def pull(self) -> list[Message]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.simulator.cost import Cost, parse_link, parse_times
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 from paceline.task import Batch, Task
 from paceline.tasks.quadratic import quadratic
@@ -35,10 +35,10 @@ def engine(
     servers: int = 1,
     checkpoint_every: int = 0,
     **cost: Any,
-) -> Engine:
+) -> SimulationEngine:
     task = task or quadratic(dim=4)
     prices = Cost(parse_times(compute), parse_link(network), **cost)
-    return Engine(
+    return SimulationEngine(
         task,
         scheme,
         workers=workers,
@@ -99,7 +99,7 @@ def line_of(mark: str, file: str) -> str:
     return f"{Path(file).name}:{1 + next(n for n, text in enumerate(lines) if text.endswith(f'# {mark}'))}"
 
 
-def log(run: Engine) -> list[int]:
+def log(run: SimulationEngine) -> list[int]:
     kept: list[int] = run.centre.log[: run.centre.got].tolist()
     return kept
 
@@ -154,5 +154,5 @@ def means(weights: Mapping[int, float] | None = None, among: Callable[[int], Any
     return Means()
 
 
-def got(run: Engine) -> list[float]:
+def got(run: SimulationEngine) -> list[float]:
     return [seat.worker.x[0].item() for seat in run.seats]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.network.secure.admission import Gate, enter, listener
+from paceline.network.secure.admission import AdmissionListener, enter, listener
 
 SECRET = bytes(range(32))
 PATIENCE = 20.0  # seconds after which a test has failed; nothing takes so long
@@ -39,7 +39,7 @@ class Door:
     def __post_init__(self) -> None:
         listening = listener("127.0.0.1")
         self.place: tuple[str, int] = listening.getsockname()
-        self.gate = Gate(
+        self.gate = AdmissionListener(
             listening,
             SECRET,
             tls=self.tls,

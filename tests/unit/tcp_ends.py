@@ -16,13 +16,14 @@ from typing import Any
 
 from net_ends import PATIENCE, SECRET
 
-from paceline.network.means.group import Building, Exchange, Header
+from paceline.network.means.group import Exchange, GroupBuilder, Header
 from paceline.network.means.peer_connections import PeerListener, connected
 from paceline.network.means.tcp_group import TcpGroup
-from paceline.network.secure.admission import Gate, listener
-from paceline.network.secure.store_client import FarStore
-from paceline.network.secure.store_server import Shelf, StoreDesk
-from paceline.processes.memory.board import Bells, Board
+from paceline.network.secure.admission import AdmissionListener, listener
+from paceline.network.secure.store_client import StoreClient
+from paceline.network.secure.store_server import KeyValueStore, StoreServer
+from paceline.processes.memory.board import Board
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.state import Vector
 
 LOCAL = "127.0.0.1"
@@ -35,7 +36,7 @@ def store_desk() -> Iterator[int]:
     """A store, served by a thread; gives its port."""
     listening = listener(LOCAL)
     port = int(listening.getsockname()[1])
-    desk = StoreDesk(Gate(listening, SECRET, log=lambda _: None), Shelf())
+    desk = StoreServer(AdmissionListener(listening, SECRET, log=lambda _: None), KeyValueStore())
     over = threading.Event()
 
     def serve() -> None:
@@ -66,8 +67,8 @@ class Company:
 
     def __post_init__(self) -> None:
         self.board = Board.create(self.size, 0)
-        self.ends = Bells.create(self.board.roles)
-        self.bells = [Bells(self.board, self.ends, rank) for rank in range(self.size)]
+        self.ends = Wakeup.create(self.board.roles)
+        self.bells = [Wakeup(self.board, self.ends, rank) for rank in range(self.size)]
         self.listeners = [PeerListener(LOCAL, SECRET, self.tls[0], self.lines.append) for _ in range(self.size)]
         self.pool = ThreadPoolExecutor(self.size)
 
@@ -89,15 +90,15 @@ class Company:
         assert isinstance(made, TcpGroup)
         return made
 
-    def building(self, name: str, place: int, patience: float) -> Building:
+    def building(self, name: str, place: int, patience: float) -> GroupBuilder:
         names = [f"worker:{rank}" for rank in range(self.size)]
         bells = self.bells[place]
 
         def ring() -> None:
             bells.ring(place)
 
-        def make(building: Building) -> TcpGroup:
-            store = FarStore(LOCAL, self.port, SECRET, patience=PATIENCE)
+        def make(building: GroupBuilder) -> TcpGroup:
+            store = StoreClient(LOCAL, self.port, SECRET, patience=PATIENCE)
             mine, secret, tls = self.listeners[place], SECRET, self.tls[1]
             try:
                 found = connected(store, name, place, names, mine, secret, tls, patience=patience, building=building)
@@ -105,7 +106,7 @@ class Company:
                 store.close()
             return TcpGroup(place, self.size, found, watch=bells, ring=ring)
 
-        return Building(make, ring)
+        return GroupBuilder(make, ring)
 
     def each(self, act: Callable[[int], Any]) -> list[Any]:
         """Have every member do something at the same time, in a thread of its own."""

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.errors import RunError
 from paceline.network.nodes import memory_handover
-from paceline.network.nodes.memory_handover import Doorstep, identity, taken
+from paceline.network.nodes.memory_handover import MemoryHandover, identity, taken
 from paceline.processes.memory.segment import Segment, anonymous
 
 SECRET = bytes(range(32))
@@ -26,8 +26,8 @@ def fresh() -> str:
 
 
 @contextmanager
-def doorstep(run: str, descriptors: list[int], node: int = 0) -> Iterator[Doorstep]:
-    step = Doorstep(run, node, SECRET, descriptors)
+def doorstep(run: str, descriptors: list[int], node: int = 0) -> Iterator[MemoryHandover]:
+    step = MemoryHandover(run, node, SECRET, descriptors)
     try:
         yield step
     finally:
@@ -35,7 +35,7 @@ def doorstep(run: str, descriptors: list[int], node: int = 0) -> Iterator[Doorst
 
 
 @contextmanager
-def pumped(step: Doorstep) -> Iterator[None]:
+def pumped(step: MemoryHandover) -> Iterator[None]:
     """Served from another thread, as a launcher would between two looks."""
     ended = threading.Event()
 
@@ -86,7 +86,7 @@ def test_the_memory_is_the_same() -> None:
             os.close(other)
 
 
-def refused(run: str, said: bytes, step: Doorstep) -> bytes:
+def refused(run: str, said: bytes, step: MemoryHandover) -> bytes:
     """What somebody gets who says this."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(20)
@@ -144,7 +144,7 @@ def test_a_name_is_one_nodes() -> None:
     run = fresh()
     with segments(1) as ours, doorstep(run, ours):
         with pytest.raises(OSError, match="in use") as failed:
-            Doorstep(run, 0, SECRET, ours)
+            MemoryHandover(run, 0, SECRET, ours)
         assert failed.value.errno == errno.EADDRINUSE
         with doorstep(run, ours, node=1):
             pass

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from theatre import PATIENCE, Company, played
 
-from paceline.processes.memory.board import LANES, RUNNING, STOP, STOPPING, Bells, Board
+from paceline.processes.memory.board import LANES, RUNNING, STOP, STOPPING, Board
+from paceline.processes.memory.wakeup import Wakeup
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def board() -> Iterator[Board]:
 
 @pytest.fixture
 def ends(board: Board) -> Iterator[list[int]]:
-    made = Bells.create(board.roles)
+    made = Wakeup.create(board.roles)
     yield made
     for descriptor in made:
         os.close(descriptor)
@@ -63,30 +64,30 @@ class TestWords:
 
 class TestBells:
     def test_what_is_so_already_needs_no_waiting(self, board: Board, ends: list[int]) -> None:
-        assert Bells(board, ends, 0).wait(lambda: True, 0.0) is True
+        assert Wakeup(board, ends, 0).wait(lambda: True, 0.0) is True
 
     def test_it_gives_up_after_its_time(self, board: Board, ends: list[int]) -> None:
-        assert Bells(board, ends, 0).wait(lambda: False, 0.01) is False
+        assert Wakeup(board, ends, 0).wait(lambda: False, 0.01) is False
         assert board.sleeping[0] == 0
 
     def test_a_sleeping_process_is_woken(self, board: Board, ends: list[int]) -> None:
         def sleep() -> None:
-            assert Bells(board, ends, 1).wait(lambda: bool(board.get("ready")), PATIENCE)
+            assert Wakeup(board, ends, 1).wait(lambda: bool(board.get("ready")), PATIENCE)
 
         sleeper = Company(sleep)
         assert _asleep(board)
         board.put("ready", 1)
-        Bells(board, ends, 0).ring(1)
+        Wakeup(board, ends, 0).ring(1)
         assert sleeper.end() == [0]
 
     def test_who_does_not_sleep_is_not_rung(self, board: Board, ends: list[int]) -> None:
-        Bells(board, ends, 0).ring_all()
+        Wakeup(board, ends, 0).ring_all()
         with pytest.raises(BlockingIOError):
             os.read(ends[0], 1)
 
     def test_ringing_never_blocks(self, board: Board, ends: list[int]) -> None:
         board.sleeping[1] = 1
-        bells = Bells(board, ends, 0)
+        bells = Wakeup(board, ends, 0)
         for _ in range(100_000):
             bells.ring(1)
         bells.ring_all()
@@ -97,7 +98,7 @@ class TestBells:
         rounds = 5000
 
         def player(me: int) -> None:
-            bells = Bells(board, ends, me)
+            bells = Wakeup(board, ends, me)
             bells.spin = spin
             for number in range(me, 2 * rounds, 2):
                 if not bells.wait(lambda number=number: board.get("ordered") == number, PATIENCE):

@@ -10,13 +10,13 @@ import pytest
 
 from paceline.errors import RunError, SchemeError
 from paceline.network.means import group_record as circles
-from paceline.network.means.group_record import Circle, Record, Stand
+from paceline.network.means.group_record import GroupRecord, MeanGroup, MemberPosition
 from paceline.processes.memory.board import Board
 
 X, Y = 160, 320  # shapes
 
 
-def stand(done: int | None, **more: Any) -> Stand:
+def stand(done: int | None, **more: Any) -> MemberPosition:
     settings: dict[str, Any] = {
         "at": True,
         "first": True,
@@ -25,7 +25,7 @@ def stand(done: int | None, **more: Any) -> Stand:
         "took": {},
         "new": False,
     }
-    return Stand(done, **(settings | more))
+    return MemberPosition(done, **(settings | more))
 
 
 def test_at_first_all_begin_together() -> None:
@@ -78,9 +78,9 @@ def board() -> Iterator[Board]:
     os.close(board.descriptor)
 
 
-def asked(board: Board, record: Record | None = None, *, hold: bool = False, **more: Any) -> dict[int, int] | None:
-    circle = Circle("0/all", (0, 1, 2), **more)
-    return circles.proposal(board, circle, record or Record.read(b""), 0, hold=hold)
+def asked(board: Board, record: GroupRecord | None = None, *, hold: bool = False, **more: Any) -> dict[int, int] | None:
+    circle = MeanGroup("0/all", (0, 1, 2), **more)
+    return circles.proposal(board, circle, record or GroupRecord.read(b""), 0, hold=hold)
 
 
 def test_all_who_live_are_asked_and_who_is_still_starting_is_waited_for(board: Board) -> None:
@@ -105,7 +105,7 @@ def test_the_dead_are_left_out_or_waited_for_until_they_are_back(board: Board) -
 
 def test_what_was_agreed_counts_before_words_that_come_late(board: Board) -> None:
     board.life[1], board.lost[1], board.alive[1] = 2, 1, 0  # taken in, but that it is alive is not known here yet
-    record = Record.read(Record.read(b"").next({0: 1, 1: 2, 2: 1}, by=2))
+    record = GroupRecord.read(GroupRecord.read(b"").next({0: 1, 1: 2, 2: 1}, by=2))
     assert record.attempt == 1
     assert asked(board, record) == {0: 1, 1: 2, 2: 1}
     board.lost[1] = 2

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.network.cluster.addresses import Interface, called, interfaces, own_address, site_rule
-from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.description import Cluster, ClusterTask, Slot
 
 LO = Interface("lo", "127.0.0.1")
 ETH0 = Interface("eth0", "192.168.7.4", default=True)
@@ -192,19 +192,24 @@ class TestCalled:
             asked.append(host)
             return f"{host}-ib"
 
-        tasks = (Task("worker", 0, "a", 1), Task("worker", 1, "a", 2), Task("worker", 2), Task("server", 0, "b", 1))
-        seats = (Seat(0, 0, "a", 1), Seat(0, 1, "a", 2))
+        tasks = (
+            ClusterTask("worker", 0, "a", 1),
+            ClusterTask("worker", 1, "a", 2),
+            ClusterTask("worker", 2),
+            ClusterTask("server", 0, "b", 1),
+        )
+        seats = (Slot(0, 0, "a", 1), Slot(0, 1, "a", 2))
         found = called(Cluster("test", tasks, tasks[1], seats=seats, seat=seats[1]), rule)
         assert asked == ["a", "b"]
         assert [task.host for task in found.tasks] == ["a-ib", "a-ib", None, "b-ib"]
-        assert found.me == Task("worker", 1, "a-ib", 2)
-        assert found.seat == Seat(0, 1, "a-ib", 2) == found.seats[1]
+        assert found.me == ClusterTask("worker", 1, "a-ib", 2)
+        assert found.seat == Slot(0, 1, "a-ib", 2) == found.seats[1]
 
     def test_an_evaluator_outside_stays_outside(self) -> None:
-        cluster = Cluster("test", (Task("worker", 0, "a", 1),), Task("evaluator", 0))
-        assert called(cluster, str.upper).me == Task("evaluator", 0)
+        cluster = Cluster("test", (ClusterTask("worker", 0, "a", 1),), ClusterTask("evaluator", 0))
+        assert called(cluster, str.upper).me == ClusterTask("evaluator", 0)
 
     def test_a_rule_may_not_put_two_in_one_place(self) -> None:
-        cluster = Cluster("test", (Task("worker", 0, "a", 1), Task("worker", 1, "b", 1)))
+        cluster = Cluster("test", (ClusterTask("worker", 0, "a", 1), ClusterTask("worker", 1, "b", 1)))
         with pytest.raises(UsageError, match="worker:0 and worker:1 have the same address c:1"):
             called(cluster, lambda host: "c")

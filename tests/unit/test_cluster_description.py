@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paceline.errors import UsageError
-from paceline.network.cluster.description import Cluster, Task, address, is_host, shown
+from paceline.network.cluster.description import Cluster, ClusterTask, address, is_host, shown
 
-A, B, C = Task("worker", 0, "a", 1), Task("worker", 1, "b", 1), Task("server", 0, "c", 1)
+A, B, C = ClusterTask("worker", 0, "a", 1), ClusterTask("worker", 1, "b", 1), ClusterTask("server", 0, "c", 1)
 
 
 class TestCluster:
@@ -20,7 +20,7 @@ class TestCluster:
         assert [cluster.rank(task) for task in cluster.tasks] == [0, 1, None]
 
     def test_a_named_chief_is_before_the_workers(self) -> None:
-        chief = Task("chief", 0, "d", 1)
+        chief = ClusterTask("chief", 0, "d", 1)
         cluster = Cluster("test", (A, B, chief))
         assert cluster.chief == chief
         assert cluster.training == (chief, A, B)
@@ -29,12 +29,12 @@ class TestCluster:
 
     def test_complete_is_to_know_every_host_and_port(self) -> None:
         assert Cluster("test", (A, B, C)).complete
-        assert not Cluster("test", (A, Task("worker", 1, "b"))).complete
-        assert not Cluster("test", (A, Task("worker", 1, None, 5))).complete
-        assert Cluster("test", (A, Task("evaluator", 0))).complete  # nobody calls it
+        assert not Cluster("test", (A, ClusterTask("worker", 1, "b"))).complete
+        assert not Cluster("test", (A, ClusterTask("worker", 1, None, 5))).complete
+        assert Cluster("test", (A, ClusterTask("evaluator", 0))).complete  # nobody calls it
 
     def test_it_says_what_is_missing(self) -> None:
-        cluster = Cluster("test", (A, Task("worker", 1), Task("server", 0, "c")))
+        cluster = Cluster("test", (A, ClusterTask("worker", 1), ClusterTask("server", 0, "c")))
         assert cluster.missing == (
             "hosts of worker:1: where they run is not told and must be exchanged by rendezvous",
             "ports of worker:1, server:0: each has to choose one and to tell the others",
@@ -42,18 +42,20 @@ class TestCluster:
         assert Cluster("test", (A, B)).missing == ()
 
     def test_a_thousand_missing_ports_are_no_thousand_names(self) -> None:
-        cluster = Cluster("test", tuple(Task("worker", index, "a") for index in range(1007)))
+        cluster = Cluster("test", tuple(ClusterTask("worker", index, "a") for index in range(1007)))
         assert "worker:6 and 1,000 more: each" in cluster.missing[0]
         assert "worker:7" not in cluster.missing[0]
 
     def test_one_host(self) -> None:
-        assert Cluster("test", (A, Task("worker", 1, "A.", 2))).one_host
-        assert Cluster("test", (Task("chief", 0, "localhost", 1), Task("worker", 0, "127.0.0.1", 2))).one_host
+        assert Cluster("test", (A, ClusterTask("worker", 1, "A.", 2))).one_host
+        assert Cluster(
+            "test", (ClusterTask("chief", 0, "localhost", 1), ClusterTask("worker", 0, "127.0.0.1", 2))
+        ).one_host
         assert not Cluster("test", (A, B)).one_host
-        assert not Cluster("test", (A, Task("worker", 1))).one_host
+        assert not Cluster("test", (A, ClusterTask("worker", 1))).one_host
 
     def test_the_evaluator_may_be_outside(self) -> None:
-        me = Task("evaluator", 0)
+        me = ClusterTask("evaluator", 0)
         assert Cluster("test", (A,), me).me == me
 
     @pytest.mark.parametrize(
@@ -61,25 +63,29 @@ class TestCluster:
         [
             ((), None, "test: the cluster has neither a chief nor a worker: somebody has to train"),
             ((C,), None, "neither a chief nor a worker"),
-            ((A, Task("ps", 0)), None, "no kind of task 'ps'; there are: chief, worker, server, evaluator"),
-            ((A, Task("worker", 2, "b", 1)), None, "the workers are numbered 0, 2, not from 0 without gaps"),
+            ((A, ClusterTask("ps", 0)), None, "no kind of task 'ps'; there are: chief, worker, server, evaluator"),
+            ((A, ClusterTask("worker", 2, "b", 1)), None, "the workers are numbered 0, 2, not from 0 without gaps"),
             ((B, A), None, "the workers are numbered 1, 0"),
-            ((Task("chief", 0), Task("chief", 1)), None, "there can be one chief, not 2"),
-            ((A, Task("evaluator", 0), Task("evaluator", 1)), None, "there can be one evaluator, not 2"),
-            ((A, Task("worker", 1, "a", 1)), None, "worker:0 and worker:1 have the same address a:1"),
-            ((A, Task("server", 0, "A", 1)), None, "worker:0 and server:0 have the same address A:1"),
-            ((A, Task("evaluator", 0, "a", 1)), None, "worker:0 and evaluator:0 have the same address"),
+            ((ClusterTask("chief", 0), ClusterTask("chief", 1)), None, "there can be one chief, not 2"),
+            ((A, ClusterTask("evaluator", 0), ClusterTask("evaluator", 1)), None, "there can be one evaluator, not 2"),
+            ((A, ClusterTask("worker", 1, "a", 1)), None, "worker:0 and worker:1 have the same address a:1"),
+            ((A, ClusterTask("server", 0, "A", 1)), None, "worker:0 and server:0 have the same address A:1"),
+            ((A, ClusterTask("evaluator", 0, "a", 1)), None, "worker:0 and evaluator:0 have the same address"),
             ((A,), B, "this process is worker:1, which is not in the cluster"),
-            ((A,), Task("evaluator", 1), "this process is evaluator:1; there is one evaluator"),
-            ((A, Task("evaluator", 0, "e", 1)), Task("evaluator", 0), "evaluator:0, which is not in the cluster"),
+            ((A,), ClusterTask("evaluator", 1), "this process is evaluator:1; there is one evaluator"),
+            (
+                (A, ClusterTask("evaluator", 0, "e", 1)),
+                ClusterTask("evaluator", 0),
+                "evaluator:0, which is not in the cluster",
+            ),
         ],
     )
-    def test_what_is_refused(self, tasks: tuple[Task, ...], me: Task | None, why: str) -> None:
+    def test_what_is_refused(self, tasks: tuple[ClusterTask, ...], me: ClusterTask | None, why: str) -> None:
         with pytest.raises(UsageError, match=why):
             Cluster("test", tasks, me)
 
     def test_the_same_host_without_ports_is_no_clash(self) -> None:
-        assert len(Cluster("test", (Task("worker", 0, "a"), Task("worker", 1, "a"))).tasks) == 2
+        assert len(Cluster("test", (ClusterTask("worker", 0, "a"), ClusterTask("worker", 1, "a"))).tasks) == 2
 
 
 class TestAddresses:
@@ -126,8 +132,8 @@ class TestAddresses:
     )
     @settings(deadline=None)
     def test_what_is_shown_can_be_read(self, host: str, port: int | None) -> None:
-        text = shown(Task("worker", 0, host, port))
+        text = shown(ClusterTask("worker", 0, host, port))
         assert address(text.removesuffix(":?"), "here") == (host, port)
 
     def test_what_is_not_known_is_shown_so(self) -> None:
-        assert shown(Task("worker", 0)) == "?:?"
+        assert shown(ClusterTask("worker", 0)) == "?:?"

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.network.cluster import mpi, torchrun
-from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.description import Cluster, ClusterTask, Slot
 from paceline.network.cluster.detect import seen
 
 Environment = dict[str, str]
@@ -65,8 +65,8 @@ class TestMpi:
         cluster = mpi.open_mpi(OPEN_MPI)
         assert cluster is not None
         assert hosts(cluster) == ["pace1"] * 4
-        assert cluster.me == Task("worker", 1, "pace1")
-        assert cluster.seat == Seat(0, 1, "pace1")
+        assert cluster.me == ClusterTask("worker", 1, "pace1")
+        assert cluster.seat == Slot(0, 1, "pace1")
         assert not cluster.complete  # no ports
         assert cluster.source == "Open MPI"
 
@@ -83,13 +83,13 @@ class TestMpi:
     def test_pmix_tells_the_rank_too(self) -> None:
         cluster = mpi.open_mpi(changed(OPEN_MPI, OMPI_COMM_WORLD_RANK=None))
         assert cluster is not None
-        assert cluster.me == Task("worker", 1, "pace1")
+        assert cluster.me == ClusterTask("worker", 1, "pace1")
 
     def test_mpich(self) -> None:
         cluster = mpi.mpich(MPICH)
         assert cluster is not None
-        assert cluster.me == Task("worker", 2, "localhost")
-        assert cluster.seat == Seat(0, 2, "localhost")
+        assert cluster.me == ClusterTask("worker", 2, "localhost")
+        assert cluster.seat == Slot(0, 2, "localhost")
         unsaid = mpi.mpich(changed(MPICH, MPI_LOCALRANKID=None))
         assert unsaid == cluster
         assert hosts(mpi.mpich({"PMI_RANK": "0", "PMI_SIZE": "2"})) == [None, None]
@@ -132,9 +132,9 @@ class TestTorchrun:
     def test_one_node(self) -> None:
         cluster = torchrun.seen(TORCHRUN)
         assert cluster is not None
-        assert cluster.tasks == (Task("worker", 0, "localhost"), Task("worker", 1, "localhost"))
+        assert cluster.tasks == (ClusterTask("worker", 0, "localhost"), ClusterTask("worker", 1, "localhost"))
         assert cluster.me == cluster.tasks[1]
-        assert cluster.seats == (Seat(0, 0, "localhost"), Seat(0, 1, "localhost"))
+        assert cluster.seats == (Slot(0, 0, "localhost"), Slot(0, 1, "localhost"))
         assert cluster.meeting == "pace1:29777"
 
     def test_the_agent_listens_at_the_port_and_no_task_can(self) -> None:
@@ -143,8 +143,8 @@ class TestTorchrun:
         assert with_agent is not None
         assert with_agent.chief.port is None
         assert without is not None
-        assert without.chief == Task("worker", 0, "pace1", 29777)
-        assert without.me == Task("worker", 1, "pace1")
+        assert without.chief == ClusterTask("worker", 0, "pace1", 29777)
+        assert without.me == ClusterTask("worker", 1, "pace1")
 
     @pytest.mark.parametrize(
         ("node", "rank", "local", "here", "seat"), [(0, 0, 0, 1, (0, 0)), (1, 1, 0, 2, (1, 0)), (1, 2, 1, 2, (1, 1))]
@@ -157,7 +157,7 @@ class TestTorchrun:
         cluster = torchrun.seen(TORCHRUN | told | {"WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"})
         assert cluster is not None
         assert [(one.node, one.local) for one in cluster.seats] == [(0, 0), (1, 0), (1, 1)]
-        assert cluster.seat == Seat(*seat)
+        assert cluster.seat == Slot(*seat)
         assert hosts(cluster) == [None] * 3
 
     def test_a_process_on_each_node(self) -> None:
@@ -170,7 +170,7 @@ class TestTorchrun:
         }
         cluster = torchrun.seen(TORCHRUN | alone)
         assert cluster is not None
-        assert cluster.seats == (Seat(0, 0), Seat(1, 0), Seat(2, 0))
+        assert cluster.seats == (Slot(0, 0), Slot(1, 0), Slot(2, 0))
 
     def test_three_nodes_are_not_guessed(self) -> None:
         cluster = torchrun.seen(TORCHRUN | {"WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3"})
@@ -182,7 +182,11 @@ class TestTorchrun:
         env = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
         cluster = torchrun.seen(env)
         assert cluster is not None
-        assert cluster.tasks == (Task("worker", 0, "job-master-0", 23456), Task("worker", 1), Task("worker", 2))
+        assert cluster.tasks == (
+            ClusterTask("worker", 0, "job-master-0", 23456),
+            ClusterTask("worker", 1),
+            ClusterTask("worker", 2),
+        )
         assert cluster.notes == (
             "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK are missing: which processes share a node is not told",
         )
@@ -251,7 +255,7 @@ class TestDetect:
     def test_tf_config_counts_before_engines(self) -> None:
         cluster = seen(TF_CONFIG | SLURM | TORCHRUN)
         assert cluster is not None
-        assert cluster.me == Task("worker", 0, "a", 1)
+        assert cluster.me == ClusterTask("worker", 0, "a", 1)
         assert cluster.notes == ("TF_CONFIG counts; the variables of torchrun, Slurm are not read",)
 
     def test_a_tf_config_without_a_cluster_does_not(self) -> None:

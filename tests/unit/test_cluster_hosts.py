@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.network.cluster import cluster_file
-from paceline.network.cluster.description import Task
+from paceline.network.cluster.description import ClusterTask
 from paceline.network.cluster.host_lists import listed
 
 LISTS: dict[str, Any] = {"worker_hosts": "b:2222, c:2222", "ps_hosts": "a:2222"}
@@ -19,25 +19,25 @@ class TestLists:
     @pytest.mark.parametrize(
         ("job", "index", "me"),
         [
-            ("ps", 0, Task("server", 0, "a", 2222)),
-            ("server", 0, Task("server", 0, "a", 2222)),
-            ("worker", 0, Task("worker", 0, "b", 2222)),
-            ("worker", 1, Task("worker", 1, "c", 2222)),
-            ("evaluator", 0, Task("evaluator", 0)),
-            ("evaluator", None, Task("evaluator", 0)),
+            ("ps", 0, ClusterTask("server", 0, "a", 2222)),
+            ("server", 0, ClusterTask("server", 0, "a", 2222)),
+            ("worker", 0, ClusterTask("worker", 0, "b", 2222)),
+            ("worker", 1, ClusterTask("worker", 1, "c", 2222)),
+            ("evaluator", 0, ClusterTask("evaluator", 0)),
+            ("evaluator", None, ClusterTask("evaluator", 0)),
             (None, None, None),
         ],
     )
-    def test_who_this_process_is(self, job: str | None, index: int | None, me: Task | None) -> None:
+    def test_who_this_process_is(self, job: str | None, index: int | None, me: ClusterTask | None) -> None:
         cluster = listed(**LISTS, job_name=job, task_index=index)
         assert cluster.me == me
-        assert cluster.chief == Task("worker", 0, "b", 2222)
+        assert cluster.chief == ClusterTask("worker", 0, "b", 2222)
         assert len(cluster.tasks) == 3
 
     def test_chief_and_evaluator_may_have_hosts(self) -> None:
         cluster = listed(**LISTS, chief_hosts="d:1", evaluator_hosts="e", job_name="chief")
-        assert cluster.me == cluster.chief == Task("chief", 0, "d", 1)
-        assert cluster.of("evaluator") == (Task("evaluator", 0, "e"),)
+        assert cluster.me == cluster.chief == ClusterTask("chief", 0, "d", 1)
+        assert cluster.of("evaluator") == (ClusterTask("evaluator", 0, "e"),)
         assert cluster.complete
 
     def test_without_ports_it_is_not_complete(self) -> None:
@@ -84,13 +84,13 @@ class TestFile:
         path.write_text(FILE)
         cluster = cluster_file.read(path, "worker", 1)
         assert [str(task) for task in cluster.tasks] == ["chief:0", "worker:0", "worker:1", "server:0", "evaluator:0"]
-        assert cluster.me == Task("worker", 1, "c", 2222)
+        assert cluster.me == ClusterTask("worker", 1, "c", 2222)
         assert cluster.complete
         assert cluster.source == str(path)
 
     def test_workers_are_enough(self) -> None:
         cluster = cluster_file.described('[cluster]\nworkers = ["a:1"]', "f.toml")
-        assert cluster.chief == Task("worker", 0, "a", 1)
+        assert cluster.chief == ClusterTask("worker", 0, "a", 1)
         assert cluster.me is None
 
     @pytest.mark.parametrize(

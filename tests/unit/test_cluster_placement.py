@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from paceline.errors import UsageError
 from paceline.network.cluster import mpi, slurm, tf_config
-from paceline.network.cluster.description import Cluster, Task
+from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.network.cluster.placement import POLICIES, Place, placed, roles
 
 # three nodes with 2, 3 and 1 tasks
@@ -159,10 +159,10 @@ class TestPlaced:
         assert len({cluster.tasks for cluster in found}) == 1
         assert [str(cluster.me) for cluster in found] == ["server:0", "chief:0", "worker:0", "server:1"]
         assert found[0].tasks == (
-            Task("chief", 0, "pace1", 12001),
-            Task("worker", 0, "pace1", 12002),
-            Task("server", 0, "pace1", 12000),
-            Task("server", 1, "pace2", 12000),
+            ClusterTask("chief", 0, "pace1", 12001),
+            ClusterTask("worker", 0, "pace1", 12002),
+            ClusterTask("server", 0, "pace1", 12000),
+            ClusterTask("server", 1, "pace2", 12000),
         )
         assert all(cluster.complete for cluster in found)
 
@@ -177,7 +177,7 @@ class TestPlaced:
     def test_on_one_host(self) -> None:
         cluster = mpi.mpich({"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"})
         assert cluster is not None
-        assert placed(cluster, "spread", 2).me == Task("server", 1, "localhost")
+        assert placed(cluster, "spread", 2).me == ClusterTask("server", 1, "localhost")
 
     def test_roles_that_are_named_are_not_given_again(self) -> None:
         text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paceline.errors import UsageError
-from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.description import Cluster, ClusterTask, Slot
 from paceline.network.cluster.slurm import seen
 from paceline.network.cluster.slurm_hostlist import counts, hosts, ports
 
@@ -204,9 +204,9 @@ class TestStep:
     def test_two_nodes_are_told_by_the_ranks_of_one(self) -> None:
         cluster = step()
         assert places(cluster) == [("pace1", 12000), ("pace1", 12001), ("pace2", 12000), ("pace2", 12001)]
-        assert cluster.me == Task("worker", 2, "pace2", 12000)
-        assert cluster.chief == Task("worker", 0, "pace1", 12000)
-        assert cluster.seat == Seat(1, 0, "pace2", 12000)
+        assert cluster.me == ClusterTask("worker", 2, "pace2", 12000)
+        assert cluster.chief == ClusterTask("worker", 0, "pace1", 12000)
+        assert cluster.seat == Slot(1, 0, "pace2", 12000)
         assert cluster.complete
         assert cluster.source == "Slurm step 71.0"
         assert cluster.notes == ()
@@ -253,7 +253,7 @@ class TestStep:
             SLURM_DISTRIBUTION=distribution,
         )
         assert sum(task.host is not None for task in cluster.tasks) == known
-        assert cluster.me == Task("worker", 1, "n2", 12000)
+        assert cluster.me == ClusterTask("worker", 1, "n2", 12000)
 
     def test_one_task_on_each_node_in_another_order(self) -> None:
         cluster = step(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import UsageError
-from paceline.network.cluster.description import Cluster, Task
+from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.network.cluster.tf_config import seen
 
 # the guide's cluster on one machine: a shell for each of its tasks, and one for the evaluator
@@ -32,14 +32,14 @@ def shell(kind: Any, index: Any, cluster: Any = GUIDE) -> Cluster:
 @pytest.mark.parametrize(
     ("kind", "index", "me", "role", "rank"),
     [
-        ("chief", 0, Task("chief", 0, "localhost", 2222), "chief", 0),
-        ("worker", 0, Task("worker", 0, "localhost", 2223), "worker", 1),
-        ("worker", 1, Task("worker", 1, "localhost", 2224), "worker", 2),
-        ("ps", 0, Task("server", 0, "localhost", 2225), "server", None),
-        ("evaluator", 0, Task("evaluator", 0), "evaluator", None),
+        ("chief", 0, ClusterTask("chief", 0, "localhost", 2222), "chief", 0),
+        ("worker", 0, ClusterTask("worker", 0, "localhost", 2223), "worker", 1),
+        ("worker", 1, ClusterTask("worker", 1, "localhost", 2224), "worker", 2),
+        ("ps", 0, ClusterTask("server", 0, "localhost", 2225), "server", None),
+        ("evaluator", 0, ClusterTask("evaluator", 0), "evaluator", None),
     ],
 )
-def test_the_shells_of_the_guide(kind: str, index: int, me: Task, role: str, rank: int | None) -> None:
+def test_the_shells_of_the_guide(kind: str, index: int, me: ClusterTask, role: str, rank: int | None) -> None:
     cluster = shell(kind, index)
     assert cluster.me == me
     assert cluster.role(me) == role
@@ -52,18 +52,18 @@ def test_the_shells_of_the_guide(kind: str, index: int, me: Task, role: str, ran
 
 def test_workers_alone_have_worker_0_as_their_chief() -> None:
     cluster = shell("worker", 1, {"worker": ["host1:12345", "host2:23456"]})
-    assert cluster.chief == Task("worker", 0, "host1", 12345)
-    assert cluster.me == Task("worker", 1, "host2", 23456)
+    assert cluster.chief == ClusterTask("worker", 0, "host1", 12345)
+    assert cluster.me == ClusterTask("worker", 1, "host2", 23456)
 
 
 def test_master_is_an_old_name_of_the_chief() -> None:
     cluster = shell("master", 0, {"master": ["a:1"], "ps": ["b:1"]})
-    assert cluster.me == cluster.chief == Task("chief", 0, "a", 1)
-    assert shell("chief", 0, {"master": ["a:1"]}).me == Task("chief", 0, "a", 1)
+    assert cluster.me == cluster.chief == ClusterTask("chief", 0, "a", 1)
+    assert shell("chief", 0, {"master": ["a:1"]}).me == ClusterTask("chief", 0, "a", 1)
 
 
 def test_a_listed_evaluator_has_an_address() -> None:
-    assert shell("evaluator", 0, GUIDE | {"evaluator": ["e:1"]}).me == Task("evaluator", 0, "e", 1)
+    assert shell("evaluator", 0, GUIDE | {"evaluator": ["e:1"]}).me == ClusterTask("evaluator", 0, "e", 1)
 
 
 def test_keys_of_others_and_numbers_in_quotes_are_borne() -> None:
@@ -71,7 +71,7 @@ def test_keys_of_others_and_numbers_in_quotes_are_borne() -> None:
     config = {"cluster": GUIDE, "task": task, "environment": "cloud", "rpc_layer": "grpc", "job": {"scale": 1}}
     found = read(config)
     assert found is not None
-    assert found.me == Task("worker", 1, "localhost", 2224)
+    assert found.me == ClusterTask("worker", 1, "localhost", 2224)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from paceline import simulate
-from paceline.compute_times import Constant, Exponential, Pareto, Times, Uniform, laws, parse_times
+from paceline.compute_times import ComputeTime, Constant, Exponential, Pareto, Uniform, laws, parse_times
 from paceline.errors import UnknownName, UsageError
-from paceline.simulator.cost import SERVER, Cost, Link, parse_link, parse_links
+from paceline.simulator.cost import SERVER, Cost, NetworkLink, parse_link, parse_links
 
 DRAWS = 20_000
 
@@ -35,7 +35,7 @@ EXPECTED = {
 }
 
 
-def draws(law: Times, number: int = DRAWS, seed: int = 4) -> np.ndarray[Any, Any]:
+def draws(law: ComputeTime, number: int = DRAWS, seed: int = 4) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(seed)
     return np.array([law.draw(0, t, rng) for t in range(number)])
 
@@ -100,10 +100,10 @@ def test_wrong_laws_name_what_is_allowed(text: str, message: str) -> None:
 
 def test_a_law_must_draw() -> None:
     with pytest.raises(UsageError, match="is not a law"):
-        Times().draw(0, 0, np.random.default_rng(0))
+        ComputeTime().draw(0, 0, np.random.default_rng(0))
 
 
-def trace(tmp_path: Path, text: str) -> Times:
+def trace(tmp_path: Path, text: str) -> ComputeTime:
     (tmp_path / "times.csv").write_text(text)
     return parse_times(f"trace:{tmp_path / 'times.csv'}")
 
@@ -153,14 +153,14 @@ def test_a_missing_trace_is_an_error_before_the_run(tmp_path: Path) -> None:
 
 
 def test_wires() -> None:
-    assert parse_link("") == parse_link("bandwidth=inf") == Link(0.0, math.inf)
-    assert parse_link("0.001,1e9") == parse_link("latency=0.001,bandwidth=1e9") == Link(0.001, 1e9)
-    assert Link(0.5, 100.0).seconds(50) == 1.0
-    assert Link(0.5).seconds(10**12) == 0.5
-    cost = Cost(network=Link(1.0), links={1: Link(2.0, 8.0)})
+    assert parse_link("") == parse_link("bandwidth=inf") == NetworkLink(0.0, math.inf)
+    assert parse_link("0.001,1e9") == parse_link("latency=0.001,bandwidth=1e9") == NetworkLink(0.001, 1e9)
+    assert NetworkLink(0.5, 100.0).seconds(50) == 1.0
+    assert NetworkLink(0.5).seconds(10**12) == 0.5
+    cost = Cost(network=NetworkLink(1.0), links={1: NetworkLink(2.0, 8.0)})
     assert cost.message(0, SERVER, 8) == cost.message(SERVER, 0, 8) == 1.0
     assert cost.message(1, SERVER, 8) == cost.message(SERVER, 1, 8) == 3.0
-    assert parse_links(["2:0.1", "0:bandwidth=5"]) == {2: Link(0.1), 0: Link(0.0, 5.0)}
+    assert parse_links(["2:0.1", "0:bandwidth=5"]) == {2: NetworkLink(0.1), 0: NetworkLink(0.0, 5.0)}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_wires_of_single_workers() -> None:
     with pytest.raises(UsageError, match="link of worker 3: no value 'speed'; there are: bandwidth, latency"):
         parse_links(["3:speed=1"])
     with pytest.raises(UsageError, match="a link was given for worker 2; workers are 0 to 1"):
-        Cost(links={2: Link()}).check(2)
+        Cost(links={2: NetworkLink()}).check(2)
 
 
 def test_speeds_divide_the_times() -> None:

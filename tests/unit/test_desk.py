@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.errors import SchemeError
-from paceline.runtime.call_scheduler import Desk
+from paceline.runtime.call_scheduler import CallScheduler
 from paceline.scheme import Scheme, State, Vector, on_server
 
 asked: list[Any] = []  # every evaluation of a guard
@@ -112,12 +112,12 @@ scheme = Sample()
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk() -> CallScheduler:
     asked.clear()
-    return Desk(scheme, scheme.server(torch.zeros(4), 4), 4)
+    return CallScheduler(scheme, scheme.server(torch.zeros(4), 4), 4)
 
 
-def log(desk: Desk) -> list[int]:
+def log(desk: CallScheduler) -> list[int]:
     kept: list[int] = desk.state.log[: desk.state.got].tolist()
     return kept
 
@@ -126,21 +126,21 @@ def who(answers: Any) -> list[int]:
     return [answer.rank for answer in answers]
 
 
-def test_a_call_without_a_guard_is_performed_at_once(desk: Desk) -> None:
+def test_a_call_without_a_guard_is_performed_at_once(desk: CallScheduler) -> None:
     (answer,) = desk.submit(2, scheme.push(torch.ones(4)), ticket="mine")
     assert answer == (2, "mine", None)
     assert desk.state.x.tolist() == [-1.0] * 4
     assert (desk.state.v, desk.calls) == (1, 1)
 
 
-def test_waiting_calls_are_performed_in_the_order_of_arrival(desk: Desk) -> None:
+def test_waiting_calls_are_performed_in_the_order_of_arrival(desk: CallScheduler) -> None:
     for rank, level in ((3, 2), (1, 1), (0, 2), (2, 1)):
         assert desk.submit(rank, scheme.wait(level), ticket=rank) == []
     assert who(desk.submit(0, scheme.put("level", 2))) == [0, 3, 1, 0, 2]
     assert log(desk) == [2, 1, 2, 1]
 
 
-def test_a_guard_can_close_again_between_two_calls(desk: Desk) -> None:
+def test_a_guard_can_close_again_between_two_calls(desk: CallScheduler) -> None:
     for rank in range(4):
         desk.submit(rank, scheme.take(rank))
     assert who(desk.submit(0, scheme.put("tokens", 2))) == [0, 0, 1]
@@ -151,14 +151,14 @@ def test_a_guard_can_close_again_between_two_calls(desk: Desk) -> None:
     assert desk.waits(2) is None
 
 
-def test_a_guard_that_reads_further_cells_later(desk: Desk) -> None:
+def test_a_guard_that_reads_further_cells_later(desk: CallScheduler) -> None:
     """`a and b` reads b only once a is true: from then on both are watched."""
     assert desk.submit(1, scheme.both()) == []
     assert who(desk.submit(0, scheme.put("level", 1))) == [0]
     assert who(desk.submit(0, scheme.put("gate", 1))) == [0, 1]
 
 
-def test_a_guard_is_asked_again_only_when_a_cell_that_it_read_has_changed(desk: Desk) -> None:
+def test_a_guard_is_asked_again_only_when_a_cell_that_it_read_has_changed(desk: CallScheduler) -> None:
     desk.submit(1, scheme.wait(5))
     assert asked == [5]
     for _ in range(10):
@@ -174,7 +174,7 @@ def test_a_guard_is_asked_again_only_when_a_cell_that_it_read_has_changed(desk: 
     assert len(asked) == 4
 
 
-def test_guards_over_tensors_are_asked_when_the_tensor_changes(desk: Desk) -> None:
+def test_guards_over_tensors_are_asked_when_the_tensor_changes(desk: CallScheduler) -> None:
     desk.submit(1, scheme.reach(torch.full((4,), 2.0)))
     desk.submit(2, scheme.reach(torch.full((4,), 1.0)))
     assert len(asked) == 2
@@ -184,7 +184,7 @@ def test_guards_over_tensors_are_asked_when_the_tensor_changes(desk: Desk) -> No
     assert who(desk.submit(0, scheme.push(torch.full((4,), -1.0)))) == [0, 1]
 
 
-def test_equal_arguments_share_one_evaluation(desk: Desk) -> None:
+def test_equal_arguments_share_one_evaluation(desk: CallScheduler) -> None:
     """A thousand waiting callers cost what one does."""
     for rank in range(1000):
         assert desk.submit(rank % 4, scheme.wait(3), ticket=rank) == []
@@ -213,7 +213,7 @@ def test_a_thousand_are_released_by_one_change() -> None:
 
     asked.clear()
     barrier = Barrier()
-    desk = Desk(barrier, barrier.server(torch.zeros(2), 1000), 1000)
+    desk = CallScheduler(barrier, barrier.server(torch.zeros(2), 1000), 1000)
     for rank in range(1000):
         desk.submit(rank, barrier.pull(1))
     answers = desk.submit(0, barrier.push(torch.ones(2)))
@@ -222,12 +222,12 @@ def test_a_thousand_are_released_by_one_change() -> None:
 
 
 @pytest.mark.parametrize("method", ["writes", "writes_in_place"])
-def test_a_guard_that_writes_is_refused(desk: Desk, method: str) -> None:
+def test_a_guard_that_writes_is_refused(desk: CallScheduler, method: str) -> None:
     with pytest.raises(SchemeError, match="guards must be pure"):
         desk.submit(0, getattr(scheme, method)())
 
 
-def test_results_cross_by_value(desk: Desk) -> None:
+def test_results_cross_by_value(desk: CallScheduler) -> None:
     ((_, _, (x, (part, v))),) = desk.submit(0, scheme.pull())
     x += 5
     part += 7
@@ -237,7 +237,7 @@ def test_results_cross_by_value(desk: Desk) -> None:
     assert x.tolist() == [5.0] * 4
 
 
-def test_what_comes_back_of_an_argument_is_a_copy(desk: Desk) -> None:
+def test_what_comes_back_of_an_argument_is_a_copy(desk: CallScheduler) -> None:
     g, other = torch.zeros(4), torch.zeros(2)
     ((_, _, (same, first)),) = desk.submit(0, scheme.echo(g))
     ((_, _, (_, nested)),) = desk.submit(0, scheme.echo(g, (other,)))
@@ -248,7 +248,7 @@ def test_what_comes_back_of_an_argument_is_a_copy(desk: Desk) -> None:
     assert nested.tolist() == [0.0] * 2
 
 
-def test_what_is_kept_of_an_argument_is_a_copy(desk: Desk) -> None:
+def test_what_is_kept_of_an_argument_is_a_copy(desk: CallScheduler) -> None:
     g = torch.ones(4)
     desk.submit(0, scheme.push(g))
     g += 5
@@ -256,13 +256,13 @@ def test_what_is_kept_of_an_argument_is_a_copy(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_argument_changed_in_place_is_refused(desk: Desk, nested: bool) -> None:
+def test_an_argument_changed_in_place_is_refused(desk: CallScheduler, nested: bool) -> None:
     g = torch.ones(4)
     with pytest.raises(SchemeError, match=r"spoil\(\) changed its argument 'g' in place; .* 'g = g \* …'"):
         desk.submit(0, scheme.spoil(1, (g, 3) if nested else g))
 
 
-def test_x_and_its_version_change_together(desk: Desk) -> None:
+def test_x_and_its_version_change_together(desk: CallScheduler) -> None:
     with pytest.raises(SchemeError, match=r"forgetful\(\) changed x and raised s.v by 0; .* put 's.v \+= 1'"):
         desk.submit(0, scheme.forgetful(torch.ones(4)))
     with pytest.raises(SchemeError, match=r"boastful\(\) did not change x and raised s.v by 1"):
@@ -271,7 +271,7 @@ def test_x_and_its_version_change_together(desk: Desk) -> None:
         desk.submit(0, scheme.double(torch.ones(4)))
 
 
-def test_only_plain_things_cross(desk: Desk) -> None:
+def test_only_plain_things_cross(desk: CallScheduler) -> None:
     for arg, kind in (([1], "list"), ({}, "dict"), ((1, ({},)), "dict"), (b"", "bytes"), (object(), "object")):
         with pytest.raises(SchemeError, match=rf"spoil\(\): a {kind} cannot cross between processes"):
             desk.submit(0, scheme.spoil(1, arg))
@@ -280,7 +280,7 @@ def test_only_plain_things_cross(desk: Desk) -> None:
             desk.submit(0, scheme.give(what))
 
 
-def test_who_leaves_waits_no_longer(desk: Desk) -> None:
+def test_who_leaves_waits_no_longer(desk: CallScheduler) -> None:
     desk.submit(1, scheme.take(1))
     desk.submit(2, scheme.take(2))
     desk.submit(1, scheme.wait(9))
@@ -292,7 +292,7 @@ def test_who_leaves_waits_no_longer(desk: Desk) -> None:
     assert who(desk.submit(0, scheme.put("level", 9))) == [0]
 
 
-def test_leaving_and_coming_may_release_others(desk: Desk) -> None:
+def test_leaving_and_coming_may_release_others(desk: CallScheduler) -> None:
     desk.submit(1, scheme.wait(1))
     desk.submit(2, scheme.both())
     assert who(desk.left(3)) == [1]
@@ -301,7 +301,7 @@ def test_leaving_and_coming_may_release_others(desk: Desk) -> None:
     assert (desk.state.level, desk.state.gate) == (1, 1)
 
 
-def test_who_left_and_came_back_may_wait_again(desk: Desk) -> None:
+def test_who_left_and_came_back_may_wait_again(desk: CallScheduler) -> None:
     desk.submit(1, scheme.wait(5), ticket="old")
     desk.left(1, quorum=False)
     desk.submit(1, scheme.wait(5), ticket="new")
@@ -318,12 +318,12 @@ def test_leaving_is_held_to_the_law_of_x_too() -> None:
         def left(self, s: State, rank: int) -> None:
             s.x += 1
 
-    desk = Desk(Wrong(), Wrong().server(torch.zeros(2), 2), 2)
+    desk = CallScheduler(Wrong(), Wrong().server(torch.zeros(2), 2), 2)
     with pytest.raises(SchemeError, match=r"left\(\) changed x and raised s.v by 0"):
         desk.left(1)
 
 
-def test_why_a_call_waits(desk: Desk) -> None:
+def test_why_a_call_waits(desk: CallScheduler) -> None:
     desk.submit(1, scheme.take(4))
     call = desk.waits(1)
     assert call is not None
@@ -334,7 +334,7 @@ def test_why_a_call_waits(desk: Desk) -> None:
     assert desk.explain(both) == "both(): guard 's.level > 0 and s.gate > 0' is false with level = 0"
 
 
-def test_the_pieces_of_a_call_that_is_not_atomic(desk: Desk) -> None:
+def test_the_pieces_of_a_call_that_is_not_atomic(desk: CallScheduler) -> None:
     g = torch.arange(4.0)
     first, _ = desk.perform_part(1, scheme.add(g, 3), (0, 2, 4))
     assert first.tolist() == [0.0, 1.0]
@@ -347,13 +347,13 @@ def test_the_pieces_of_a_call_that_is_not_atomic(desk: Desk) -> None:
     assert desk.state.x.tolist() == g.tolist()
 
 
-def test_the_last_piece_wakes_who_waited_for_it(desk: Desk) -> None:
+def test_the_last_piece_wakes_who_waited_for_it(desk: CallScheduler) -> None:
     desk.submit(2, scheme.wait(3))
     assert desk.perform_part(1, scheme.add(torch.ones(4), 3), (0, 2, 4))[1] == []
     assert who(desk.perform_part(1, scheme.add(torch.ones(4), 3), (2, 4, 4))[1]) == [2]
 
 
-def test_the_ledger_follows_who_holds_which_version(desk: Desk) -> None:
+def test_the_ledger_follows_who_holds_which_version(desk: CallScheduler) -> None:
     for _ in range(3):
         desk.submit(0, scheme.push(torch.ones(4)))
     assert desk.ledger.outstanding(3) == 4 * 3  # all began with version 0

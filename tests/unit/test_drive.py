@@ -13,24 +13,24 @@ import torch
 
 from paceline.errors import SchemeError, UsageError
 from paceline.ops import Grad, Sleep
-from paceline.runtime.step_driver import Driver
+from paceline.runtime.step_driver import StepDriver
 from paceline.scheme import Scheme, State
 from paceline.worker import Worker
 
 Step = Callable[[Worker], Any]
 
 
-def driver(step: Step, rank: int = 0) -> Driver:
+def driver(step: Step, rank: int = 0) -> StepDriver:
     @dataclass(frozen=True)
     class Mine(Scheme, name="mine"):
         def step(self, w: Worker) -> Any:
             return step(w)
 
     worker = Worker(rank, 2, State(x=torch.zeros(3), done=0))
-    return Driver(Mine(), worker)
+    return StepDriver(Mine(), worker)
 
 
-def begun(step: Step, rank: int = 0) -> Driver:
+def begun(step: Step, rank: int = 0) -> StepDriver:
     made = driver(step, rank)
     made.begin()
     return made

@@ -11,8 +11,8 @@ import pytest
 from paceline.config.build import scheme_of
 from paceline.errors import UsageError
 from paceline.network.cluster import tf_config
-from paceline.network.cluster.assignment import Engaged, in_cluster, told
-from paceline.network.cluster.description import Cluster, Task
+from paceline.network.cluster.assignment import Assignment, in_cluster, told
+from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.network.nodes import participate
 
 CLUSTER = {"PACELINE_CLUSTER": "chief=1,worker=2,ps=1,evaluator=1"}
@@ -119,14 +119,14 @@ def test_tf_config_names_role_and_hub(kind: str, index: int, role: str) -> None:
 
 
 def test_without_a_chief_the_first_worker_is_it() -> None:
-    tasks = (Task("worker", 0, "a", 1), Task("worker", 1, "b", 2), Task("server", 0, "c", 3))
+    tasks = (ClusterTask("worker", 0, "a", 1), ClusterTask("worker", 1, "b", 2), ClusterTask("server", 0, "c", 3))
     found = in_cluster(Cluster("test", tasks, tasks[1]), {}, None)
     assert found is not None
     assert (found.roles, found.find({})) == (("worker:1",), ("a", 1))
 
 
 def test_tasks_of_one_job_name_the_same_file_where_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = (Task("worker", 0, "a"), Task("worker", 1, "b"))
+    tasks = (ClusterTask("worker", 0, "a"), ClusterTask("worker", 1, "b"))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     names = {in_cluster(Cluster("test", tasks, me), slurm, None).meet for me in tasks}  # type: ignore[union-attr]
     again = in_cluster(Cluster("test", tasks, tasks[0]), slurm | {"SLURM_RESTART_COUNT": "1"}, None)
@@ -138,7 +138,7 @@ def test_tasks_of_one_job_name_the_same_file_where_nothing_else_is_known(monkeyp
 
 
 def test_one_process_of_an_engine_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Cluster("mpirun", (Task("worker", 0, "a", 1),), Task("worker", 0, "a", 1), by_role=False)
+    alone = Cluster("mpirun", (ClusterTask("worker", 0, "a", 1),), ClusterTask("worker", 0, "a", 1), by_role=False)
     monkeypatch.setattr("paceline.network.cluster.detect.seen", lambda _: alone)
     assert participate.here(None) is None
 
@@ -167,12 +167,12 @@ def test_nobody_waits_for_the_evaluator_of_a_cluster_of_one(monkeypatch: pytest.
 
 
 def test_numbers_that_contradict_the_cluster_are_refused() -> None:
-    given = Engaged("TF_CONFIG", ("chief",), 3, 1, False, ("a", 1))
+    given = Assignment("TF_CONFIG", ("chief",), 3, 1, False, ("a", 1))
     scheme = scheme_of("async", {})
     assert participate.counted(given, {"workers": 3}, scheme) == {"workers": 3, "servers": 1}
     with pytest.raises(UsageError, match="--workers 2, but TF_CONFIG has 3"):
         participate.counted(given, {"workers": 2}, scheme)
-    without = Engaged("TF_CONFIG", ("chief",), 3, 0, False, ("a", 1))
+    without = Assignment("TF_CONFIG", ("chief",), 3, 0, False, ("a", 1))
     with pytest.raises(UsageError, match="needs a server"):
         participate.counted(without, {}, scheme)
     assert participate.counted(without, {}, scheme_of("allreduce", {}))["servers"] == 0

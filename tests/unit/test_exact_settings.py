@@ -14,7 +14,7 @@ from paceline.config import build, discovery, exact
 from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
 from paceline.errors import UsageError
-from paceline.processes.roles.main import Part, crew, ranks
+from paceline.processes.roles.main import Role, ranks, roles_of
 from paceline.processes.roles.worker_threads import hosted
 from paceline.scheme import Scheme
 from paceline.tasks.toy import toy
@@ -63,8 +63,8 @@ class TestSettings:
         plan, scheme, _ = planned("toy", "sync", exact=True, workers=3)
         assert (plan.workers, plan.processes, plan.hosts, plan.micro) == (8, 3, 3, 8)
         assert (plan.quorum, plan.feed) == ("hold", "slice")
-        assert [str(part) for part in crew(plan, scheme)] == ["chief", "worker:1", "worker:2", "server:0"]
-        assert [list(ranks(part, plan)) for part in crew(plan, scheme)] == [[0, 3, 6], [1, 4, 7], [2, 5], []]
+        assert [str(part) for part in roles_of(plan, scheme)] == ["chief", "worker:1", "worker:2", "server:0"]
+        assert [list(ranks(part, plan)) for part in roles_of(plan, scheme)] == [[0, 3, 6], [1, 4, 7], [2, 5], []]
 
     def test_what_nobody_says(self) -> None:
         for scheme, given, processes, micro in (
@@ -78,7 +78,7 @@ class TestSettings:
     def test_a_plain_run_is_as_before(self) -> None:
         plan, _, _ = planned("toy", "sync", workers=3)
         assert (plan.workers, plan.processes, plan.hosts, plan.quorum, plan.feed) == (3, None, 3, "shrink", None)
-        assert [list(ranks(Part("worker", index), plan)) for index in (1, 2)] == [[1], [2]]
+        assert [list(ranks(Role("worker", index), plan)) for index in (1, 2)] == [[1], [2]]
 
     @pytest.mark.parametrize(
         ("given", "why"),

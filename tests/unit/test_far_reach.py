@@ -17,13 +17,13 @@ from theatre import Company, Theatre, waiting
 from paceline.network.calls import tcp_server as doors
 from paceline.network.calls.tcp_client import address_of, words_of
 from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
-from paceline.network.calls.tcp_server import Following
+from paceline.network.calls.tcp_server import OrderFollower
 from paceline.ops import Call
-from paceline.processes.calls.client import Link
+from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, got, put, received
 from paceline.processes.memory.board import FAILED, LANES, RING, STOP, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.server import Server as Serving
 from paceline.runs.order_log import MemberEvent
 
@@ -278,15 +278,15 @@ def test_orders_that_nobody_gives_end_the_connection(data: bytes, monkeypatch: p
 class _followed:  # noqa: N801
     """A server that follows, and the first server's end of its connection."""
 
-    def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, stage: RunMemory, monkeypatch: pytest.MonkeyPatch) -> None:
         self._near, far = socket.socketpair()
         self._near.setblocking(False)
         monkeypatch.setattr(doors, "enter", lambda *_, **__: far)
         stage.board.server_port[0] = 1
-        self._following = Following(stage, 1)
+        self._following = OrderFollower(stage, 1)
         self._following._reconnect()
 
-    def __enter__(self) -> tuple[Following, socket.socket]:
+    def __enter__(self) -> tuple[OrderFollower, socket.socket]:
         return self._following, self._near
 
     def __exit__(self, *_: object) -> None:
@@ -364,7 +364,7 @@ class _Node:
         self.here, self.there = here, there
         there.board.server_node[0] = 1
         self.company = Company(self._serve)
-        self.links: list[Link] = []
+        self.links: list[CallClient] = []
         self._introduce()
 
     def _serve(self) -> None:
@@ -385,9 +385,9 @@ class _Node:
         self._introduce()
 
 
-def _link(node: _Node, rank: int) -> Link:
+def _link(node: _Node, rank: int) -> CallClient:
     stage = opened(node.here, 0, rank)
-    node.links.append(Link(stage, rank, waiting(stage)))
+    node.links.append(CallClient(stage, rank, waiting(stage)))
     return node.links[-1]
 
 

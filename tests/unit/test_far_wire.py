@@ -13,7 +13,7 @@ from far_ends import Pair, bytes_of, segment
 
 from paceline.network.calls.tcp_connection import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Message
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.memory.byte_ranges import Areas, Cutting, Pieces, of_tensors, of_words
+from paceline.processes.memory.byte_ranges import Pieces, ShardRange, WritableRanges, of_tensors, of_words
 from paceline.processes.memory.call_codec import (
     DTYPES,
     MOST,
@@ -250,17 +250,17 @@ def test_a_piece_that_is_not_the_senders_is_refused_before_a_byte_is_written(pie
 
 
 def test_areas() -> None:
-    areas = Areas([(200, 50), (0, 100), (250, 10)])
+    areas = WritableRanges([(200, 50), (0, 100), (250, 10)])
     allowed = [(0, 0), (0, 100), (99, 1), (100, 0), (200, 50), (250, 10), (249, 1)]
     refused = [(-1, 1), (0, 101), (100, 1), (150, 0), (199, 2), (249, 2), (261, 0), (0, -1), (10, -5)]
     assert [piece for piece in allowed if piece not in areas] == []
     assert [piece for piece in refused if piece in areas] == []
-    assert (0, 0) not in Areas(())
+    assert (0, 0) not in WritableRanges(())
 
 
 # pieces
 
-PARTS = (Cutting(0, 2, 7, True), Cutting(2, 4, 7, False), Cutting(4, 7, 7, False))
+PARTS = (ShardRange(0, 2, 7, True), ShardRange(2, 4, 7, False), ShardRange(4, 7, 7, False))
 
 
 def words_of(*values: Any) -> array[int]:
@@ -288,7 +288,7 @@ def test_matrices_are_cut_row_by_row() -> None:
 
 
 def test_one_server_has_all() -> None:
-    whole = Cutting(0, 7, 7, True)
+    whole = ShardRange(0, 7, 7, True)
     assert whole.whole
     assert of_words(words_of(torch.zeros(2, 7), torch.zeros(0), "text", None), whole) == [(1000, 56), (2000, 0)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import simulate
 from paceline.errors import UsageError
-from paceline.simulator.faults import Fault, Place, check_faults, parse_fault
+from paceline.simulator.faults import Fault, FaultTarget, check_faults, parse_fault
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ from paceline.simulator.faults import Fault, Place, check_faults, parse_fault
         ("restart:server:0@update=4", Fault("restart", 0, 4, "update", role="server")),
         ("delay:2@time=3,by=0.5,for=4.5", Fault("delay", 2, 3.0, "time", 4.5, by=0.5)),
         ("delay:2@event=3,by=0.5", Fault("delay", 2, 3, "event", 0.0, by=0.5)),
-        ("partition:1-server:0@time=3,for=2", Fault("partition", 1, 3, "time", 2.0, other=Place("server", 0))),
-        ("partition:1-2@step=3,for=2", Fault("partition", 1, 3, "step", 2.0, other=Place("worker", 2))),
+        ("partition:1-server:0@time=3,for=2", Fault("partition", 1, 3, "time", 2.0, other=FaultTarget("server", 0))),
+        ("partition:1-2@step=3,for=2", Fault("partition", 1, 3, "step", 2.0, other=FaultTarget("worker", 2))),
         (
             "partition:server:0-server:1@time=3,for=2",
-            Fault("partition", 0, 3, "time", 2.0, "server", Place("server", 1)),
+            Fault("partition", 0, 3, "time", 2.0, "server", FaultTarget("server", 1)),
         ),
         ("partition:2@step=3,for=4", Fault("partition", 2, 3.0, "step", 4.0)),
         ("  kill:1@time=2 ", Fault("kill", 1, 2.0)),
@@ -100,7 +100,7 @@ def test_nobody_else_can_fail() -> None:
     with pytest.raises(UsageError, match="a fault names worker 3; workers are 0 to 2"):
         check_faults([Fault("kill", 3, 1)], 3)
     with pytest.raises(UsageError, match="a fault names server 1; servers are 0 to 0"):
-        check_faults([Fault("partition", 0, 1, duration=1, other=Place("server", 1))], 3)
+        check_faults([Fault("partition", 0, 1, duration=1, other=FaultTarget("server", 1))], 3)
     with pytest.raises(UsageError, match="this run has no server"):
         check_faults([Fault("kill", 0, 1, role="server")], 3, 0)
     with pytest.raises(UsageError, match="workers are 0 to 1"):

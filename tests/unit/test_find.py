@@ -233,7 +233,7 @@ def test_a_reference_belongs_to_the_family_of_what_it_is(file: Path) -> None:
     assert found.file
     with pytest.raises(UsageError, match=r"'my_own.py:number' is a int; there is something to show of a scheme, rule"):
         discovery.anything("my_own.py:number")
-    assert discovery.Found("sum", sum).file == "?"
+    assert discovery.Member("sum", sum).file == "?"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hypothesis import strategies as some
 from net_ends import SECRET
 
 from paceline.network.secure import handshake
-from paceline.network.secure.admission import Gate, Refused
+from paceline.network.secure.admission import AdmissionListener, Refused
 from paceline.network.secure.channel import HEADER, Channel, Closed, ProtocolError, plain
 
 MORE = os.environ.get("PACELINE_FUZZ")
@@ -247,7 +247,7 @@ def test_handshakes(data: bytes) -> None:
     """Only who proves the secret comes in, and all that it said behind its proof is still there."""
     script = Script(data)
     doorway, lines, now, heard = Doorway(), [], 0.0, []
-    gate = Gate(doorway, SECRET, log=lines.append, clock=lambda: now)  # type: ignore[arg-type]
+    gate = AdmissionListener(doorway, SECRET, log=lines.append, clock=lambda: now)  # type: ignore[arg-type]
     while script:
         with doorway.knock() as stranger:
             assert gate.pump() == []

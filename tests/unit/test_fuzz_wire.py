@@ -27,18 +27,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from paceline.network.calls import tcp_client
-from paceline.network.calls.tcp_client import Reach
+from paceline.network.calls.tcp_client import TcpClient
 from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME
-from paceline.network.nodes.board_replication import Mirror
+from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.calls import owed as owing
-from paceline.processes.calls.landing import Landing
+from paceline.processes.calls.landing import ReceiveBuffer
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, put, received
 from paceline.processes.memory.board import LANES, STOP, Board
-from paceline.processes.memory.byte_ranges import Areas
+from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.call_codec import MOST, TENSOR, TEXT, decode, encode
-from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.memory.segment import Segment
 
 MORE = os.environ.get("PACELINE_FUZZ")
@@ -88,7 +88,7 @@ def number(draw: np.random.Generator, near: tuple[int, ...]) -> int:
 class Places:
     """Numbers that mean something in a stage's memory."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: RunMemory) -> None:
         spans = {name: place.offset for name, place in stage.layout.places.items()}
         self.offsets = tuple(spans.values())
         self.own = tuple(
@@ -159,7 +159,7 @@ def frame(draw: np.random.Generator, places: Places, kinds: tuple[int, ...]) -> 
     return whole, how == 3
 
 
-def others(stage: Stage, mine: list[tuple[int, int]]) -> Callable[[], bytes]:
+def others(stage: RunMemory, mine: list[tuple[int, int]]) -> Callable[[], bytes]:
     """What must stay as it is: all memory but some spans."""
     keep = np.ones(stage.segment.size, dtype=bool)
     for offset, size in mine:
@@ -168,7 +168,7 @@ def others(stage: Stage, mine: list[tuple[int, int]]) -> Callable[[], bytes]:
     return lambda: memory[keep].tobytes()
 
 
-def heads(stage: Stage, rank: int) -> list[tuple[int, int]]:
+def heads(stage: RunMemory, rank: int) -> list[tuple[int, int]]:
     return stage.spans([f"lane.{rank}.{number}.head" for number in range(LANES)])
 
 
@@ -296,7 +296,7 @@ def test_a_server_that_has_lost_its_mind(data: bytes) -> None:
             board.answered[0][:LANES] = array("q", [0] * LANES)
             board.run[STOP] = 0
             block = mmap.mmap(-1, 100)
-            landing = Landing(
+            landing = ReceiveBuffer(
                 reach._lanes[0].reply_at, 24, block, torch.frombuffer(block, dtype=torch.float32, count=6)
             )
             reach.expect(reach._lanes[0], landing)
@@ -326,7 +326,7 @@ def test_a_server_that_has_lost_its_mind(data: bytes) -> None:
         far.close()
 
 
-def connected_anew(reach: Reach) -> socket.socket:
+def connected_anew(reach: TcpClient) -> socket.socket:
     """The other end of a reach's next connection."""
     near, far = socket.socketpair()
     near.setblocking(False)
@@ -347,7 +347,7 @@ def test_boards(data: bytes) -> None:
     """A node's own words are not another's to write."""
     with small(0, 1) as (theatre, _):
         stage, board = opened(theatre, 0, 0), theatre.board
-        mirror = Mirror(board, ahead=5)
+        mirror = BoardReplica(board, ahead=5)
         mirror.open(stage)
         version = stage.version_words()[0]
         untouched = others(stage, [(8 * version, 8)])
@@ -372,7 +372,7 @@ def test_boards(data: bytes) -> None:
 def test_pieces(data: bytes) -> None:
     with Pair() as pair:
         memory: Segment = pair.segments[0]
-        areas = Areas([(100, 500), (1000, 24)])
+        areas = WritableRanges([(100, 500), (1000, 24)])
         for draw in Script(data).frames():
             size = number(draw, (0, 4, 24))
             offset = number(draw, (100, 590, 1000, 0, memory.size - 4))
@@ -454,7 +454,7 @@ def test_heads_that_claim_much_take_little() -> None:
 def test_the_board_is_as_large_as_it_is() -> None:
     """A pair for every word, and one more."""
     board = Board.create(1, 1)
-    mirror = Mirror(board)
+    mirror = BoardReplica(board)
     rows = np.stack([np.arange(board.common), np.full(board.common, 2)], axis=1)
     mirror.hear(rows.astype(np.int64).tobytes())
     with pytest.raises(ValueError, match="beyond"):

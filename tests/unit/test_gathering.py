@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.network.nodes.join_wait import Gathering, Verdict, rejoin_time
+from paceline.network.nodes.join_wait import JoinWait, Verdict, rejoin_time
 from paceline.network.nodes.participate import Network
 
 ROLES = ["chief", "worker:1", "worker:2", "server:0", "evaluator"]
 
 
-def gathering(policy: str = "fail", join: float = 20.0) -> Gathering:
-    return Gathering(ROLES, {"chief"}, join=join, policy=policy, began=100.0)
+def gathering(policy: str = "fail", join: float = 20.0) -> JoinWait:
+    return JoinWait(ROLES, {"chief"}, join=join, policy=policy, began=100.0)
 
 
 def test_it_is_complete_when_everybody_but_the_evaluator_is_there() -> None:

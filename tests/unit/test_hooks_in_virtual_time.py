@@ -14,7 +14,7 @@ from paceline.errors import LossError, UsageError
 from paceline.hook import Hook, Role, Session
 from paceline.hooks.feed_function import FeedFunction
 from paceline.result import Result
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.task import Batch
 
 
@@ -81,7 +81,7 @@ def test_the_model_is_a_copy_and_any_vector_can_be_evaluated() -> None:
 
 
 def test_records_carry_update_and_time() -> None:
-    engines: list[Engine] = []
+    engines: list[SimulationEngine] = []
     run("sync", "validation:every=5", watch=engines.append)
     recorded = engines[0].recorded
     assert [point["update"] for point in recorded] == [5, 10, 15]  # the last update ends the run inside the step
@@ -107,7 +107,7 @@ def test_a_worker_can_leave_alone_and_the_others_go_on() -> None:
             session.leave("done")
 
     for scheme in ("sync", "async", "allreduce"):
-        engines: list[Engine] = []
+        engines: list[SimulationEngine] = []
         result = run(scheme, Everywhere(leave), watch=engines.append)
         assert (result.updates, result.stopped) == (20, None)
         assert [seat.worker.t > 1 for seat in engines[0].seats] == [True, False, True]
@@ -197,10 +197,10 @@ def test_a_schedule_moves_the_rate() -> None:
 
 
 def test_an_average_of_the_model_is_evaluated_at_the_end() -> None:
-    engines: list[Engine] = []
+    engines: list[SimulationEngine] = []
     last = run("sync", "weight-ema:decay=0", watch=engines.append)
     assert {"update", "seconds", "ema_loss"} <= engines[0].recorded[-1].keys()
-    slow: list[Engine] = []
+    slow: list[SimulationEngine] = []
     run("sync", "weight-ema:decay=1", watch=slow.append)
     assert slow[0].recorded[-1]["ema_loss"] > last.loss  # it still is where the run began
 

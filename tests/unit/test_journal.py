@@ -25,7 +25,7 @@ from paceline.runs.order_log import (
     PROBED,
     READ,
     STEP,
-    Journal,
+    OrderLogWriter,
     probe_of,
     read,
     trim,
@@ -33,7 +33,7 @@ from paceline.runs.order_log import (
 
 
 def written(path: Path, records: int = 20) -> Path:
-    log = Journal(path, {"role": "worker-0"})
+    log = OrderLogWriter(path, {"role": "worker-0"})
     for number in range(records):
         log.add(READ, 1, number)
         log.add(GRAD, number / 7)
@@ -44,7 +44,7 @@ def written(path: Path, records: int = 20) -> Path:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    log = Journal(tmp_path / "a.log", {"role": "server", "life": 3})
+    log = OrderLogWriter(tmp_path / "a.log", {"role": "server", "life": 3})
     log.add(PROBED, 255, 65535, 3, 2**32 - 1)
     log.add(CALL, 1, 2, 3)
     log.add(MEMBER, -5, 7)
@@ -71,7 +71,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_log_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = Journal(tmp_path / "a.log", {})
+    log = OrderLogWriter(tmp_path / "a.log", {})
     log.add(GRAD, 1.0)
     log.flush()
 
@@ -92,11 +92,11 @@ def test_a_full_disk_ends_the_log_and_not_the_run(
 def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     written(tmp_path / "a.log")
     with pytest.raises(FileExistsError):
-        Journal(tmp_path / "a.log", {})
+        OrderLogWriter(tmp_path / "a.log", {})
 
 
 def test_many_records_between_two_flushes(tmp_path: Path) -> None:
-    log = Journal(tmp_path / "a.log", {})
+    log = OrderLogWriter(tmp_path / "a.log", {})
     for number in range(10_000):
         log.add(GRAD, float(number))
     log.close()
@@ -106,7 +106,7 @@ def test_many_records_between_two_flushes(tmp_path: Path) -> None:
 def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        log = Journal(tmp_path / "a.log", {})
+        log = OrderLogWriter(tmp_path / "a.log", {})
         log.add(GRAD, 1.0)
         log.flush()
         log.add(GRAD, 2.0)  # and this was not
@@ -194,7 +194,7 @@ def test_a_bad_segment_in_the_middle_is_no_cut_end(tmp_path_factory, data: st.Da
 
 
 def test_a_log_that_is_being_written_is_not_trimmed(tmp_path: Path) -> None:
-    log = Journal(tmp_path / "a.log", {})
+    log = OrderLogWriter(tmp_path / "a.log", {})
     log.add(GRAD, 1.0)
     log.flush()
     trim(tmp_path / "a.log")
@@ -206,7 +206,7 @@ def test_a_log_that_is_being_written_is_not_trimmed(tmp_path: Path) -> None:
 
 def test_frames_cannot_change_places(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    log = Journal(path, {})
+    log = OrderLogWriter(path, {})
     for number in range(2):
         log.add(GRAD, float(number))
         log.flush()

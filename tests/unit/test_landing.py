@@ -8,33 +8,33 @@ import socket
 import torch
 from far_ends import LENGTH, bytes_of, said, worker
 
-from paceline.network.calls.tcp_client import Reach
+from paceline.network.calls.tcp_client import TcpClient
 from paceline.network.calls.tcp_connection import REPLY
-from paceline.processes.calls.landing import Landing
+from paceline.processes.calls.landing import ReceiveBuffer
 from paceline.processes.memory.call_codec import encode
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 
 SIZE = 4 * LENGTH
 X = torch.arange(float(LENGTH)) + 1
 
 
-def expected(reach: Reach, number: int = 1) -> Landing:
+def expected(reach: TcpClient, number: int = 1) -> ReceiveBuffer:
     """A call was posted in the first lane, and its result has a place."""
     lane, block = reach._lanes[0], mmap.mmap(-1, SIZE)
     reach._board.posted[lane.index] = number
-    landing = Landing(lane.reply_at, SIZE, block, torch.frombuffer(block, dtype=torch.float32))
+    landing = ReceiveBuffer(lane.reply_at, SIZE, block, torch.frombuffer(block, dtype=torch.float32))
     reach.expect(lane, landing)
     return landing
 
 
-def answer(reach: Reach, size: int = SIZE, number: int = 1, version: int = 7, shift: int = 0) -> bytes:
+def answer(reach: TcpClient, size: int = SIZE, number: int = 1, version: int = 7, shift: int = 0) -> bytes:
     at = reach._lanes[0].reply_at
     words = encode((X,), lambda _: at)
     piece = (at + shift, size)
     return bytes_of(REPLY, 0, number, version, words=words, pieces=[piece], data=(X.numpy().tobytes() * 2)[:size])
 
 
-def lies(reach: Reach, stage: Stage) -> bytes:
+def lies(reach: TcpClient, stage: RunMemory) -> bytes:
     at = reach._lanes[0].reply_at
     return stage.segment.memory[at : at + SIZE]
 

@@ -17,7 +17,7 @@ from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
 from paceline.launchers import kubernetes
 from paceline.launchers._kubernetes_manifests import secret
-from paceline.launchers._kubernetes_settings import KINDS, Settings
+from paceline.launchers._kubernetes_settings import KINDS, KubernetesSettings
 
 TASKS = ("chief", "worker:0", "worker:1", "server:0", "evaluator")
 SECRET = bytes(range(32))
@@ -49,7 +49,7 @@ def found(asked: Job, kind: str) -> dict[str, Any]:
 def test_kubernetes_accepts_the_manifests(version: str, options: dict[str, str]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     asked = job(**{key.replace("-", "_"): value for key, value in options.items()})
-    for manifest in [*kubernetes.manifests(asked), secret(asked, Settings.of(asked))]:
+    for manifest in [*kubernetes.manifests(asked), secret(asked, KubernetesSettings.of(asked))]:
         validate.validate(manifest, version, strict=True)
 
 

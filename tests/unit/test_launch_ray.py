@@ -14,7 +14,7 @@ import pytest
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
 from paceline.launchers import _ray_actors, ray
-from paceline.launchers._ray_actors import Crew
+from paceline.launchers._ray_actors import RayTasks
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
@@ -131,9 +131,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def crew(*scripts: dict[str, list[Any]], restarts: int = 3, said: list[str] | None = None) -> tuple[Crew, list[Actor]]:
+def crew(
+    *scripts: dict[str, list[Any]], restarts: int = 3, said: list[str] | None = None
+) -> tuple[RayTasks, list[Actor]]:
     actors = [Actor(script) for script in scripts]
-    return Crew(Ray(*actors), job(said), None, [{"CPU": 1}] * 3, restarts), actors
+    return RayTasks(Ray(*actors), job(said), None, [{"CPU": 1}] * 3, restarts), actors
 
 
 def test_the_hubs_port_is_looked_for_in_the_range_and_none_left_is_told() -> None:

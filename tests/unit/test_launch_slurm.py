@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import RunError, UnknownName, UsageError
 from paceline.launcher import Job
 from paceline.launchers import _slurm_follow, slurm
-from paceline.launchers._slurm_memory import Node, Partition, asked, parsed, partition, share
+from paceline.launchers._slurm_memory import Partition, SlurmNode, asked, parsed, partition, share
 
 FOUR = ("chief", "worker:0", "worker:1", "server:0")
 SECRET = b"an unlikely secret of 32 bytes ."
@@ -279,9 +279,9 @@ def test_without_slurm_a_dry_run_shows_the_script_and_writes_nothing(tmp_path: P
 
 
 def test_a_partition_is_read() -> None:
-    main = Partition("main", (Node("n1", 4, 8000), Node("n2", 4, 6000)))
+    main = Partition("main", (SlurmNode("n1", 4, 8000), SlurmNode("n2", 4, 6000)))
     assert partition(NODES, PARTITIONS, None) == main
-    assert partition(NODES, PARTITIONS, "wide") == Partition("wide", (Node("big", 64, 256000, 2),), None, 2000)
+    assert partition(NODES, PARTITIONS, "wide") == Partition("wide", (SlurmNode("big", 64, 256000, 2),), None, 2000)
     assert partition(NODES, PARTITIONS, "small").default == "DefMemPerCPU=1500"
     with pytest.raises(UsageError, match=r"no default partition; choose one: --engine partition=small\|wide"):
         partition(NODES, PARTITIONS.split("\n", 1)[1], None)
@@ -306,11 +306,11 @@ def test_what_a_site_sets_counts() -> None:
     default = share(partition(NODES, PARTITIONS, "small"), 4, 4, 1)
     assert default.option is None
     assert "DefMemPerCPU=1500" in default.reason
-    node = (Node("n", 8, 16000),)
+    node = (SlurmNode("n", 8, 16000),)
     assert share(Partition("p", node, most_per_node=4000), 4, 4, 1).option == "--mem=4000M"
     assert share(Partition("p", node, most_per_cpu=1000), 2, 2, 2).option == "--mem=4000M"
     # a task gets a whole core, with both its threads
-    assert share(Partition("p", (Node("n", 8, 16000, 2),)), 1, None, 1).option == "--mem-per-cpu=8000M"
+    assert share(Partition("p", (SlurmNode("n", 8, 16000, 2),)), 1, None, 1).option == "--mem-per-cpu=8000M"
 
 
 def test_amounts_of_memory() -> None:

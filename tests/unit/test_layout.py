@@ -147,6 +147,15 @@ def test_a_scheme_imports_little(path: Path) -> None:
             assert name.partition(".")[0] in allowed | {"paceline"}, f"{path.name} imports {name}"
 
 
+def test_no_class_name_is_used_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_files_are_named_after_what_they_hold(module: str) -> None:
     assert not set(module.split(".")) & FORBIDDEN_NAMES

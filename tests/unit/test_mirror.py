@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from far_ends import opened, small
 
-from paceline.network.nodes.board_replication import PAIR, Mirror
+from paceline.network.nodes.board_replication import PAIR, BoardReplica
 from paceline.processes.memory.board import FAILED, GENERATION, RUNNING, STOP, STOPPING, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Both:
     ahead: int = 0  # the other's clock, ns
 
     def __post_init__(self) -> None:
-        self.here, self.there = Mirror(self.one, self.ahead), Mirror(self.other)  # one side shifts for both
+        self.here, self.there = BoardReplica(self.one, self.ahead), BoardReplica(self.other)  # one side shifts for both
 
     def tell(self) -> bytes:
         """From one to the other; gives what was said."""
@@ -165,10 +165,10 @@ def test_the_words_of_the_run_come_last_and_of_them_the_generation_and_the_stop(
 
 
 @pytest.fixture
-def stages() -> Iterator[tuple[Stage, Stage, Mirror, Mirror]]:
+def stages() -> Iterator[tuple[RunMemory, RunMemory, BoardReplica, BoardReplica]]:
     with small(0, 1) as (here, _), small(1, 0) as (there, _):
         one, other = opened(here, 0, 0), opened(there, 1, 0)
-        mirrors = Mirror(here.board), Mirror(there.board)
+        mirrors = BoardReplica(here.board), BoardReplica(there.board)
         for mirror, stage in zip(mirrors, (one, other), strict=True):
             mirror.open(stage)
         mirrors[1].hear(mirrors[0].news())
@@ -176,7 +176,7 @@ def stages() -> Iterator[tuple[Stage, Stage, Mirror, Mirror]]:
         yield one, other, *mirrors
 
 
-Stages = tuple[Stage, Stage, Mirror, Mirror]
+Stages = tuple[RunMemory, RunMemory, BoardReplica, BoardReplica]
 
 
 def test_versions_are_told(stages: Stages) -> None:

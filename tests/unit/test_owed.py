@@ -7,7 +7,7 @@ import torch
 from far_ends import LENGTH, Server, server
 
 from paceline.processes.calls import owed
-from paceline.processes.calls.owed import Owed
+from paceline.processes.calls.owed import PendingReplies
 from paceline.processes.memory.board import LANES
 
 SIZE = 4 * LENGTH
@@ -23,7 +23,7 @@ def places(made: Server, index: int) -> tuple[int, int]:
     return made.stage.layout.places["server.x"].offset, made.lanes[index].reply_at
 
 
-def noted(made: Server, *indices: int) -> Owed:
+def noted(made: Server, *indices: int) -> PendingReplies:
     account = made.door.owed
     for index in indices:
         assert account.note(made.lanes[index], made.stage.tensor("server.x"), places(made, index)[1])
@@ -68,18 +68,18 @@ def test_who_has_its_answer_or_has_asked_for_another_thing_since_needs_no_copy()
 def test_a_successor_finds_what_is_owed() -> None:
     with server() as made:
         noted(made, 3)
-        successor = Owed(made.stage, 0, made.lanes)
+        successor = PendingReplies(made.stage, 0, made.lanes)
         assert successor
         assert successor.of(made.lanes[3]) == (*places(made, 3), SIZE)
         assert [lane.index for lane, *_ in successor.settle()] == [3]
-        assert not Owed(made.stage, 0, made.lanes)
+        assert not PendingReplies(made.stage, 0, made.lanes)
 
 
 def test_servers_of_one_node_have_accounts_of_their_own() -> None:
     with server(servers=2) as made:
-        other = Owed(made.stage, 1, made.lanes)
+        other = PendingReplies(made.stage, 1, made.lanes)
         part = made.stage.shard_state(1).x
         owed.LARGE = 4
         assert other.note(made.lanes[0], part, made.lanes[0].reply_at)
         assert made.door.owed.of(made.lanes[0]) is None
-        assert not Owed(made.stage, 0, made.lanes)
+        assert not PendingReplies(made.stage, 0, made.lanes)

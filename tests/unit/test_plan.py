@@ -14,7 +14,7 @@ from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
 from paceline.errors import UnknownName, UsageError
 from paceline.hooks.log import Log
-from paceline.processes.roles.main import crew
+from paceline.processes.roles.main import roles_of
 from paceline.schemes.sync import SyncSGD
 from paceline.tasks.toy import toy
 
@@ -51,10 +51,10 @@ class TestPlanned:
         for scheme, workers, servers in (("sync", 2, 1), ("sgd", 1, 0), ("allreduce", 2, 0)):
             plan, made, _ = planned("toy", scheme)
             assert (plan.workers, plan.servers) == (workers, servers)
-            kinds = [part.kind for part in crew(plan, made)]
+            kinds = [part.kind for part in roles_of(plan, made)]
             assert kinds == ["chief", *["worker"] * (workers - 1), *["server"] * servers]
         plan, made, _ = planned("toy", "sync", evaluator=True)
-        assert str(crew(plan, made)[-1]) == "evaluator"
+        assert str(roles_of(plan, made)[-1]) == "evaluator"
 
     def test_values_become_what_they_should_be(self) -> None:
         plan, _, _ = planned("toy", "sync", workers="3", patience=2, throttle=None)
@@ -96,7 +96,7 @@ def test_a_script_has_no_evaluator(tmp_path: Path) -> None:
     plan = Plan(script=["a.py"], evaluator=True, directory=str(tmp_path))
     check(plan, SyncSGD())
     with pytest.raises(UsageError, match="only the script knows its data"):
-        crew(plan, SyncSGD())
+        roles_of(plan, SyncSGD())
 
 
 def test_the_threads_of_torch_are_left_alone() -> None:

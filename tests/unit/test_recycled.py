@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.processes.calls.recycled import BLOCKS, SMALLEST, Recycled
+from paceline.processes.calls.recycled import BLOCKS, SMALLEST, BufferPool
 
 LARGE = SMALLEST // 4
 
 
 def test_a_block_is_used_again_when_its_tensor_is_gone() -> None:
-    results = Recycled()
+    results = BufferPool()
     places = {results.copy(torch.full((LARGE,), float(k))).data_ptr() for k in range(10)}
     assert len(places) == 1
 
 
 def test_a_result_and_the_next_one_take_turns() -> None:
-    results, places = Recycled(), set()
+    results, places = BufferPool(), set()
     for k in range(10):
         x = results.copy(torch.full((LARGE,), float(k)))  # the last one is held while this is made
         places.add(x.data_ptr())
@@ -26,7 +26,7 @@ def test_a_result_and_the_next_one_take_turns() -> None:
 
 
 def test_whoever_holds_a_result_keeps_it() -> None:
-    results, source = Recycled(), torch.zeros(LARGE)
+    results, source = BufferPool(), torch.zeros(LARGE)
     held = [results.copy(source.fill_(k)) for k in range(3 * BLOCKS)]
     assert all(x.eq(k).all() for k, x in enumerate(held))
     assert len({x.data_ptr() for x in held}) == len(held)
@@ -34,7 +34,7 @@ def test_whoever_holds_a_result_keeps_it() -> None:
 
 @pytest.mark.parametrize("how", ["view", "numpy", "autograd", "storage"])
 def test_what_is_left_of_a_result_keeps_it_too(how: str) -> None:
-    results, source = Recycled(), torch.ones(LARGE)
+    results, source = BufferPool(), torch.ones(LARGE)
     x = results.copy(source)
     weight = torch.ones(LARGE, requires_grad=True)
     kept = {
@@ -54,7 +54,7 @@ def test_what_is_left_of_a_result_keeps_it_too(how: str) -> None:
 
 
 def test_shapes_and_kinds_are_kept() -> None:
-    results = Recycled()
+    results = BufferPool()
     for tensor in (torch.rand(2, LARGE), torch.arange(LARGE), torch.rand(3), torch.tensor(1.5), torch.zeros(0, 4)):
         copy = results.copy(tensor)
         assert torch.equal(copy, tensor)

@@ -12,14 +12,14 @@ from test_shared_transport import LENGTH, Ledgered
 from theatre import Theatre
 
 from paceline.config import build
-from paceline.network.calls.tcp_client import Reach
-from paceline.processes.calls.mailbox import GENERATIONS, Lane
+from paceline.network.calls.tcp_client import TcpClient
+from paceline.processes.calls.mailbox import GENERATIONS, Mailbox
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import LANES
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.main import Part
+from paceline.processes.roles.main import Role
 from paceline.processes.roles.server import Server
-from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor.recovery import Recovery
 
 
@@ -97,7 +97,7 @@ class Mender(Recovery):
         self._restored = snapshot.find(self._stage, 0)
 
     def mend(self, rank: int) -> None:
-        self._restore_absent(Part("worker", rank))
+        self._restore_absent(Role("worker", rank))
 
 
 def test_the_last_part_of_a_worker_that_has_gone_is_left_to_the_chief(theatre: Theatre) -> None:
@@ -120,8 +120,8 @@ def test_a_successor_does_not_send_again_what_its_predecessor_had_sent(theatre: 
     assert board.answered[0][lane.index] != board.posted[lane.index]
     board.server_node[0] = 1  # on another node
     stage = theatre.stage(0)
-    lanes = [Lane(stage, 0, number) for number in range(LANES)]
-    reach = Reach(stage, 0, lanes, lambda: True)
+    lanes = [Mailbox(stage, 0, number) for number in range(LANES)]
+    reach = TcpClient(stage, 0, lanes, lambda: True)
     assert len(reach) == 1
     assert board.answered[0][lane.index] == board.posted[lane.index]
 
@@ -132,7 +132,7 @@ def test_a_life_that_the_launcher_has_set_back_meanwhile_stands_where_its_cells_
     board.t[1], board.gradients[1] = 20, 20
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        session = RealSession(theatre.stage(1), build.task_of("toy", {}), 1, [], Control(theirs))
+        session = WorkerSession(theatre.stage(1), build.task_of("toy", {}), 1, [], Control(theirs))
         board.t[1], board.gradients[1] = 7, 7
         session._enter()
     assert session.worker.t == 7

@@ -14,7 +14,7 @@ from theatre import Company, Theatre
 from paceline.errors import SchemeError
 from paceline.fields import Rate
 from paceline.ops import Call
-from paceline.processes.calls.client import Link
+from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import SAVE, SET
 from paceline.processes.memory.board import LANES, STOP
 from paceline.scheme import Scheme, State, Vector, on_server
@@ -81,7 +81,7 @@ def world(servers: int = 1, workers: int = 2, length: int = LENGTH) -> Iterator[
         theatre.close()
 
 
-def asked(link: Link, call: Any) -> Any:
+def asked(link: CallClient, call: Any) -> Any:
     assert isinstance(call, Call)
     return link.call(call)
 

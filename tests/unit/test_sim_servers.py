@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from paceline import simulate
 from paceline.cli.main import app
 from paceline.errors import RunError, UsageError
-from paceline.simulator.engine import Engine
-from paceline.simulator.fault_schedule import Crew, drawn, planned
-from paceline.simulator.faults import Fault, Place, parse_fault
+from paceline.simulator.engine import SimulationEngine
+from paceline.simulator.fault_schedule import RunSize, drawn, planned
+from paceline.simulator.faults import Fault, FaultTarget, parse_fault
 
-CREW = Crew(workers=3, servers=2, updates=20)
+CREW = RunSize(workers=3, servers=2, updates=20)
 
 
-def pushing(faults: list[str], **setting: Any) -> Engine:
+def pushing(faults: list[str], **setting: Any) -> SimulationEngine:
     """Two workers that push once a second."""
     return engine(scheme_with(push_once), faults=[parse_fault(text) for text in faults], **setting)
 
@@ -192,7 +192,7 @@ def test_drawn_faults_strike_all_kinds_of_processes_in_all_ways_and_can_be_writt
         *(("partition", "worker"), ("delay", "worker")),
     }
     assert {fault.unit for fault in faults} == {"time", "step", "await", "update", "event", "call"}
-    assert {fault.other for fault in faults} >= {None, Place("server", 1), Place("worker", 2)}
+    assert {fault.other for fault in faults} >= {None, FaultTarget("server", 1), FaultTarget("worker", 2)}
     assert [parse_fault(str(fault)) for fault in faults] == faults
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline import TorchTask, simulate
 from paceline.errors import LossError, RunError
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -49,7 +49,7 @@ def batch_norm(policy: Any) -> TorchTask:
 def test_every_worker_trains_with_buffers_of_its_own(policy: str) -> None:
     seen: list[dict[str, list[Tensor]]] = []
 
-    def keep(run: Engine) -> None:
+    def keep(run: SimulationEngine) -> None:
         seen.append({name: [seat.buffers[name].clone() for seat in run.seats] for name in run.seats[0].buffers})
 
     task = batch_norm(policy)

@@ -16,18 +16,22 @@ from paceline.errors import RunError, SchemeError
 from paceline.scheme import Scheme
 from paceline.simulator import snapshot
 from paceline.simulator.cost import Cost, parse_times
-from paceline.simulator.engine import Engine
+from paceline.simulator.engine import SimulationEngine
 from paceline.task import Task
 from paceline.tasks.quadratic import quadratic
 from paceline.worker import Worker
 
 
-def engine(scheme: str | Scheme = "async", *, workers: int = 3, task: Task | None = None, **hyper: Any) -> Engine:
+def engine(
+    scheme: str | Scheme = "async", *, workers: int = 3, task: Task | None = None, **hyper: Any
+) -> SimulationEngine:
     cost = Cost(parse_times("exponential:1"))
-    return Engine(task or quadratic(dim=4, noise=0.5), scheme_of(scheme, hyper), workers=workers, seed=1, cost=cost)
+    return SimulationEngine(
+        task or quadratic(dim=4, noise=0.5), scheme_of(scheme, hyper), workers=workers, seed=1, cost=cost
+    )
 
 
-def moved(run: Engine, **same: Any) -> Engine:
+def moved(run: SimulationEngine, **same: Any) -> SimulationEngine:
     """The same run in a fresh engine."""
     saved = snapshot.save(run)
     other = engine(run.scheme, workers=run.workers, task=run.task, **same)

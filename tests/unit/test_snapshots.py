@@ -15,8 +15,8 @@ from torch import Tensor
 from paceline.errors import DataError, UsageError
 from paceline.fields import Rate
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import Bells
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.runs import checkpoint
 from paceline.scheme import Scheme, State, Vector, on_server
 
@@ -56,7 +56,7 @@ def theatre(scheme: Scheme, directory: Path, servers: int = 2) -> Theatre:
     return Theatre(scheme, torch.arange(float(LENGTH)), workers=2, servers=servers, directory=directory, keep=3)
 
 
-def scribbled(stage: Stage, value: float) -> None:
+def scribbled(stage: RunMemory, value: float) -> None:
     """Something else in every cell that is saved."""
     for name in stage.layout.places:
         if name.startswith(("server.", "worker.", "ledger.", "person.", "buffer.")):
@@ -65,7 +65,7 @@ def scribbled(stage: Stage, value: float) -> None:
         stage.board.t[rank], stage.board.gradients[rank], stage.board.samples[rank] = 3, 4, 5
 
 
-def cells(stage: Stage) -> dict[str, Tensor]:
+def cells(stage: RunMemory) -> dict[str, Tensor]:
     names = [name for name in stage.layout.places if name.startswith(("server.", "worker.", "ledger.", "buffer."))]
     return {name: stage.tensor(name).clone() for name in names}
 
@@ -182,9 +182,9 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 
 class TestBuffers:
     @pytest.fixture
-    def stage(self, tmp_path: Path) -> Iterator[Stage]:
+    def stage(self, tmp_path: Path) -> Iterator[RunMemory]:
         made = theatre(Alone(), tmp_path)
-        stage = Stage(made.plan, made.scheme, made.board, Bells(made.board, made._bells, 0), made._state)
+        stage = RunMemory(made.plan, made.scheme, made.board, Wakeup(made.board, made._bells, 0), made._state)
         stage.lay_out(torch.zeros(2), {"mean": torch.zeros(2), "number": torch.zeros((), dtype=torch.int64)}, {})
         for rank in range(2):
             stage.tensor(f"buffer.{rank}.mean").fill_(float(1 + rank))
@@ -193,13 +193,13 @@ class TestBuffers:
         yield stage
         made.close()
 
-    def test_the_mean_over_those_who_trained(self, stage: Stage) -> None:
+    def test_the_mean_over_those_who_trained(self, stage: RunMemory) -> None:
         found = snapshot.buffers_of(stage, "average")
         assert (found["mean"].tolist(), int(found["number"])) == ([1.5, 1.5], 5)
         stage.board.gradients[0] = 0
         assert snapshot.buffers_of(stage, "average")["mean"].tolist() == [2.0, 2.0]
 
-    def test_or_the_chiefs(self, stage: Stage) -> None:
+    def test_or_the_chiefs(self, stage: RunMemory) -> None:
         found = snapshot.buffers_of(stage, "chief")
         assert (found["mean"].tolist(), int(found["number"])) == ([1.0, 1.0], 5)
         found["mean"].fill_(7.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import SchemeError
-from paceline.runtime.staleness import Ledger
+from paceline.runtime.staleness import StalenessLedger
 from paceline.state import Reading, State, mean_of, sum_of
 
 
@@ -149,7 +149,7 @@ def test_parts_are_views_and_only_the_last_writes_numbers() -> None:
 
 
 def test_only_the_last_part_counts_in_the_ledger() -> None:
-    state, ledger = State(x=torch.zeros(4)), Ledger.fresh(1, [0])
+    state, ledger = State(x=torch.zeros(4)), StalenessLedger.fresh(1, [0])
     state.keep_ledger(ledger)
     state.v = 3
     assert state.part(0, 2, last=False).admit(1) == 2
@@ -207,7 +207,7 @@ def test_means_with_weights() -> None:
 
 
 def test_the_ledger_counts() -> None:
-    ledger = Ledger.fresh(3, range(3))
+    ledger = StalenessLedger.fresh(3, range(3))
     for caller, staleness in ((0, 0), (1, 2), (2, 2), (0, 10_000)):
         ledger.caller = caller
         ledger.admit(staleness)
@@ -221,7 +221,7 @@ def test_the_ledger_counts() -> None:
     assert ledger.outstanding(9) == 2 + 5
     ledger.gone(2)
     assert ledger.outstanding(9) == 2
-    other = Ledger.fresh(3, range(3))
+    other = StalenessLedger.fresh(3, range(3))
     other.restore(ledger.saved())
     assert other.histogram() == ledger.histogram()
     assert other.outstanding(9) == 2

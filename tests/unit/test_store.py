@@ -19,10 +19,10 @@ from torch._C._distributed_c10d import PrefixStore
 from paceline.network.means.group import Broken, Header
 from paceline.network.means.process_group import TorchGroup
 from paceline.network.secure import secret
-from paceline.network.secure.admission import Gate, listener
+from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.channel import ProtocolError
-from paceline.network.secure.store_client import FarStore
-from paceline.network.secure.store_server import Ask, Shelf, StoreDesk, StoreError, packed, unpacked
+from paceline.network.secure.store_client import StoreClient
+from paceline.network.secure.store_server import Ask, KeyValueStore, StoreError, StoreServer, packed, unpacked
 
 SECRET = secret.fresh()
 
@@ -30,7 +30,7 @@ SECRET = secret.fresh()
 class Client:
     """Somebody who asks a shelf, without any socket."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: KeyValueStore) -> None:
         self.shelf, self.answers, self.number = shelf, [], 0  # type: ignore[var-annotated]
         self.reply = self.answers.append
 
@@ -51,7 +51,7 @@ class Client:
 
 
 def test_values_are_kept_changed_counted_and_forgotten() -> None:
-    client = Client(Shelf())
+    client = Client(KeyValueStore())
     assert client.ask(Ask.PEEK, b"a") == []
     assert client.ask(Ask.SET, b"a", b"1") == []
     assert client.ask(Ask.GET, b"a") == [b"1"]
@@ -70,7 +70,7 @@ def test_values_are_kept_changed_counted_and_forgotten() -> None:
 
 
 def test_of_two_who_compare_and_set_one_wins() -> None:
-    client = Client(Shelf())
+    client = Client(KeyValueStore())
     assert client.ask(Ask.COMPARE, b"k", b"", b"mine") == [b"mine"]
     assert client.ask(Ask.COMPARE, b"k", b"", b"yours") == [b"mine"]
     assert client.ask(Ask.COMPARE, b"k", b"mine", b"yours") == [b"yours"]
@@ -79,7 +79,7 @@ def test_of_two_who_compare_and_set_one_wins() -> None:
 
 
 def test_who_waits_is_answered_when_the_last_key_is_there() -> None:
-    shelf = Shelf()
+    shelf = KeyValueStore()
     waiting, gone, other = Client(shelf), Client(shelf), Client(shelf)
     assert waiting.ask(Ask.WAIT, b"a", b"b") is None
     assert waiting.ask(Ask.GET, b"b") is None
@@ -94,7 +94,7 @@ def test_who_waits_is_answered_when_the_last_key_is_there() -> None:
 
 
 def test_a_shelf_is_bounded() -> None:
-    client = Client(Shelf(most_keys=2, most_bytes=100))
+    client = Client(KeyValueStore(most_keys=2, most_bytes=100))
     client.ask(Ask.SET, b"a", b"")
     with pytest.raises(StoreError, match="the store is full: 1 keys"):
         client.ask(Ask.SET, b"b", bytes(200))
@@ -118,14 +118,16 @@ def test_a_shelf_is_bounded() -> None:
 )
 def test_what_is_no_request_is_refused(request_: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Shelf().handle(request_, lambda _: None)
+        KeyValueStore().handle(request_, lambda _: None)
 
 
 @contextlib.contextmanager
-def served(log: list[str] | None = None) -> Iterator[tuple[tuple[str, int, bytes], StoreDesk]]:
+def served(log: list[str] | None = None) -> Iterator[tuple[tuple[str, int, bytes], StoreServer]]:
     """A desk in a loop as a launcher has it."""
     listening = listener("127.0.0.1")
-    desk = StoreDesk(Gate(listening, SECRET, log=(log if log is not None else []).append), Shelf())
+    desk = StoreServer(
+        AdmissionListener(listening, SECRET, log=(log if log is not None else []).append), KeyValueStore()
+    )
     woken, wake = socket.socketpair()
     selector = selectors.DefaultSelector()
     selector.register(woken, selectors.EVENT_READ)
@@ -150,7 +152,7 @@ def served(log: list[str] | None = None) -> Iterator[tuple[tuple[str, int, bytes
 
 def test_a_far_store_does_all_that_torch_may_ask_for() -> None:
     with served() as (place, _):
-        store, other = FarStore(*place, patience=5.0), FarStore(*place, patience=5.0)
+        store, other = StoreClient(*place, patience=5.0), StoreClient(*place, patience=5.0)
         store.set("a", b"1")
         store.set("text", "words")
         assert other.get("a") == b"1"
@@ -187,7 +189,7 @@ def test_a_far_store_does_all_that_torch_may_ask_for() -> None:
 
 def test_a_prefix_store_of_torch_goes_through_it() -> None:
     with served() as (place, _):
-        store = FarStore(*place, patience=5.0)
+        store = StoreClient(*place, patience=5.0)
         within = PrefixStore("run/1", store)
         within.set("key", "value")
         assert store.peek("run/1/key") == b"value"
@@ -201,13 +203,13 @@ def test_without_the_secret_there_is_no_store() -> None:
     log: list[str] = []
     with served(log) as (place, _):
         with pytest.raises(StoreError, match="secret"):
-            FarStore(place[0], place[1], secret.fresh(), patience=2.0).set("a", b"1")
+            StoreClient(place[0], place[1], secret.fresh(), patience=2.0).set("a", b"1")
         with socket.create_connection(place[:2], timeout=5.0) as stranger:
             stranger.sendall(packed(1, Ask.SET, b"a", b"1") * 10)
             with contextlib.suppress(ConnectionError):
                 while stranger.recv(4096):
                     pass
-        good = FarStore(*place, patience=5.0)
+        good = StoreClient(*place, patience=5.0)
         assert good.num_keys() == 0
         good.close()
     assert log
@@ -215,7 +217,7 @@ def test_without_the_secret_there_is_no_store() -> None:
 
 def test_a_lost_connection_is_made_again() -> None:
     with served() as (place, desk):
-        store = FarStore(*place, patience=5.0)
+        store = StoreClient(*place, patience=5.0)
         store.set("a", b"1")
         assert store._channel is not None
         with socket.socket(fileno=socket.dup(store._channel.fileno())) as same:
@@ -233,7 +235,7 @@ def joined(size: int, place: tuple[str, int, bytes], prefix: str) -> list[TorchG
     groups: list[TorchGroup | None] = [None] * size
 
     def join(k: int) -> None:
-        store = FarStore(*place, patience=5.0)
+        store = StoreClient(*place, patience=5.0)
         cpu = torch.device("cpu")
         groups[k] = TorchGroup("gloo", store, prefix, k, size, address="127.0.0.1", device=cpu, ring=lambda: None)
         store.close()  # it is needed only as long as they look for each other
@@ -291,7 +293,7 @@ def test_nccl_takes_the_same_operations_on_a_gpu() -> None:
         pytest.skip("NCCL or a GPU is not there")
     device = torch.device("cuda", 0)
     with served() as (place, _):
-        store = FarStore(*place, patience=30.0)  # alone: NCCL refuses two members on one GPU
+        store = StoreClient(*place, patience=30.0)  # alone: NCCL refuses two members on one GPU
         group = TorchGroup("nccl", store, "g/3", 0, 1, address="127.0.0.1", device=device, ring=lambda: None)
         for count in (5, 700_001):
             vector = torch.randn(count, device=device)

@@ -14,7 +14,7 @@ from far_ends import segment
 from paceline.network.nodes import protocol
 from paceline.network.nodes.protocol import CHUNK, FILE, LIMITS, PIECES, TAKEN, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, ProtocolError
-from paceline.processes.memory.byte_ranges import Areas
+from paceline.processes.memory.byte_ranges import WritableRanges
 
 SIZE = 1 << 14
 
@@ -71,7 +71,7 @@ def test_large_pieces_are_cut() -> None:
 def test_pieces_beyond_what_the_sender_may_write_are_refused(payload: bytearray, said: str) -> None:
     memory = segment(SIZE)
     with pytest.raises(ProtocolError, match=said):
-        write_piece(payload, memory, Areas([(0, 100)]))
+        write_piece(payload, memory, WritableRanges([(0, 100)]))
     assert not memory.bytes.any()
 
 

@@ -174,15 +174,16 @@ def frame(kind: int, payload: bytes, claimed: int | None = None) -> bytes:
 
 def member_and_raw_socket() -> tuple[TcpGroup, socket.socket, Any]:
     """One real member, and the other end of its connection."""
-    from paceline.processes.memory.board import Bells, Board
+    from paceline.processes.memory.board import Board
+    from paceline.processes.memory.wakeup import Wakeup
 
     server = socket.create_server((LOCAL, 0))
     raw = socket.create_connection(server.getsockname())
     connection, _ = server.accept()
     server.close()
     board = Board.create(2, 0)
-    ends = Bells.create(board.roles)
-    bells = Bells(board, ends, 0)
+    ends = Wakeup.create(board.roles)
+    bells = Wakeup(board, ends, 0)
 
     def close() -> None:
         group.bury()

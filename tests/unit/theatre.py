@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from paceline.config.plan import Plan
-from paceline.processes.calls.client import Link
-from paceline.processes.memory.board import Bells, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.calls.client import CallClient
+from paceline.processes.memory.board import Board
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.server import Server
 from paceline.scheme import Scheme
 from paceline.state import Vector
@@ -48,21 +49,21 @@ class Theatre:
             self.board.alive[rank] = self.board.known[rank] = 1
         self.board.put("goal", -1)
         self.board.put("checkpoint", -1)
-        self._bells = Bells.create(self.board.roles)
+        self._bells = Wakeup.create(self.board.roles)
         self._state = anonymous("paceline-test")
-        chief = Stage(self.plan, scheme, self.board, Bells(self.board, self._bells, 0), self._state)
+        chief = RunMemory(self.plan, scheme, self.board, Wakeup(self.board, self._bells, 0), self._state)
         chief.lay_out(x0, {}, {})
         self.board.put("ready", 1)
 
-    def stage(self, place: int) -> Stage:
+    def stage(self, place: int) -> RunMemory:
         """A process's own view; `place` is the number of its bell."""
-        stage = Stage(self.plan, self.scheme, self.board, Bells(self.board, self._bells, place), self._state)
+        stage = RunMemory(self.plan, self.scheme, self.board, Wakeup(self.board, self._bells, place), self._state)
         stage.open()
         return stage
 
-    def link(self, rank: int) -> Link:
+    def link(self, rank: int) -> CallClient:
         stage = self.stage(rank)
-        return Link(stage, rank, waiting(stage))
+        return CallClient(stage, rank, waiting(stage))
 
     def serve(self, shard: int) -> Callable[[], None]:
         """A server's whole life, for a process of its own; it ends when all workers have gone."""
@@ -95,7 +96,7 @@ class Theatre:
             os.close(descriptor)
 
 
-def waiting(stage: Stage) -> Callable[[Callable[[], bool], str], None]:
+def waiting(stage: RunMemory) -> Callable[[Callable[[], bool], str], None]:
     def wait_for(ready: Callable[[], bool], what: str) -> None:
         assert stage.bells.wait(ready, PATIENCE), f"waited too long for {what}"
 

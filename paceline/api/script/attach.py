@@ -23,7 +23,7 @@ from paceline.hook import Hook
 from paceline.processes.roles import script_role
 from paceline.processes.roles.main import hooks_of, prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.script_role import ScriptRole
-from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.roles.worker_session import WorkerSession
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 
@@ -101,7 +101,7 @@ def _launched(
         wait_until_ready(stage)
     wait_until_joined(stage)
     hooks = role.hooks_with(own)
-    session = RealSession(stage, task, role.rank, hooks, control)
+    session = WorkerSession(stage, task, role.rank, hooks, control)
     role.loop = pace = Pace(session, task, hooks, ExitStack())
     _seed(session)
     return pace
@@ -147,7 +147,7 @@ def _by_itself(
     return _alone
 
 
-def _seed(session: RealSession) -> None:
+def _seed(session: WorkerSession) -> None:
     """Dropout and the like differ from worker to worker, and are not what they were before a restart."""
     torch.manual_seed(mixed(session.stage.plan.seed, session.rank, session.worker.t))
 

@@ -17,8 +17,8 @@ from paceline.hook import Hook
 from paceline.ops import Grad
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
-from paceline.processes.roles.main import Room
-from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.roles.main import GradientBuffers
+from paceline.processes.roles.worker_session import WorkerSession
 from paceline.result import Staleness
 from paceline.state import Vector
 from paceline.task import Batch, Task
@@ -130,11 +130,11 @@ class ScriptTask(Task):
 class Pace:
     """The training as a script holds it. `with paceline.attach(model, …) as pace: for … in pace.share(loader): …`"""
 
-    def __init__(self, session: RealSession, task: ScriptTask, hooks: list[Hook], around: ExitStack) -> None:
+    def __init__(self, session: WorkerSession, task: ScriptTask, hooks: list[Hook], around: ExitStack) -> None:
         self._session, self._task, self._around = session, task, around
         self._board = session.board
         self._fed = any(type(hook).feed is not Hook.feed for hook in hooks)
-        self._room = Room(session)
+        self._room = GradientBuffers(session)
         self._out: Vector | None = None  # where the gradient goes that is wanted now
         self._seen = 0  # samples that share() has given since the last step
         self._returns = 0

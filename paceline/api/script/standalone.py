@@ -16,12 +16,13 @@ from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.processes.calls.in_process import InProcess
-from paceline.processes.memory.board import RUNNING, STOP, STOPPING, Bells, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.board import RUNNING, STOP, STOPPING, Board
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.main import prepare
-from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor.recovery import Outcome
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Totals
@@ -31,10 +32,10 @@ from paceline.scheme import Scheme
 from paceline.task import Task
 
 
-class LoneSession(RealSession):
+class StandaloneSession(WorkerSession):
     """A session whose server is in the same process."""
 
-    def __init__(self, stage: Stage, task: Task, hooks: Sequence[Hook], control: Control) -> None:
+    def __init__(self, stage: RunMemory, task: Task, hooks: Sequence[Hook], control: Control) -> None:
         super().__init__(stage, task, 0, hooks, control)
         if stage.scheme.methods:
             self._link = InProcess(stage)
@@ -79,7 +80,7 @@ def directory_for(name: str, path: str | Path | None, resume: bool) -> RunDirect
 
 def session_of(
     plan: Plan, scheme: Scheme, task: Task, hooks: Sequence[Hook], notes: dict[str, Any], around: ExitStack
-) -> LoneSession:
+) -> StandaloneSession:
     """All that a launcher and its roles would set up. `around` undoes it, and writes down how the run ended."""
     directory = RunDirectory.open(plan.directory)
     around.enter_context(directory.lock())
@@ -92,10 +93,10 @@ def session_of(
     launched = fingerprint.of(plan, scheme, None, None, hooks)
     fingerprint.write(directory.path, launched, first.step if first else 0, _warn)
     board = Board.create(1, 1)
-    ends, state = Bells.create(board.roles), anonymous("paceline-state")
+    ends, state = Wakeup.create(board.roles), anonymous("paceline-state")
     for descriptor in (*ends, state, board.descriptor):
         around.callback(os.close, descriptor)
-    stage = Stage(plan, scheme, board, Bells(board, ends, 0), state)
+    stage = RunMemory(plan, scheme, board, Wakeup(board, ends, 0), state)
     board.put("began", stage.now())
     board.put("checkpoint", -1)
     board.put("restarts", totals.restarts)
@@ -107,12 +108,12 @@ def session_of(
     prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
     stage.open()
     around.enter_context(_interruptible(stage, control.outcome))
-    return LoneSession(stage, task, hooks, control)
+    return StandaloneSession(stage, task, hooks, control)
 
 
 @contextmanager
 def _written_down(
-    stage: Stage, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
+    stage: RunMemory, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
 ) -> Iterator[None]:
     """How the run ended, in its directory. `first`: the checkpoint that it goes on from."""
     error: BaseException | None = None
@@ -135,7 +136,7 @@ def _written_down(
 
 
 @contextmanager
-def _interruptible(stage: Stage, outcome: Outcome) -> Iterator[None]:
+def _interruptible(stage: RunMemory, outcome: Outcome) -> Iterator[None]:
     """Ctrl-C ends the run in order, with a last checkpoint; a second one ends it at once."""
     board = stage.board
 

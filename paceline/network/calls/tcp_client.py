@@ -15,16 +15,16 @@ from array import array
 from collections.abc import Callable
 
 from paceline.errors import PacelineError, RunError
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, Wire
+from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, TcpConnection
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.calls.landing import Landing
-from paceline.processes.calls.mailbox import Lane, got, put
+from paceline.processes.calls.landing import ReceiveBuffer
+from paceline.processes.calls.mailbox import Mailbox, got, put
 from paceline.processes.memory.board import FAILED, LANES, STOP
-from paceline.processes.memory.byte_ranges import Areas, Cutting, Pieces, Span, of_spans, of_words
+from paceline.processes.memory.byte_ranges import Pieces, ShardRange, Span, WritableRanges, of_spans, of_words
 from paceline.processes.memory.call_codec import check
-from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 
 AGAIN_AFTER = 0.05  # seconds between two tries to reach a server
 REACH = 2.0  # that one try may take
@@ -45,20 +45,20 @@ def words_of(address: str) -> tuple[int, int]:
     return (high - (1 << 64) if high >> 63 else high), (low - (1 << 64) if low >> 63 else low)
 
 
-class Reach:
+class TcpClient:
     """One worker's connections. `lanes` are its own, in the order of their numbers."""
 
-    def __init__(self, stage: Stage, rank: int, lanes: list[Lane], ended: Callable[[], bool]) -> None:
+    def __init__(self, stage: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]) -> None:
         self._stage, self._rank, self._lanes, self._ended = stage, rank, lanes, ended
         self._board = stage.board
-        self._wires: dict[int, Wire | None] = {}
+        self._wires: dict[int, TcpConnection | None] = {}
         self._tried: dict[int, float] = {}
         self._met: dict[int, bool] = {}  # whether a server has said how far it is
         self._lost: dict[int, int] = {}  # since when one that listens has not been reached, ns
         self._version = stage.version_words()[0]
-        self._cuttings = [Cutting.of(stage, shard) for shard in range(stage.plan.servers)]
-        self._courier: Courier | None = None
-        self._landings: dict[int, Landing] = {}  # by lane
+        self._cuttings = [ShardRange.of(stage, shard) for shard in range(stage.plan.servers)]
+        self._courier: BackgroundSender | None = None
+        self._landings: dict[int, ReceiveBuffer] = {}  # by lane
         self._coming: dict[int, Pieces] = {}  # by server: what goes to one now
         self.ahead: set[int] = set()  # lanes whose answers nobody waits for yet
         self._begun = False
@@ -123,7 +123,7 @@ class Reach:
         except OSError:
             return  # it may be about to begin, or about to be replaced
         notice_within(connection, stage.plan.patience / 3)
-        wire = Wire(connection, stage.segment, Areas(stage.spans_from_server(self._rank)))
+        wire = TcpConnection(connection, stage.segment, WritableRanges(stage.spans_from_server(self._rank)))
         wire.port = port
         self._wires[shard], self._met[shard] = wire, False
         stage.bells.attend(wire.fileno(), lambda: self._pull(shard, wire))
@@ -136,7 +136,7 @@ class Reach:
             self._stage.bells.ignore(wire.fileno())
             wire.close()
 
-    def _guarded(self, shard: int, wire: Wire, act: Callable[[], object]) -> None:
+    def _guarded(self, shard: int, wire: TcpConnection, act: Callable[[], object]) -> None:
         try:
             act()
         except (Closed, ProtocolError) as error:
@@ -149,7 +149,7 @@ class Reach:
             if self._wires.get(shard) is wire:
                 self._stage.bells.modify(wire.fileno(), wire.events)
 
-    def _pull(self, shard: int, wire: Wire) -> None:
+    def _pull(self, shard: int, wire: TcpConnection) -> None:
         def both() -> None:
             if wire.pending:
                 wire.push()
@@ -160,11 +160,11 @@ class Reach:
 
         self._guarded(shard, wire, both)
 
-    def expect(self, lane: Lane, landing: Landing) -> None:
+    def expect(self, lane: Mailbox, landing: ReceiveBuffer) -> None:
         """What was posted in a lane probably has a result that may be received there."""
         self._landings[lane.index] = landing
 
-    def landed(self, lane: Lane) -> Landing | None:
+    def landed(self, lane: Mailbox) -> ReceiveBuffer | None:
         """Where a call's result has come, if all of it has come where it was expected."""
         landing = self._landings.pop(lane.index, None)
         if landing is not None and len(landing.came) != self._stage.plan.servers:
@@ -177,13 +177,13 @@ class Reach:
         self.ahead.clear()
         self._landings.clear()
 
-    def post(self, lane: Lane, words: array[int], spans: list[Span]) -> None:
+    def post(self, lane: Mailbox, words: array[int], spans: list[Span]) -> None:
         """A call lies in a lane of this node: let it lie in that of every other server's node too."""
         for shard, wire in self._wires.items():
             if wire is not None and self._met[shard]:
                 self._post(shard, wire, lane, words, of_spans(spans, self._cuttings[shard]))
 
-    def _post(self, shard: int, wire: Wire, lane: Lane, words: array[int], pieces: Pieces) -> None:
+    def _post(self, shard: int, wire: TcpConnection, lane: Mailbox, words: array[int], pieces: Pieces) -> None:
         posted, answered = self._board.posted, self._board.answered[shard]
         first = self._rank * LANES
         # the server need not keep the answers that are here
@@ -196,7 +196,7 @@ class Reach:
         board, lane = self._board, message.lane
         return bool(board.posted[lane] == message.number != board.answered[shard][lane])
 
-    def _look(self, shard: int, wire: Wire, message: Message, pieces: Pieces) -> list[memoryview] | None:
+    def _look(self, shard: int, wire: TcpConnection, message: Message, pieces: Pieces) -> list[memoryview] | None:
         """Check an answer before its pieces are received, and say where they go."""
         if message.kind != REPLY or message.lane // LANES != self._rank or not self._wanted(shard, message):
             return None
@@ -208,7 +208,7 @@ class Reach:
         self._coming[shard] = pieces
         return [landing.view(piece) for piece in pieces]
 
-    def _take(self, shard: int, wire: Wire, message: Message) -> None:
+    def _take(self, shard: int, wire: TcpConnection, message: Message) -> None:
         board, own = self._board, range(self._rank * LANES, self._rank * LANES + LANES)
         if message.kind == REPLY and message.lane in own:
             lane = self._lanes[message.lane - own.start]
@@ -243,7 +243,7 @@ class Reach:
         else:
             raise ProtocolError(f"a message of kind {message.kind} for lane {message.lane}")
 
-    def _check(self, wire: Wire, message: Message) -> None:
+    def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse an answer that nobody could read."""
         try:
             count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
@@ -269,10 +269,10 @@ class Reach:
         """This worker goes to compute: what is under way goes on meanwhile."""
         if self.busy():
             if self._courier is None:
-                self._courier = Courier(self)
+                self._courier = BackgroundSender(self)
             self._courier.wake()
 
-    def at_work(self) -> list[tuple[Wire, Callable[[], None]]]:
+    def at_work(self) -> list[tuple[TcpConnection, Callable[[], None]]]:
         """The connections that there are, and what to do when one has news."""
         return [
             (wire, lambda shard=shard, wire=wire: self._pull(shard, wire))  # type: ignore[misc]
@@ -281,10 +281,10 @@ class Reach:
         ]
 
 
-class Courier:
+class BackgroundSender:
     """A thread that sends and receives while its worker computes, and sleeps otherwise."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: TcpClient) -> None:
         self._reach, self._wanted = reach, threading.Event()
         threading.Thread(target=self._run, name="courier", daemon=True).start()
 

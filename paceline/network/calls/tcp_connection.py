@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.memory.byte_ranges import Areas, Piece, Pieces
+from paceline.processes.memory.byte_ranges import Piece, Pieces, WritableRanges
 from paceline.processes.memory.call_codec import MOST
 from paceline.processes.memory.segment import Segment
 
@@ -45,10 +45,10 @@ Take = Callable[[Message], None]
 Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
 
 
-class Wire:
+class TcpConnection:
     """One connection. Nothing here waits: `push` and `pull` do what can be done now."""
 
-    def __init__(self, connection: socket.socket, segment: Segment, areas: Areas) -> None:
+    def __init__(self, connection: socket.socket, segment: Segment, areas: WritableRanges) -> None:
         self.connection, self.areas = connection, areas
         connection.setblocking(False)
         self._secure = isinstance(connection, ssl.SSLSocket)

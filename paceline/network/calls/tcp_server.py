@@ -17,16 +17,16 @@ import torch
 from paceline.config import build
 from paceline.errors import PacelineError
 from paceline.network.calls.tcp_client import AGAIN_AFTER, REACH, address_of, words_of
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, Wire
+from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, TcpConnection
 from paceline.network.secure import tls
-from paceline.network.secure.admission import Gate, enter, listener, notice_within
+from paceline.network.secure.admission import AdmissionListener, enter, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Lane, got, put, understood
-from paceline.processes.calls.owed import Owed
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Mailbox, got, put, understood
+from paceline.processes.calls.owed import PendingReplies
 from paceline.processes.memory.board import GENERATION, LANES, STOP
-from paceline.processes.memory.byte_ranges import Areas, Cutting, Piece, of_words
+from paceline.processes.memory.byte_ranges import Piece, ShardRange, WritableRanges, of_words
 from paceline.processes.memory.call_codec import check, decode
-from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, Stage
+from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, RunMemory
 from paceline.processes.memory.segment import WORD
 from paceline.runs.order_log import MemberEvent
 
@@ -34,15 +34,15 @@ LAST = 10.0  # seconds that the last answers may take to go
 _NO_TENSOR = torch.empty(0)
 
 
-class Door:
+class TcpServer:
     """Who comes in: one connection for each worker of another node, and for each server that follows from there."""
 
-    def __init__(self, stage: Stage, shard: int, lanes: list[Lane]) -> None:
+    def __init__(self, stage: RunMemory, shard: int, lanes: list[Mailbox]) -> None:
         assert stage.node.secret is not None
         self._stage, self._shard, self._lanes = stage, shard, lanes
         self._board, self._bells = stage.board, stage.bells
-        self._cutting = Cutting.of(stage, shard)
-        self.owed = Owed(stage, shard, lanes)
+        self._cutting = ShardRange.of(stage, shard)
+        self.owed = PendingReplies(stage, shard, lanes)
         self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
         self._bounds = stage.bounds(shard)
         # how many values each takes; None: any number
@@ -52,11 +52,13 @@ class Door:
             else len(method.parameters)
             for method in self._methods
         ]
-        self._wires: dict[int, Wire] = {}  # by rank; followers after the ranks
-        self._unknown: set[Wire] = set()  # admitted, and not yet said who it is
+        self._wires: dict[int, TcpConnection] = {}  # by rank; followers after the ranks
+        self._unknown: set[TcpConnection] = set()  # admitted, and not yet said who it is
         self._attended: set[int] = set()
         listening = listener(stage.node.address, stage.node.ports)
-        self._gate = Gate(listening, stage.node.secret, tls=tls.server_side(stage.node), log=lambda text: print(text))
+        self._gate = AdmissionListener(
+            listening, stage.node.secret, tls=tls.server_side(stage.node), log=lambda text: print(text)
+        )
         high, low = words_of(stage.node.address)
         self._board.server_high[shard], self._board.server_low[shard] = high, low
         self._board.server_port[shard] = port = listening.getsockname()[1]
@@ -79,12 +81,14 @@ class Door:
         self._attended = set()
         for connection in self._gate.pump():
             notice_within(connection, self._stage.plan.patience / 3)
-            wire = Wire(connection, self._stage.segment, Areas(()))  # nothing may be written before it says who it is
+            wire = TcpConnection(
+                connection, self._stage.segment, WritableRanges(())
+            )  # nothing may be written before it says who it is
             self._unknown.add(wire)
             self._bells.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
         self._watch_gate()
 
-    def _pull(self, wire: Wire) -> None:
+    def _pull(self, wire: TcpConnection) -> None:
         def both() -> None:
             if wire.pending:
                 wire.push()
@@ -92,7 +96,7 @@ class Door:
 
         self._guarded(wire, both)
 
-    def _guarded(self, wire: Wire, act: Callable[[], object]) -> None:
+    def _guarded(self, wire: TcpConnection, act: Callable[[], object]) -> None:
         try:
             act()
         except (Closed, ProtocolError) as error:
@@ -102,14 +106,14 @@ class Door:
         else:
             self._bells.modify(wire.fileno(), wire.events)
 
-    def _drop(self, wire: Wire) -> None:
+    def _drop(self, wire: TcpConnection) -> None:
         self._unknown.discard(wire)
         if self._wires.get(wire.peer) is wire:
             del self._wires[wire.peer]
         self._bells.ignore(wire.fileno())
         wire.close()
 
-    def _look(self, wire: Wire, message: Message) -> None:
+    def _look(self, wire: TcpConnection, message: Message) -> None:
         """What may be known of a message before its pieces are received, which takes longer."""
         if message.kind == POST and 0 <= wire.peer < self._board.workers and message.lane // LANES == wire.peer:
             self._check(wire, message)
@@ -117,7 +121,7 @@ class Door:
             request = understood(self._stage, lane, words, message.value, self._methods, self._bounds)
             lane.prepared = message.number, request
 
-    def _take(self, wire: Wire, message: Message) -> None:
+    def _take(self, wire: TcpConnection, message: Message) -> None:
         board = self._board
         if message.kind == HELLO and wire in self._unknown:
             self._greet(wire, message)
@@ -136,7 +140,7 @@ class Door:
         else:
             raise ProtocolError(f"a message of kind {message.kind} from {wire.peer}")
 
-    def _check(self, wire: Wire, message: Message) -> None:
+    def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse a call that a worker of this scheme cannot have made: what lies in a lane is performed as it is."""
         kind = message.value
         try:
@@ -155,7 +159,7 @@ class Door:
         if not 0 <= number < len(self._takes) or self._takes[number] not in (count, None):
             raise ProtocolError(f"call {kind} with {count} values, which the scheme does not have")
 
-    def _greet(self, wire: Wire, message: Message) -> None:
+    def _greet(self, wire: TcpConnection, message: Message) -> None:
         board, peer = self._board, message.lane
         if peer >= board.workers + board.servers:
             raise ProtocolError(f"there is no worker {peer}")
@@ -164,7 +168,7 @@ class Door:
         self._unknown.discard(wire)
         wire.peer, self._wires[peer] = peer, wire
         if peer < board.workers:
-            wire.areas = Areas(self._stage.spans_from_worker(peer))
+            wire.areas = WritableRanges(self._stage.spans_from_worker(peer))
             own = slice(peer * LANES, peer * LANES + LANES)
             words = array("q", board.posted[own].tolist() + board.answered[self._shard][own].tolist())
             wire.send(Message(WELCOME, peer, words=words))
@@ -178,7 +182,7 @@ class Door:
     def far(self, rank: int) -> bool:
         return not self._stage.beside(rank)
 
-    def answer(self, lane: Lane) -> None:
+    def answer(self, lane: Mailbox) -> None:
         """A call of another node's worker is performed: its answer goes there."""
         wire = self._wires.get(lane.rank)
         if wire is None:
@@ -209,7 +213,7 @@ class Door:
             if peer >= self._board.workers:
                 self._guarded(wire, lambda wire=wire: self._tell_order(wire, position))  # type: ignore[misc]
 
-    def _tell_order(self, wire: Wire, position: int) -> None:
+    def _tell_order(self, wire: TcpConnection, position: int) -> None:
         board = self._board
         at = position % len(board.ring)
         number = board.ring_numbers[at]
@@ -227,12 +231,12 @@ class Door:
         self._gate.close()
 
 
-class Following:
+class OrderFollower:
     """How a server on another node than the first hears of the order of the calls."""
 
-    def __init__(self, stage: Stage, shard: int) -> None:
+    def __init__(self, stage: RunMemory, shard: int) -> None:
         self._stage, self._shard, self._board = stage, shard, stage.board
-        self._wire: Wire | None = None
+        self._wire: TcpConnection | None = None
         self._tried = 0.0
         self._early: list[Message] = []  # of a generation that this server has not gone back to yet
         self.ordered, self.generation = self._board.performed[shard], self._board.get("generation")
@@ -259,7 +263,7 @@ class Following:
             with contextlib.suppress(OSError, PacelineError):
                 connection = enter(address, port, stage.node.secret, timeout=REACH, tls=tls.client_side(stage.node))
                 notice_within(connection, stage.plan.patience / 3)
-                self._wire = wire = Wire(connection, stage.segment, Areas(()))
+                self._wire = wire = TcpConnection(connection, stage.segment, WritableRanges(()))
                 wire.port = port
                 stage.bells.attend(wire.fileno(), self._pull)
                 peer = board.server_place(self._shard)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.errors import UnknownName, UsageError
 from paceline.network.cluster import addresses, torchrun, torchrun_store
-from paceline.network.cluster.description import Cluster, Task, address
+from paceline.network.cluster.description import Cluster, ClusterTask, address
 from paceline.network.cluster.placement import WORDS
 from paceline.runs import atomic_files
 
@@ -22,7 +22,7 @@ Where = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Engaged:
+class Assignment:
     """The roles that this process has in a run on several nodes: one, or all of a node."""
 
     source: str
@@ -98,7 +98,7 @@ class Engaged:
             return str(probe.getsockname()[0])
 
 
-def told(environment: Mapping[str, str]) -> Engaged | None:
+def told(environment: Mapping[str, str]) -> Assignment | None:
     """What PACELINE_TASK says, or PACELINE_TASKS and a number of this process; None: neither is there."""
     name = environment.get("PACELINE_TASK")
     tasks = [one for one in environment.get("PACELINE_TASKS", "").split(",") if one]
@@ -124,7 +124,7 @@ def told(environment: Mapping[str, str]) -> Engaged | None:
         hub = (ranks.chief.host, ranks.chief.port)  # torchrun has kept a port for its rank 0, which has the chief
     if hub is None and meet is None and not store and "chief" not in roles:
         raise UsageError("PACELINE_HUB (host:port) or PACELINE_MEET (a file) is missing: where is the hub of this run?")
-    return Engaged(
+    return Assignment(
         "PACELINE_TASK",
         roles,
         counts.get("chief", 0) + counts.get("worker", 0),
@@ -179,7 +179,7 @@ def _counts(text: str | None, tasks: list[str]) -> dict[str, int]:
     return found
 
 
-def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | None) -> Engaged | None:
+def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | None) -> Assignment | None:
     """What this process is in a cluster; None: nothing, it only looks at it."""
     if cluster.me is None:
         return None
@@ -193,7 +193,7 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
         meet = None  # nodes need not share a directory
     if not (hub and hub[1]) and meet is None and not store:
         meet = _common_file(environment)
-    return Engaged(
+    return Assignment(
         cluster.source,
         (role_of(cluster, cluster.me),),
         len(cluster.training),
@@ -208,7 +208,7 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
     )
 
 
-def role_of(cluster: Cluster, task: Task) -> str:
+def role_of(cluster: Cluster, task: ClusterTask) -> str:
     """A task's role as runs number them: workers by their rank, of which the chief has the first."""
     if task.kind == "evaluator":
         return "evaluator"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnknownName, UsageError
-from paceline.network.cluster.description import Cluster, Task, address, numbered
+from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
 from paceline.network.cluster.host_lists import chosen
 
 KEYS = {"chief": "chief", "workers": "worker", "servers": "server", "evaluator": "evaluator"}
@@ -47,7 +47,7 @@ def described(text: str, name: str, job_name: str | None = None, task_index: int
     for key in cluster:
         if key not in KEYS:
             raise UnknownName(f"key of [cluster] in {name}:", key, KEYS)
-    tasks: list[Task] = []
+    tasks: list[ClusterTask] = []
     for key, kind in KEYS.items():
         if key in cluster:
             tasks += numbered(kind, _addresses(cluster[key], key, f"{name}: cluster.{key}"))

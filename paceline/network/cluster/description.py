@@ -15,7 +15,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True)
-class Task:
+class ClusterTask:
     """One process. What is not known yet, a host or a port, is None."""
 
     kind: str
@@ -28,7 +28,7 @@ class Task:
 
 
 @dataclass(frozen=True, order=True)
-class Seat:
+class Slot:
     """A place that an engine gives to a task, by node and number on that node, whatever the ranks are."""
 
     node: int
@@ -42,11 +42,11 @@ class Cluster:
     """The tasks of a run, and who said so. Where no chief is named, worker 0 is the chief."""
 
     source: str
-    tasks: tuple[Task, ...]
-    me: Task | None = None  # an evaluator may be outside of `tasks`; None: this process is none of them
+    tasks: tuple[ClusterTask, ...]
+    me: ClusterTask | None = None  # an evaluator may be outside of `tasks`; None: this process is none of them
     by_role: bool = True  # an engine only numbers its tasks: all are workers until a placement gives them roles
-    seats: tuple[Seat, ...] = ()  # where an engine tells them: a placement goes by them
-    seat: Seat | None = None  # this process's own
+    seats: tuple[Slot, ...] = ()  # where an engine tells them: a placement goes by them
+    seat: Slot | None = None  # this process's own
     meeting: str | None = None  # an address that every task knows, where the rest can be exchanged
     notes: tuple[str, ...] = ()  # what a person should know of it, such as what was not read
 
@@ -59,29 +59,29 @@ class Cluster:
         if outside and self.me is not None and self.me.index:
             raise UsageError(f"{self.source}: this process is {self.me}; there is one evaluator, evaluator:0")
 
-    def of(self, kind: str) -> tuple[Task, ...]:
+    def of(self, kind: str) -> tuple[ClusterTask, ...]:
         """The tasks of one kind, in the order of their index."""
         return tuple(task for task in self.tasks if task.kind == kind)
 
     @cached_property
-    def chief(self) -> Task:
+    def chief(self) -> ClusterTask:
         return self.training[0]
 
     @property
-    def training(self) -> tuple[Task, ...]:
+    def training(self) -> tuple[ClusterTask, ...]:
         """The chief and the workers, in the order of their ranks."""
         return self.of("chief") + self.of("worker")
 
-    def rank(self, task: Task) -> int | None:
+    def rank(self, task: ClusterTask) -> int | None:
         """A task's number among those that train; None for a server and an evaluator."""
         return self.training.index(task) if task in self.training else None
 
-    def role(self, task: Task) -> str:
+    def role(self, task: ClusterTask) -> str:
         """What a task does: its kind, unless worker 0 is the chief."""
         return "chief" if task == self.chief else task.kind
 
     @property
-    def incomplete(self) -> tuple[Task, ...]:
+    def incomplete(self) -> tuple[ClusterTask, ...]:
         """The tasks that nobody could call yet. Nobody calls the evaluator."""
         return tuple(
             task for task in self.tasks if task.kind != "evaluator" and (task.host is None or task.port is None)
@@ -126,7 +126,7 @@ class Cluster:
                 raise UsageError(f"{self.source}: there can be one {kind}, not {len(self.of(kind))}")
 
     def _check_addresses(self) -> None:
-        seen: dict[tuple[str, int], Task] = {}
+        seen: dict[tuple[str, int], ClusterTask] = {}
         for task in self.tasks:
             if task.host is not None and task.port is not None:
                 other = seen.setdefault((same(task.host), task.port), task)
@@ -159,16 +159,16 @@ def is_host(text: str) -> bool:
     return True
 
 
-def shown(task: Task) -> str:
+def shown(task: ClusterTask) -> str:
     """A task's address as it is written; a question mark for what is not known."""
     host = task.host if task.host is not None else "?"
     host = f"[{host}]" if ":" in host else host
     return f"{host}:{task.port if task.port is not None else '?'}"
 
 
-def numbered(kind: str, addresses: list[tuple[str, int | None]]) -> list[Task]:
+def numbered(kind: str, addresses: list[tuple[str, int | None]]) -> list[ClusterTask]:
     """Tasks of one kind, by a list of their addresses."""
-    return [Task(kind, index, host, port) for index, (host, port) in enumerate(addresses)]
+    return [ClusterTask(kind, index, host, port) for index, (host, port) in enumerate(addresses)]
 
 
 def same(host: str) -> str:

@@ -10,7 +10,7 @@ from paceline.network.cluster.description import Cluster
 
 
 @dataclass(frozen=True)
-class Engine:
+class EnvironmentSource:
     """Somebody who starts processes and numbers them."""
 
     name: str
@@ -22,10 +22,10 @@ class Engine:
 # the innermost first: torchrun may be started by mpirun or srun, and mpirun by srun; variables are inherited;
 # PMI's are last, since srun --mpi=pmi2 sets them besides its own
 ENGINES = (
-    Engine(torchrun.NAME, torchrun.RANK, torchrun.present, torchrun.seen),
-    Engine(mpi.OPEN_MPI, mpi.OPEN_MPI_RANK, mpi.open_mpi_present, mpi.open_mpi),
-    Engine(slurm.NAME, slurm.RANK, slurm.present, slurm.seen),
-    Engine(mpi.MPICH, mpi.MPICH_RANK, mpi.mpich_present, mpi.mpich),
+    EnvironmentSource(torchrun.NAME, torchrun.RANK, torchrun.present, torchrun.seen),
+    EnvironmentSource(mpi.OPEN_MPI, mpi.OPEN_MPI_RANK, mpi.open_mpi_present, mpi.open_mpi),
+    EnvironmentSource(slurm.NAME, slurm.RANK, slurm.present, slurm.seen),
+    EnvironmentSource(mpi.MPICH, mpi.MPICH_RANK, mpi.mpich_present, mpi.mpich),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import UnknownName, UsageError
-from paceline.network.cluster.description import Cluster, Task, address, numbered
+from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
 
 JOBS = {"chief": "chief", "worker": "worker", "ps": "server", "server": "server", "evaluator": "evaluator"}
 
@@ -25,13 +25,13 @@ def listed(
     }
     if not worker_hosts.strip() and not chief_hosts.strip():
         raise UsageError("--worker-hosts is missing: somebody has to train")
-    tasks: list[Task] = []
+    tasks: list[ClusterTask] = []
     for option, (kind, text) in given.items():
         tasks += numbered(kind, [address(word.strip(), option) for word in text.split(",")] if text.strip() else [])
     return Cluster("lists of hosts", tuple(tasks), chosen(tasks, job_name, task_index))
 
 
-def chosen(tasks: list[Task], job_name: str | None, task_index: int | None) -> Task | None:
+def chosen(tasks: list[ClusterTask], job_name: str | None, task_index: int | None) -> ClusterTask | None:
     """Which of the tasks `--job-name` and `--task-index` mean; None where neither is given."""
     if job_name is None and task_index is None:
         return None
@@ -45,7 +45,7 @@ def chosen(tasks: list[Task], job_name: str | None, task_index: int | None) -> T
             raise UsageError(f"--job-name {job_name} is given without --task-index")
         task_index = 0  # there is one chief and one evaluator
     if not own and job_name == "evaluator" and task_index == 0:
-        return Task("evaluator", 0)  # it needs no address
+        return ClusterTask("evaluator", 0)  # it needs no address
     if not 0 <= task_index < len(own):
         there = f"only the indices 0 to {len(own) - 1}" if own else "none"
         raise UsageError(f"--task-index is {task_index}, but of job {job_name} there are {there}")

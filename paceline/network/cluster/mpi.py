@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.errors import UsageError
-from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.description import Cluster, ClusterTask, Slot
 from paceline.network.cluster.environment import Variables
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -49,9 +49,9 @@ def _ranks(given: Variables, rank_names: tuple[str, ...], size_name: str, local_
     host = given.text("PMIX_HOSTNAME")
     if here == size:  # all on this host
         host = host or "localhost"
-        tasks = tuple(Task("worker", one, host) for one in range(size))
-        seats = tuple(Seat(0, one, host) for one in range(size))
+        tasks = tuple(ClusterTask("worker", one, host) for one in range(size))
+        seats = tuple(Slot(0, one, host) for one in range(size))
         seat = seats[rank if local is None else local]
         return Cluster(given.source, tasks, tasks[rank], False, seats, seat)
-    alone = [Task("worker", one, host if one == rank else None) for one in range(size)]
+    alone = [ClusterTask("worker", one, host if one == rank else None) for one in range(size)]
     return Cluster(given.source, tuple(alone), alone[rank], by_role=False)

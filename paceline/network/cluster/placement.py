@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from paceline.errors import UnknownName, UsageError
-from paceline.network.cluster.description import KINDS, Cluster, Task
+from paceline.network.cluster.description import KINDS, Cluster, ClusterTask
 
 Place = tuple[int, int]
 
@@ -40,12 +40,12 @@ def placed(cluster: Cluster, placement: str, servers: int | None = None) -> Clus
         raise UsageError(f"{cluster.source} does not tell which tasks share a node; --placement needs to know it")
     seats = {(seat.node, seat.local): seat for seat in cluster.seats}
     given = roles(seats, placement, servers)
-    tasks: list[Task] = []
+    tasks: list[ClusterTask] = []
     me = None
     for kind in KINDS:
         own = [place for place in sorted(given) if given[place] == kind]
         for index, place in enumerate(own):
-            task = Task(kind, index, seats[place].host, seats[place].port)
+            task = ClusterTask(kind, index, seats[place].host, seats[place].port)
             tasks.append(task)
             if seats[place] == cluster.seat:
                 me = task

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from paceline.errors import UsageError
 from paceline.network.cluster import slurm_hostlist
-from paceline.network.cluster.description import Cluster, Seat, Task
+from paceline.network.cluster.description import Cluster, ClusterTask, Slot
 from paceline.network.cluster.environment import Variables
 
 NAME = "Slurm"
@@ -42,8 +42,8 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
     step = f"{given.text('SLURM_JOB_ID') or '?'}.{given.text('SLURM_STEP_ID') or '?'}"
     source = f"{NAME} step {step}"
     if unfit:
-        tasks = [Task("worker", one) for one in range(size)]
-        tasks[rank] = Task("worker", rank, given.text("SLURMD_NODENAME"))
+        tasks = [ClusterTask("worker", one) for one in range(size)]
+        tasks[rank] = ClusterTask("worker", rank, given.text("SLURMD_NODENAME"))
         return Cluster(source, tuple(tasks), tasks[rank], by_role=False, notes=(unfit,))
     if node >= len(hosts):
         raise UsageError(f"{NAME}: SLURM_NODEID is {node}, but {given.name(*_NODES)} has {len(hosts)} nodes")
@@ -62,7 +62,7 @@ def _allocation(given: Variables) -> Cluster:
     given.need("|".join(_NODES[1:]), "SLURM_TASKS_PER_NODE|SLURM_NTASKS")
     hosts, counts, unfit = _layout(given, given.number("SLURM_NTASKS", least=1))
     size = given.size("SLURM_NTASKS") if unfit else sum(counts)
-    tasks = tuple(Task("worker", rank, hosts[0] if len(hosts) == 1 else None) for rank in range(size))
+    tasks = tuple(ClusterTask("worker", rank, hosts[0] if len(hosts) == 1 else None) for rank in range(size))
     seats = () if unfit else tuple(_seats(hosts, counts, None))
     notes = ("this is the script or shell of an allocation, not a task of it: start the tasks with srun",)
     source = f"{NAME} job {given.text('SLURM_JOB_ID') or '?'}"
@@ -101,9 +101,9 @@ def _ports(given: Variables, counts: list[int]) -> list[int] | None:
     return ports
 
 
-def _seats(hosts: list[str], counts: list[int], ports: list[int] | None) -> list[Seat]:
+def _seats(hosts: list[str], counts: list[int], ports: list[int] | None) -> list[Slot]:
     return [
-        Seat(node, local, host, ports[local] if ports else None)
+        Slot(node, local, host, ports[local] if ports else None)
         for node, (host, count) in enumerate(zip(hosts, counts, strict=True))
         for local in range(count)
     ]
@@ -141,5 +141,5 @@ def _on_this_node(given: Variables, count: int, rank: int) -> list[int]:
     return ranks
 
 
-def _task(rank: int, seat: Seat | None) -> Task:
-    return Task("worker", rank) if seat is None else Task("worker", rank, seat.host, seat.port)
+def _task(rank: int, seat: Slot | None) -> ClusterTask:
+    return ClusterTask("worker", rank) if seat is None else ClusterTask("worker", rank, seat.host, seat.port)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.network.cluster.description import Cluster, Task, address, numbered
+from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
 
 NAME = "TF_CONFIG"
 TRAINING = ("chief", "master", "worker")
@@ -68,12 +68,12 @@ def _refuse_alone(config: dict[str, Any]) -> None:
         )
 
 
-def _tasks(cluster: Any) -> list[Task]:
+def _tasks(cluster: Any) -> list[ClusterTask]:
     if not isinstance(cluster, dict):
         raise UsageError(f"{NAME}: cluster must be an object of lists, not {_kind(cluster)}")
     if "chief" in cluster and "master" in cluster:
         raise UsageError(f"{NAME}: cluster.chief and cluster.master mean the same; give one of them")
-    found: list[Task] = []
+    found: list[ClusterTask] = []
     for key, entries in cluster.items():
         if key not in TYPES:
             raise UsageError(f"{NAME}: cluster.{key} is no type of task; {_meant(key)}")
@@ -83,7 +83,7 @@ def _tasks(cluster: Any) -> list[Task]:
     return found
 
 
-def _me(task: Any, cluster: dict[str, list[str]], tasks: list[Task]) -> Task:
+def _me(task: Any, cluster: dict[str, list[str]], tasks: list[ClusterTask]) -> ClusterTask:
     if task is None:
         raise UsageError(f'{NAME}: task is missing: say which task this process is, as {{"type": …, "index": …}}')
     if not isinstance(task, dict):
@@ -98,7 +98,7 @@ def _me(task: Any, cluster: dict[str, list[str]], tasks: list[Task]) -> Task:
     if not own and kind == "evaluator":
         if index:
             raise UsageError(f"{NAME}: task.index is {index}, but there is one evaluator, with index 0")
-        return Task("evaluator", 0)
+        return ClusterTask("evaluator", 0)
     if not own:
         raise UsageError(f"{NAME}: task.type is {kind!r}, but the cluster has none; it has: {', '.join(cluster)}")
     if index >= len(own):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.errors import UsageError
-from paceline.network.cluster.description import Cluster, Seat, Task, address
+from paceline.network.cluster.description import Cluster, ClusterTask, Slot, address
 from paceline.network.cluster.environment import Variables
 
 NAME = "torchrun"
@@ -38,11 +38,11 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
         hosts: dict[int, str] = dict.fromkeys(range(size), "localhost" if agent else host)
     else:
         hosts = {} if agent else {0: host}
-    tasks = tuple(Task("worker", one, hosts.get(one), None if one or agent else port) for one in range(size))
-    seats = tuple(Seat(node, local) for node, count in enumerate(counts) for local in range(count))
+    tasks = tuple(ClusterTask("worker", one, hosts.get(one), None if one or agent else port) for one in range(size))
+    seats = tuple(Slot(node, local) for node, count in enumerate(counts) for local in range(count))
     if seats:
         seats = tuple(
-            Seat(seat.node, seat.local, task.host, task.port) for seat, task in zip(seats, tasks, strict=True)
+            Slot(seat.node, seat.local, task.host, task.port) for seat, task in zip(seats, tasks, strict=True)
         )
         _check_own(given, seats[rank])
     return Cluster(NAME, tasks, tasks[rank], False, seats, seats[rank] if seats else None, meeting, tuple(notes))
@@ -74,7 +74,7 @@ def _counts(given: Variables, size: int) -> tuple[list[int], list[str]]:
     return [], ["how many processes other nodes have is not told"]
 
 
-def _check_own(given: Variables, seat: Seat) -> None:
+def _check_own(given: Variables, seat: Slot) -> None:
     told = (given.number("GROUP_RANK"), given.number("LOCAL_RANK"))
     if told != (seat.node, seat.local):
         raise UsageError(

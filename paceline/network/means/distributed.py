@@ -13,8 +13,8 @@ import torch
 from paceline.errors import RunError, SchemeError
 from paceline.network.means import group_record as circles
 from paceline.network.means.group import Broken, Header
-from paceline.network.means.group_formation import Assembly, Meeting
-from paceline.network.means.group_record import Circle
+from paceline.network.means.group_formation import GroupFormation, PendingMean
+from paceline.network.means.group_record import MeanGroup
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.runs.order_log import DECIDED, MEAN
@@ -24,7 +24,7 @@ from paceline.state import Vector, mean_into
 EVERYBODY = 1
 
 
-class DistributedMeans(Assembly):
+class DistributedMeans(GroupFormation):
     """One worker's side of all means."""
 
     # what the session calls
@@ -33,7 +33,7 @@ class DistributedMeans(Assembly):
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
         return self.leave(self._arrived(op, first=first))
 
-    def arrive(self, op: Mean, *, first: bool) -> Meeting:
+    def arrive(self, op: Mean, *, first: bool) -> PendingMean:
         """The exchange begins now, if the group stands, and proceeds while this worker does something else; `leave`
         does what is left."""
         meeting = self._arrived(op, first=first)
@@ -41,7 +41,7 @@ class DistributedMeans(Assembly):
             meeting.group.carry_on()
         return meeting
 
-    def _arrived(self, op: Mean, *, first: bool) -> Meeting:
+    def _arrived(self, op: Mean, *, first: bool) -> PendingMean:
         board, rank = self._board, self.rank
         workers = self._everybody if op.among is None else tuple(sorted(op.among))
         if rank not in workers:
@@ -55,7 +55,7 @@ class DistributedMeans(Assembly):
             self.journal.add(MEAN, number)
             self.journal.flush()
         circle = self._circle(workers, op.among is None)
-        meeting = Meeting(op, v, number, first, circle)
+        meeting = PendingMean(op, v, number, first, circle)
         key = EVERYBODY if op.among is None else mixed("mean", *workers) >> 1 | 2
         board.at_key[rank] = key ^ self.generation << 2
         board.at_shape[rank] = 0  # as long as the number of the mean is not known
@@ -67,7 +67,7 @@ class DistributedMeans(Assembly):
             self._begin(meeting)
         return meeting
 
-    def leave(self, meeting: Meeting) -> Vector:
+    def leave(self, meeting: PendingMean) -> Vector:
         """Wait until the mean is there, and take it."""
         circle = meeting.circle
         while meeting.result is None:
@@ -140,7 +140,7 @@ class DistributedMeans(Assembly):
 
     # a mean in a group that stands
 
-    def _settled(self, meeting: Meeting) -> bool:
+    def _settled(self, meeting: PendingMean) -> bool:
         """Whether the mean can be begun in the group as it is."""
         circle, board = meeting.circle, self._board
         if self.rung():
@@ -151,7 +151,7 @@ class DistributedMeans(Assembly):
         waits = meeting.first and len(circle.members) == 1 and self._joiner(circle) is not None
         return not waits and not circles.parted(board, circle.members)
 
-    def _begin(self, meeting: Meeting) -> None:
+    def _begin(self, meeting: PendingMean) -> None:
         circle = meeting.circle
         if len(circle.members) == 1:
             return
@@ -164,7 +164,7 @@ class DistributedMeans(Assembly):
         meeting.group = circle.groups[meeting.shape]
         meeting.exchange = meeting.group.start(meeting.v, header)
 
-    def _joiner(self, circle: Circle) -> tuple[int, int] | None:
+    def _joiner(self, circle: MeanGroup) -> tuple[int, int] | None:
         """A worker that waits to be taken in: where there is no server, it needs the cells of another."""
         board = self._board
         if self._serverless and any(board.joining):
@@ -174,7 +174,7 @@ class DistributedMeans(Assembly):
                     return rank, life
         return None
 
-    def _complete(self, meeting: Meeting) -> None:
+    def _complete(self, meeting: PendingMean) -> None:
         circle, group, v = meeting.circle, meeting.group, meeting.v
         if group is None or meeting.exchange is None:  # alone
             result = torch.empty_like(v)
@@ -196,7 +196,7 @@ class DistributedMeans(Assembly):
         took = {str(rank): header.number for rank, header in zip(sorted(circle.members), headers, strict=True)}
         self._had(meeting, result, took)
 
-    def _had(self, meeting: Meeting, result: Vector, took: dict[str, int]) -> None:
+    def _had(self, meeting: PendingMean, result: Vector, took: dict[str, int]) -> None:
         """The mean is there. The log says who took part, before this worker does anything with it."""
         circle = meeting.circle
         if self.journal is not None and circles.told(took, circle.workers):

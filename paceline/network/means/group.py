@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.network.secure.store_client import FarStore
-from paceline.processes.memory.run_memory import Stage
+from paceline.network.secure.store_client import StoreClient
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.state import Vector
 
 HEAD = 64  # bytes in front of what is sent: a Header
@@ -52,7 +52,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Piece:
+class VectorPiece:
     """A part of a large vector, cut among the members."""
 
     low: int
@@ -67,7 +67,7 @@ class Piece:
         return vector[low : low + self.cut[place]]
 
 
-def pieces(v: Vector, size: int, place: int, most: int) -> list[Piece]:
+def pieces(v: Vector, size: int, place: int, most: int) -> list[VectorPiece]:
     """A vector in pieces of at most so many bytes."""
     step = max(most // v.element_size() // size, 1) * size
     found = []
@@ -76,7 +76,7 @@ def pieces(v: Vector, size: int, place: int, most: int) -> list[Piece]:
         share = -(-(high - low) // size)
         cut = [max(min(share, high - low - k * share), 0) for k in range(size)]
         room = torch.empty((size, cut[place]), dtype=v.dtype, device=v.device)
-        found.append(Piece(low, high, share, cut, room))
+        found.append(VectorPiece(low, high, share, cut, room))
     return found
 
 
@@ -145,11 +145,11 @@ class Group(ABC):
         """Let go of the group, now, whatever is under way."""
 
 
-class Building:
+class GroupBuilder:
     """A group that is being made, aside: who makes one waits for the others, and somebody may die meanwhile. `make`
     gets the building, which says whether the group is still wanted."""
 
-    def __init__(self, make: Callable[[Building], Group], ring: Callable[[], None]) -> None:
+    def __init__(self, make: Callable[[GroupBuilder], Group], ring: Callable[[], None]) -> None:
         self._group: Group | None = None
         self._error: Exception | None = None
         self.wanted = True
@@ -185,12 +185,12 @@ class Building:
 class GroupRequest:
     """A group that is to be made: of whom, under which name in the store."""
 
-    store: FarStore
+    store: StoreClient
     name: str
     members: list[int]  # ranks, in the order of their places
     place: int  # of this worker
     device: torch.device
-    building: Building
+    building: GroupBuilder
     ring: Callable[[], None]  # wake this worker
 
 
@@ -200,9 +200,9 @@ class GroupMaker(ABC):
     device: ClassVar[str]
 
     @abstractmethod
-    def prepare(self, memory: Stage) -> None:
+    def prepare(self, memory: RunMemory) -> None:
         """Refuse here, in the worker's own thread, what cannot work."""
 
     @abstractmethod
-    def group(self, memory: Stage, request: GroupRequest) -> Group:
+    def group(self, memory: RunMemory, request: GroupRequest) -> Group:
         """Make a group, in a thread of its own: it waits for the other members."""

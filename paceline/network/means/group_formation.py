@@ -16,28 +16,28 @@ from torch import Tensor
 
 from paceline.errors import Deadlock, RunError, SchemeError
 from paceline.network.means import group_record as circles
-from paceline.network.means.group import Broken, Building, Exchange, Group, GroupMaker, GroupRequest
-from paceline.network.means.group_record import Circle, Lives, Outlook, Record, Stand
+from paceline.network.means.group import Broken, Exchange, Group, GroupBuilder, GroupMaker, GroupRequest
+from paceline.network.means.group_record import GroupPlan, GroupRecord, Lives, MeanGroup, MemberPosition
 from paceline.network.means.peer_connections import TROUBLE
 from paceline.network.secure import tls
-from paceline.network.secure.store_client import FarStore
+from paceline.network.secure.store_client import StoreClient
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.processes.memory.board import FAILED, GENERATION, STOP
 from paceline.processes.memory.call_codec import DTYPES
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
-from paceline.runs.order_log import Journal
+from paceline.runs.order_log import OrderLogWriter
 from paceline.state import Vector
 
 MOST_GROUPS = 16  # that are kept; who meets with more than so many others forms groups again and again
 LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
 
 
-class Meeting:
+class PendingMean:
     """A mean that this worker has arrived at."""
 
-    def __init__(self, op: Mean, v: Vector, number: int, first: bool, circle: Circle) -> None:
+    def __init__(self, op: Mean, v: Vector, number: int, first: bool, circle: MeanGroup) -> None:
         self.op, self.v, self.number, self.first, self.circle = op, v, number, first, circle
         self.shape = v.numel() * 16 + DTYPES.index(v.dtype)
         self.group: Group | None = None
@@ -45,10 +45,10 @@ class Meeting:
         self.result: Vector | None = None
 
 
-class Assembly(ABC):
+class GroupFormation(ABC):
     """One worker's part in it."""
 
-    def __init__(self, stage: Stage, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
+    def __init__(self, stage: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
         assert stage.node.store is not None, "a launcher that wants means across processes gives them a store"
         self.stage, self.rank, self._wait_for = stage, rank, wait_for
         self._board, self._bells = stage.board, stage.bells
@@ -58,27 +58,27 @@ class Assembly(ABC):
         self._everybody = tuple(range(stage.plan.workers))
         self._serverless = not stage.scheme.methods
         self._store = self._new_store()
-        self._builders: list[FarStore] = []  # for groups in the making, each in a thread of its own
+        self._builders: list[StoreClient] = []  # for groups in the making, each in a thread of its own
         self._board.life[rank] += 1
         self.life: int = self._board.life[rank]
-        self._circles: dict[str, Circle] = {}
+        self._circles: dict[str, MeanGroup] = {}
         self._uses = 0
         self._heard = 0  # how often anybody has rung, when this worker last looked
-        self._open: Meeting | None = None
-        self._assembling: list[Circle] = []
+        self._open: PendingMean | None = None
+        self._assembling: list[MeanGroup] = []
         self.generation = 0  # the one that this worker has gone back with
-        self.journal: Journal | None = None
+        self.journal: OrderLogWriter | None = None
 
-    def _circle(self, workers: tuple[int, ...], everybody: bool) -> Circle:
+    def _circle(self, workers: tuple[int, ...], everybody: bool) -> MeanGroup:
         name = "all" if everybody else "-".join(map(str, workers))
         key = f"{self.generation}/{name}"
         if key not in self._circles:
-            self._circles[key] = Circle(key, workers)
+            self._circles[key] = MeanGroup(key, workers)
         self._uses += 1
         self._circles[key].used = self._uses
         return self._circles[key]
 
-    def _assemble(self, circle: Circle, meeting: Meeting | None, *, new: bool = False) -> bool:
+    def _assemble(self, circle: MeanGroup, meeting: PendingMean | None, *, new: bool = False) -> bool:
         """Be in a group again. Who stands at a mean (`meeting`) asks for one; the others only come when asked. True if
         this worker is in one then."""
         circle.bury()
@@ -104,7 +104,7 @@ class Assembly(ABC):
         self._bound_groups(circle)
         return circle.attempt > 0
 
-    def _ask(self, circle: Circle, record: Record) -> None:
+    def _ask(self, circle: MeanGroup, record: GroupRecord) -> None:
         """Put down who is to form a group, unless somebody else is quicker."""
         board, hold = self._board, self._hold
 
@@ -120,23 +120,23 @@ class Assembly(ABC):
             self._store.clear(f"{circle.key}/{record.attempt - 1}/")
             self._ring()
 
-    def _formed(self, circle: Circle, record: Record, meeting: Meeting | None, new: bool) -> bool:
+    def _formed(self, circle: MeanGroup, record: GroupRecord, meeting: PendingMean | None, new: bool) -> bool:
         """Come to the group of a record, and do there what is to be done; False if it did not come about."""
         place = f"{circle.key}/{record.attempt}"
         kept = 0 if circle.kept is None else circle.kept.numel() * 16 + DTYPES.index(circle.kept.dtype)
         at = meeting is not None and meeting.result is None
         first = meeting is not None and meeting.first
         shape = 0 if meeting is None else meeting.shape
-        stand = Stand(circle.done, at, first, shape, kept, circle.took, new)
+        stand = MemberPosition(circle.done, at, first, shape, kept, circle.took, new)
         circle.trying = record.attempt
         self._store.set(f"{place}/at/{self.rank}", stand.written())
         self._ring()
-        building: Building | None = None
+        building: GroupBuilder | None = None
         group: Group | None = None
         try:
             self._gather(place, record.members, circle)
             told = {rank: self._store.get(f"{place}/at/{rank}") for rank in record.members}
-            stands = {rank: Stand.read(text) for rank, text in told.items()}
+            stands = {rank: MemberPosition.read(text) for rank, text in told.items()}
             future = circles.outlook(stands)
             if self.rank not in future.members:
                 return False
@@ -160,7 +160,12 @@ class Assembly(ABC):
         return True
 
     def _hand_over(
-        self, circle: Circle, group: Group, stands: dict[int, Stand], future: Outlook, meeting: Meeting | None
+        self,
+        circle: MeanGroup,
+        group: Group,
+        stands: dict[int, MemberPosition],
+        future: GroupPlan,
+        meeting: PendingMean | None,
     ) -> None:
         """The last mean to those who have not got it, and cells to those who are new."""
         me, members = self.rank, future.members
@@ -201,7 +206,7 @@ class Assembly(ABC):
             at += size
         self._board.t[self.rank] = int(cells[-1])
 
-    def _another_shape(self, circle: Circle, meeting: Meeting) -> None:
+    def _another_shape(self, circle: MeanGroup, meeting: PendingMean) -> None:
         """Vectors of another length go through a group of their own where torch carries them: it ends a process that
         gets more than it expects."""
         there = next(iter(circle.groups.values()), None)
@@ -220,7 +225,7 @@ class Assembly(ABC):
             raise
         self._bound_groups(circle)
 
-    def _gather(self, place: str, members: Lives, circle: Circle) -> None:
+    def _gather(self, place: str, members: Lives, circle: MeanGroup) -> None:
         """Until all have put down where they stand."""
         keys = [f"{place}/at/{rank}" for rank in members]
         looked, complete = -1, False
@@ -236,11 +241,11 @@ class Assembly(ABC):
         if not complete:
             raise Broken
 
-    def _build(self, place: str, members: list[int]) -> Building:
+    def _build(self, place: str, members: list[int]) -> GroupBuilder:
         store = self._builders.pop() if self._builders else self._new_store()
         self._maker.prepare(self.stage)
 
-        def made(building: Building) -> Group:
+        def made(building: GroupBuilder) -> Group:
             mine = members.index(self.rank)
             request = GroupRequest(store, place, members, mine, self._device(), building, self._ring_self)
             try:
@@ -251,13 +256,13 @@ class Assembly(ABC):
             self._builders.append(store)
             return group
 
-        return Building(made, self._ring_self)
+        return GroupBuilder(made, self._ring_self)
 
-    def _built(self, building: Building, circle: Circle) -> Group:
+    def _built(self, building: GroupBuilder, circle: MeanGroup) -> Group:
         self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
         return building.group()
 
-    def _wait_in(self, circle: Circle, ready: Callable[[], bool], what: str) -> None:
+    def _wait_in(self, circle: MeanGroup, ready: Callable[[], bool], what: str) -> None:
         """Wait for the others of a group; if nothing moves for too long, one of them may have said why."""
         try:
             self._wait_for(ready, what)
@@ -267,7 +272,7 @@ class Assembly(ABC):
                 raise
             raise RunError(trouble.decode(errors="replace")) from error
 
-    def _bound_groups(self, current: Circle) -> None:
+    def _bound_groups(self, current: MeanGroup) -> None:
         for circle in sorted(self._circles.values(), key=lambda circle: circle.used)[:-MOST_GROUPS]:
             circle.kept = None  # whoever was behind then has got it by now
         while sum(len(set(circle.groups.values())) for circle in self._circles.values()) > MOST_GROUPS:
@@ -276,10 +281,10 @@ class Assembly(ABC):
                 return
             min(others, key=lambda circle: circle.used).bury()
 
-    def _record(self, circle: Circle) -> Record:
-        return Record.read(self._store.peek(circle.key))
+    def _record(self, circle: MeanGroup) -> GroupRecord:
+        return GroupRecord.read(self._store.peek(circle.key))
 
-    def _invites(self, record: Record, circle: Circle) -> bool:
+    def _invites(self, record: GroupRecord, circle: MeanGroup) -> bool:
         """Whether a record asks this worker, in this life, to a group that it has not been in."""
         newer = record.attempt > max(circle.attempt, circle.failed, circle.trying)
         return newer and record.members.get(self.rank) == self.life
@@ -297,11 +302,13 @@ class Assembly(ABC):
     def _device(self) -> torch.device:
         return self.stage.device(self.rank) if self._on_gpu else torch.device("cpu")
 
-    def _new_store(self) -> FarStore:
+    def _new_store(self) -> StoreClient:
         address, port, secret = self.stage.node.store or ("", 0, b"")
-        return FarStore(address, port, secret, patience=self.stage.plan.patience, tls=tls.client_side(self.stage.node))
+        return StoreClient(
+            address, port, secret, patience=self.stage.plan.patience, tls=tls.client_side(self.stage.node)
+        )
 
-    def _await(self, exchange: Exchange, circle: Circle) -> None:
+    def _await(self, exchange: Exchange, circle: MeanGroup) -> None:
         """Until an exchange is over; Broken if the group is not what it was."""
         board, generation = self._board, self.generation
 
@@ -323,7 +330,7 @@ class Assembly(ABC):
             raise Broken
         exchange.finish()
 
-    def _out_of_step(self, circle: Circle) -> bool:
+    def _out_of_step(self, circle: MeanGroup) -> bool:
         board, rank = self._board, self.rank
         if circles.lost(board, circle.members, rank):
             return True
@@ -337,5 +344,5 @@ class Assembly(ABC):
         return False
 
     @abstractmethod
-    def _had(self, meeting: Meeting, result: Vector, took: dict[str, int]) -> None:
+    def _had(self, meeting: PendingMean, result: Vector, took: dict[str, int]) -> None:
         """The mean is there."""

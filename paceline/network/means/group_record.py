@@ -20,7 +20,7 @@ Lives = dict[int, int]  # rank -> which life of it
 
 
 @dataclass
-class Circle:
+class MeanGroup:
     """What one worker knows of it."""
 
     key: str  # in the store
@@ -47,7 +47,7 @@ class Circle:
 
 
 @dataclass(frozen=True)
-class Record:
+class GroupRecord:
     """Who is to form a group, as it is written down. Nobody is asked twice under the same number."""
 
     attempt: int
@@ -55,7 +55,7 @@ class Record:
     text: bytes
 
     @classmethod
-    def read(cls, text: bytes) -> Record:
+    def read(cls, text: bytes) -> GroupRecord:
         if not text:
             return cls(0, {}, text)
         told = json.loads(text)
@@ -66,7 +66,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Stand:
+class MemberPosition:
     """Where a worker stands when it comes to form a group."""
 
     done: int | None
@@ -81,12 +81,12 @@ class Stand:
         return json.dumps(self.__dict__).encode()
 
     @classmethod
-    def read(cls, text: bytes) -> Stand:
+    def read(cls, text: bytes) -> MemberPosition:
         return cls(**json.loads(text))
 
 
 @dataclass(frozen=True)
-class Outlook:
+class GroupPlan:
     """What follows from where everybody stands: the same for all, because it is worked out from the same."""
 
     done: int  # means that all have had once those behind have got the last
@@ -97,7 +97,7 @@ class Outlook:
     shape: int  # of the mean that comes next, as far as it is known
 
 
-def outlook(stands: dict[int, Stand]) -> Outlook:
+def outlook(stands: dict[int, MemberPosition]) -> GroupPlan:
     had = [stand.done for stand in stands.values() if stand.done is not None]
     done = max(had, default=0)
     behind = frozenset(rank for rank, stand in stands.items() if stand.done is not None and stand.done < done)
@@ -115,7 +115,7 @@ def outlook(stands: dict[int, Stand]) -> Outlook:
     donor = next((rank for rank in next_ones if stands[rank].first), None)
     members = [rank for rank in sorted(stands) if donor is not None or not stands[rank].new]
     shape = shapes.pop() if shapes else 0 if giver is None else stands[giver].kept
-    return Outlook(done, members, giver, behind, donor, shape)
+    return GroupPlan(done, members, giver, behind, donor, shape)
 
 
 def lost(board: Board, members: Lives, me: int) -> bool:
@@ -127,7 +127,7 @@ def parted(board: Board, members: Lives) -> bool:
     return any(board.parted[rank] or board.gone[rank] for rank in members)
 
 
-def proposal(board: Board, circle: Circle, record: Record, me: int, *, hold: bool) -> Lives | None:
+def proposal(board: Board, circle: MeanGroup, record: GroupRecord, me: int, *, hold: bool) -> Lives | None:
     """Who is to form a group now; None as long as somebody is still to be waited for.
 
     Whoever was written down last and has not died is in: the word that says so may not have come this far.

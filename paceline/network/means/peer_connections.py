@@ -21,10 +21,10 @@ from datetime import timedelta
 from paceline.config.endpoint import Endpoint
 from paceline.config.ports import Ports
 from paceline.errors import RunError
-from paceline.network.means.group import Building
+from paceline.network.means.group import GroupBuilder
 from paceline.network.secure import tls
-from paceline.network.secure.admission import Gate, Refused, enter, listener
-from paceline.network.secure.store_client import FarStore
+from paceline.network.secure.admission import AdmissionListener, Refused, enter, listener
+from paceline.network.secure.store_client import StoreClient
 
 TROUBLE = "trouble"  # the key, behind the name of a group, that says why it does not come about
 NAME = 32  # bytes: the name of a connection
@@ -53,7 +53,7 @@ class PeerListener:
     ) -> None:
         listening = listener(address, ports)
         self.address, self.port = address, int(listening.getsockname()[1])
-        self._gate = Gate(listening, secret, tls=tls, log=log)
+        self._gate = AdmissionListener(listening, secret, tls=tls, log=log)
         self._unnamed: dict[int, tuple[socket.socket, bytes]] = {}  # by descriptor: what it has said of its name
         self._named: dict[bytes, socket.socket] = {}  # the oldest first
         self._changed = threading.Condition()
@@ -163,7 +163,7 @@ def listener_of(node: Endpoint) -> PeerListener:
 
 
 def connected(
-    store: FarStore,
+    store: StoreClient,
     group: str,
     place: int,
     names: Sequence[str],
@@ -172,7 +172,7 @@ def connected(
     tls: ssl.SSLContext | None,
     *,
     patience: float,
-    building: Building,
+    building: GroupBuilder,
 ) -> dict[int, socket.socket]:
     """A connection to each other member, by its place. `names`: what an error calls the members. Whether they are alive
     is not decided here: RunError means that one of them could not be reached for `patience` seconds, though the group
@@ -199,7 +199,7 @@ def connected(
 
 
 def _reached(
-    store: FarStore,
+    store: StoreClient,
     group: str,
     place: int,
     other: int,
@@ -207,7 +207,7 @@ def _reached(
     secret: bytes,
     tls: ssl.SSLContext | None,
     until: float,
-    building: Building,
+    building: GroupBuilder,
 ) -> socket.socket:
     """A connection to an earlier member, tried again and again: its port may belong to somebody else for a moment, if
     it has just died. What is wrong meanwhile is written down in the store: members that only wait do not know it."""

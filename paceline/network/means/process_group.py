@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
 
-from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, Piece, pieces
-from paceline.network.secure.store_client import FarStore
+from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, VectorPiece, pieces
+from paceline.network.secure.store_client import StoreClient
 from paceline.state import Vector, mean_into
 
 SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
@@ -62,7 +62,7 @@ class TorchGroup(Group):
     def __init__(
         self,
         backend: str,
-        store: FarStore,
+        store: StoreClient,
         prefix: str,
         place: int,
         size: int,
@@ -91,7 +91,7 @@ class TorchGroup(Group):
             self._backend = gloo(within, place, size, options)
             self._backend._set_default_timeout(LONGEST)
         self._sent: Tensor | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[VectorPiece] = []
 
     def start(self, v: Vector, header: Header) -> Exchange:
         size, length = self.size, v.numel() * v.element_size()

@@ -43,10 +43,10 @@ class Watch(Protocol):
     def ignore(self, descriptor: int) -> None: ...
 
 
-class Peer:
+class GroupPeer:
     """The connection to another member, and what is still to come from it for the exchange under way."""
 
-    def __init__(self, place: int, connection: socket.socket, room: Callable[[Peer, int, int], memoryview | None]):
+    def __init__(self, place: int, connection: socket.socket, room: Callable[[GroupPeer, int, int], memoryview | None]):
         self.place = place
         self.channel = Channel(
             connection,
@@ -104,7 +104,7 @@ class TcpGroup(Group):
         super().__init__(place, size)
         self._watch, self._ring = watch, ring
         self._lock = threading.RLock()  # a thread may be at it while the worker computes
-        self._peers = [Peer(other, connections[other], self._room) for other in sorted(connections)]
+        self._peers = [GroupPeer(other, connections[other], self._room) for other in sorted(connections)]
         self._rooms: dict[tuple[int, torch.dtype], Rooms] = {}
         self._headers: dict[int, Header] = {}
         self._added = 0  # of the pieces that this member adds up, how many are done
@@ -186,21 +186,21 @@ class TcpGroup(Group):
         for peer in self._peers:
             self._guarded(peer, lambda peer=peer: self._take_early(peer))  # type: ignore[misc]
 
-    def _take_early(self, peer: Peer) -> None:
+    def _take_early(self, peer: GroupPeer) -> None:
         while peer.early and peer.due[peer.early[0][0]]:
             kind, payload = peer.early.popleft()
             into = self._place(peer, kind, len(payload))
             into[:] = payload
             self._came(peer, kind)
 
-    def _room(self, peer: Peer, kind: int, length: int) -> memoryview | None:
+    def _room(self, peer: GroupPeer, kind: int, length: int) -> memoryview | None:
         """Where a message goes that begins to come in; None: it is early."""
         in_turn = not peer.early and all(peer.placed)  # else one before it is still to be put in its place
         into = self._place(peer, kind, length) if in_turn and peer.due[kind] else None
         peer.placed.append(into is not None)
         return into
 
-    def _place(self, peer: Peer, kind: int, length: int) -> memoryview:
+    def _place(self, peer: GroupPeer, kind: int, length: int) -> memoryview:
         into = peer.due[kind].popleft()
         if kind == START and length != into.nbytes and HEAD <= length <= LIMITS[START]:
             raise SchemeError("a mean of vectors of different lengths")
@@ -208,12 +208,12 @@ class TcpGroup(Group):
             raise ProtocolError(f"a message of kind {kind} with {length:,} bytes; {into.nbytes:,} were to come")
         return into
 
-    def _news(self, peer: Peer) -> None:
+    def _news(self, peer: GroupPeer) -> None:
         """A connection has brought something, or takes more."""
         with self._lock:
             self._guarded(peer, lambda: self._exchange(peer))
 
-    def _exchange(self, peer: Peer) -> None:
+    def _exchange(self, peer: GroupPeer) -> None:
         channel = peer.channel
         if channel.pending:
             channel.flush()
@@ -226,7 +226,7 @@ class TcpGroup(Group):
                 peer.early.append((kind, payload))
         self._take_early(peer)
 
-    def _came(self, peer: Peer, kind: int) -> None:
+    def _came(self, peer: GroupPeer, kind: int) -> None:
         """A message is where it belongs."""
         peer.missing[kind] -= 1
         if kind == START:
@@ -257,13 +257,13 @@ class TcpGroup(Group):
             for peer in self._peers:
                 self._send(peer, SUM, sent)
 
-    def _send(self, peer: Peer, kind: int, *parts: bytes | memoryview) -> None:
+    def _send(self, peer: GroupPeer, kind: int, *parts: bytes | memoryview) -> None:
         def send() -> None:
             peer.channel.send(kind, *parts)
 
         self._guarded(peer, send)
 
-    def _guarded(self, peer: Peer, act: Callable[[], None]) -> None:
+    def _guarded(self, peer: GroupPeer, act: Callable[[], None]) -> None:
         """Do something with a connection. What goes wrong ends the exchange, and is raised where it is waited for."""
         if self._error is not None:
             return
@@ -284,7 +284,7 @@ class TcpGroup(Group):
         for peer in self._peers:
             self._watched(peer, 0)
 
-    def _watched(self, peer: Peer, events: int) -> None:
+    def _watched(self, peer: GroupPeer, events: int) -> None:
         if events == peer.events:
             return
         if not events:

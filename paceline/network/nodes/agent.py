@@ -20,14 +20,14 @@ from typing import Any
 from paceline.config.from_plan import forkable, ready_task
 from paceline.errors import PacelineError
 from paceline.network.nodes import protocol
-from paceline.network.nodes.join import NothingToDo, Way, welcomed
+from paceline.network.nodes.join import JoinRequest, NothingToDo, welcomed
 from paceline.network.nodes.join_wait import rejoin_time
-from paceline.network.nodes.node_memory import Quarters
+from paceline.network.nodes.node_memory import NodeMemory
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
 from paceline.processes.memory.board import STOP
 from paceline.processes.roles import main
 from paceline.processes.roles.control_channel import Listener
-from paceline.processes.roles.main import Part, Props, ranks
+from paceline.processes.roles.main import Role, RoleContext, ranks
 from paceline.processes.supervisor.cpu_activity import is_stopped
 from paceline.processes.supervisor.exec_role import become, part_of
 from paceline.processes.supervisor.fork import forked
@@ -42,7 +42,7 @@ RETURNED = ("logs", "order", "summaries", "best")  # folders that the hub gets a
 class Started:
     """One role of this node and the process that plays it now."""
 
-    part: Part
+    part: Role
     pid: int
     listener: Listener
     progress_at_start: int
@@ -50,12 +50,12 @@ class Started:
     done: bool = False
 
 
-class Agent(Quarters):
+class Agent(NodeMemory):
     """One life in one run: from the welcome until the hub says goodbye, or is gone."""
 
     def __init__(
         self,
-        way: Way,
+        way: JoinRequest,
         control: Channel,
         welcome: dict[str, Any],
         nonce: str,
@@ -67,7 +67,7 @@ class Agent(Quarters):
         self._heard = time.monotonic()
         self._told = 0.0
         self._gone: dict[str, Any] | None = None
-        self._ended: list[tuple[Part, int, int]] = []  # roles that have ended, to be told when their files have gone
+        self._ended: list[tuple[Role, int, int]] = []  # roles that have ended, to be told when their files have gone
         self._signals: list[int] = []  # that have asked this process to end
         self._asked = False  # the hub has been told of them
         self._ready = False
@@ -196,10 +196,10 @@ class Agent(Quarters):
         if time.monotonic() - self._heard > self.plan.patience:
             raise Closed(f"it has not been heard for {self.plan.patience:g} s")
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: Role) -> None:
         """Fork a role, as the hub has decided."""
         log = Path(self.plan.directory) / "logs" / f"{part.file}.log"
-        props = Props(self.plan, self.board, self._bells, self._state, self._objects, node=self.node)
+        props = RoleContext(self.plan, self.board, self._bells, self._state, self._objects, node=self.node)
 
         def play(control: Any) -> int:
             self._selector.close()
@@ -310,7 +310,7 @@ class Agent(Quarters):
 
 
 def serve(
-    find: Callable[[], Way | None],
+    find: Callable[[], JoinRequest | None],
     limit: float,
     log: Callable[[str], None],
     objects: dict[str, Any] | None = None,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.processes.memory.board import GENERATION, STOP, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 
 PAIR = 16  # bytes: a word's number, and its value
 _LAST = (GENERATION, STOP)
 
 
-class Mirror:
+class BoardReplica:
     """One side's knowledge of the other's board. `ahead`: ns by which the other's clock is ahead of this one."""
 
     def __init__(self, board: Board, ahead: int = 0) -> None:
@@ -25,11 +25,11 @@ class Mirror:
         self._clocks = np.zeros(board.common, dtype=bool)
         self._clocks[list(board.clocks)] = True
         self._ahead = ahead
-        self._stage: Stage | None = None
+        self._stage: RunMemory | None = None
         self._counts: list[int] = []  # of versions, as the other knows them
         self.withheld: frozenset[int] = frozenset()  # words that go another way
 
-    def open(self, stage: Stage) -> None:
+    def open(self, stage: RunMemory) -> None:
         """From now on also the versions of the centre, which lie in the state."""
         self._stage, self._counts = stage, [-1] * len(stage.version_words())
 

@@ -16,16 +16,16 @@ from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import RunError, UsageError
 from paceline.network.nodes import protocol
-from paceline.network.nodes.join_wait import Gathering, Verdict
-from paceline.network.nodes.memory_handover import Doorstep
+from paceline.network.nodes.join_wait import JoinWait, Verdict
+from paceline.network.nodes.memory_handover import MemoryHandover
 from paceline.network.nodes.node_memory import SHARED
-from paceline.network.nodes.peers import Peer, Peers
+from paceline.network.nodes.peers import Peer, PeerConnections
 from paceline.network.nodes.routes import Routes
 from paceline.network.secure import tls
-from paceline.network.secure.admission import Gate, listener
+from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
-from paceline.processes.roles.main import Part, places, ranks
+from paceline.processes.roles.main import Role, places, ranks
 from paceline.processes.supervisor.launcher import Launcher
 from paceline.processes.supervisor.recovery import Child
 from paceline.scheme import Scheme
@@ -46,7 +46,7 @@ def refuse_open_means(collective: str, encrypted: bool) -> None:
         )
 
 
-class Hub(Peers):
+class Coordinator(PeerConnections):
     """Runs a plan whose roles are on several nodes. `here`: the roles of this one."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Hub(Peers):
         self._away: dict[str, float] = {}  # roles that nobody plays, and since when
         began = time.monotonic()
         names = [str(child.part) for child in self.children]
-        self._gathering = Gathering(names, here, join=join, policy=join_policy, began=began)
+        self._gathering = JoinWait(names, here, join=join, policy=join_policy, began=began)
         self._complete = False  # everybody has joined, or the run goes on without those who have not
         self._unfilled: list[str] = []  # roles that nobody played when the run ended
         self._routes = Routes(self.board, plan.patience, self._warn, self._worker_and_host)
@@ -93,7 +93,9 @@ class Hub(Peers):
         self._count = 0
         assert node.secret is not None
         socket = listener(node.address, port or node.ports)
-        self._gate = Gate(socket, node.secret, tls=tls.server_side(node), log=lambda text: tell("warn", text))
+        self._gate = AdmissionListener(
+            socket, node.secret, tls=tls.server_side(node), log=lambda text: tell("warn", text)
+        )
         for child in self.children:
             if str(child.part) not in here:
                 self._away[str(child.part)] = began
@@ -103,12 +105,14 @@ class Hub(Peers):
         for child in self.children:
             for place in places(child.part, plan):
                 self._set_remote(place, str(child.part) not in here)
-        self._doorstep: Doorstep | None = None
+        self._doorstep: MemoryHandover | None = None
         if node.share:
-            self._doorstep = Doorstep(self._nonce, 0, node.secret, [self.board.descriptor, self._state, *self._bells])
+            self._doorstep = MemoryHandover(
+                self._nonce, 0, node.secret, [self.board.descriptor, self._state, *self._bells]
+            )
         listening(node.address, socket.getsockname()[1])
 
-    def _mark(self, part: Part, node: int) -> None:
+    def _mark(self, part: Role, node: int) -> None:
         """Write down on which node a role is."""
         for rank in ranks(part, self.plan):
             self.board.node[rank] = node
@@ -150,7 +154,7 @@ class Hub(Peers):
         else:
             self._away.setdefault(name, time.monotonic())
 
-    def _peer_of(self, part: Part) -> Peer | None:
+    def _peer_of(self, part: Role) -> Peer | None:
         return next((peer for peer in self._peers.values() if part in peer.parts), None)
 
     def _attend(self) -> None:
@@ -338,7 +342,7 @@ class Hub(Peers):
         self.outcome.warnings.append(text)
         self.tell("warn", text)
 
-    def _must_be_played(self, part: Part) -> bool:
+    def _must_be_played(self, part: Role) -> bool:
         held = self.plan.exact or self.plan.quorum == "hold"
         return part.kind in ("server", "evaluator") or (part.kind == "worker" and held)
 

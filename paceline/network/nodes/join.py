@@ -22,7 +22,7 @@ PATIENT = 3.0  # before people are told that it is not there yet
 
 
 @dataclass(frozen=True)
-class Way:
+class JoinRequest:
     """How the hub is reached, and what this agent brings."""
 
     host: str
@@ -39,8 +39,8 @@ class NothingToDo(Exception):
 
 
 def welcomed(
-    find: Callable[[], Way | None], limit: float, nonce: str, first: bool, log: Callable[[str], None]
-) -> tuple[Way, Channel, dict[str, Any]]:
+    find: Callable[[], JoinRequest | None], limit: float, nonce: str, first: bool, log: Callable[[str], None]
+) -> tuple[JoinRequest, Channel, dict[str, Any]]:
     """Ask until the hub takes this agent; gives its answer too. `first`: it was never reached before."""
     until = time.monotonic() + limit
     where, why, told = "", "nobody has said where it is", time.monotonic() + PATIENT
@@ -96,7 +96,7 @@ def _answer(channel: Channel, until: float) -> dict[str, Any]:
     raise TimeoutError("it did not answer")
 
 
-def channel_of(way: Way) -> Channel:
+def channel_of(way: JoinRequest) -> Channel:
     """A connection to the hub, which has proved itself."""
     assert way.node.secret is not None
     connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=tls.client_side(way.node))

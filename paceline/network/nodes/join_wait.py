@@ -22,7 +22,7 @@ class Verdict(Enum):
     FAIL = auto()  # the time has passed: the run fails
 
 
-class Gathering:
+class JoinWait:
     """The roles of a run that have to come from other processes. Nobody begins a step before they are there.
 
     The evaluator is not waited for: it follows checkpoints, whenever it comes.

@@ -41,7 +41,7 @@ def _proof(secret: bytes, run: str, node: int, nonce: bytes) -> bytes:
     return hmac.digest(secret, b"beside" + run.encode() + _COUNT.pack(node) + nonce, hashlib.sha256)
 
 
-class Doorstep:
+class MemoryHandover:
     """Where others of this host ask for the memory of a node."""
 
     def __init__(self, run: str, node: int, secret: bytes, descriptors: Sequence[int]) -> None:

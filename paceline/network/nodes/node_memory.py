@@ -16,24 +16,25 @@ from paceline.config import from_plan
 from paceline.config.plan import Plan
 from paceline.errors import RunError
 from paceline.network.nodes import protocol
-from paceline.network.nodes.board_replication import Mirror
-from paceline.network.nodes.join import Way, channel_of
-from paceline.network.nodes.memory_handover import Doorstep, taken
+from paceline.network.nodes.board_replication import BoardReplica
+from paceline.network.nodes.join import JoinRequest, channel_of
+from paceline.network.nodes.memory_handover import MemoryHandover, taken
 from paceline.network.secure.channel import Channel, ProtocolError
-from paceline.processes.memory.board import Bells, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.board import Board
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import HEAD, WORD, Segment, anonymous
 from paceline.processes.memory.snapshot import KEEP, own_names
+from paceline.processes.memory.wakeup import Wakeup
 
 SHARED = ".run"  # a file in the run directory by which a node knows that it sees the hub's
 
 
-class Quarters:
+class NodeMemory:
     """The place in which an agent starts roles."""
 
     def __init__(
         self,
-        way: Way,
+        way: JoinRequest,
         control: Channel,
         welcome: dict[str, Any],
         nonce: str,
@@ -52,12 +53,12 @@ class Quarters:
         self._temporary: Path | None = None
         self._settle_directory()
         self._take_memory(int(welcome["servers"]), int(welcome["beside"]))
-        self.bells = Bells(self.board, self._bells, self.board.launcher)
-        self._mirror = Mirror(self.board, int(welcome["clock"]) - time.monotonic_ns())
+        self.bells = Wakeup(self.board, self._bells, self.board.launcher)
+        self._mirror = BoardReplica(self.board, int(welcome["clock"]) - time.monotonic_ns())
         saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
         self._mirror.withheld = frozenset(saved)
         self._shipped = [0] * self.plan.workers
-        self._stage: Stage | None = None
+        self._stage: RunMemory | None = None
         self._segment: Segment | None = None
         self._selector = selectors.DefaultSelector()
         self._remote = set() if self._guest else set(range(self.board.roles)) - {self.board.launcher}
@@ -66,7 +67,7 @@ class Quarters:
         """Memory of this node's own, or that of another on this host."""
         assert self._way.node.secret is not None
         roles = self.plan.workers + servers + 2
-        self._doorstep: Doorstep | None = None
+        self._doorstep: MemoryHandover | None = None
         self._guest = False
         if beside >= 0 and self._shared:  # else checkpoints would have to come before the words that speak of them
             with contextlib.suppress(OSError, RunError):
@@ -77,11 +78,11 @@ class Quarters:
                 self._state, self._bells = held[1], held[2:]
                 return
         self.board = Board.create(self.plan.workers, servers)
-        self._bells = Bells.create(self.board.roles)
+        self._bells = Wakeup.create(self.board.roles)
         self._state = anonymous("paceline-state")
         if self.node.share:
             descriptors = [self.board.descriptor, self._state, *self._bells]
-            self._doorstep = Doorstep(self._hub, self.node.number, self._way.node.secret, descriptors)
+            self._doorstep = MemoryHandover(self._hub, self.node.number, self._way.node.secret, descriptors)
 
     def _second(self, nonce: str) -> Channel:
         channel = channel_of(self._way)
@@ -152,7 +153,7 @@ class Quarters:
         segment.memory[WORD : WORD + len(text)] = text
         segment.words[0] = len(text)
         self.board.put("size", size)
-        self._stage = Stage(
+        self._stage = RunMemory(
             self.plan, from_plan.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node
         )
         self._stage.open()

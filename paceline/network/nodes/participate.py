@@ -14,11 +14,11 @@ from paceline.config.plan import Plan
 from paceline.config.ports import Ports
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, mpi, placement
-from paceline.network.cluster.assignment import Engaged, in_cluster, told
-from paceline.network.cluster.description import KINDS, Cluster, Task
+from paceline.network.cluster.assignment import Assignment, in_cluster, told
+from paceline.network.cluster.description import KINDS, Cluster, ClusterTask
 from paceline.network.nodes import agent
-from paceline.network.nodes.coordinator import Hub, refuse_open_means
-from paceline.network.nodes.join import Way
+from paceline.network.nodes.coordinator import Coordinator, refuse_open_means
+from paceline.network.nodes.join import JoinRequest
 from paceline.network.nodes.join_wait import POLICIES
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
@@ -50,14 +50,14 @@ class Network:
             raise UsageError(f"--join-policy must be {' or '.join(POLICIES)}, not {self.join_policy!r}")
 
 
-def here(directory: str | Path | None) -> Engaged | None:
+def here(directory: str | Path | None) -> Assignment | None:
     """What this process is in the cluster that the environment shows; None: it is alone."""
     return engaged(lambda: detect.seen(os.environ), None, None, None, str(directory) if directory else None)
 
 
 def engaged(
     found: Callable[[], Cluster | None], by: str | None, servers: int | None, rule: str | None, directory: str | None
-) -> Engaged | None:
+) -> Assignment | None:
     """What this process is in its cluster; None: it is alone, and launches everything itself."""
     direct = told(os.environ)
     if direct is not None:
@@ -81,7 +81,7 @@ def engaged(
     return in_cluster(cluster, os.environ, _meeting_file(directory))
 
 
-def _only(cluster: Cluster) -> Engaged | None:
+def _only(cluster: Cluster) -> Assignment | None:
     """What this process is in a cluster of one task. An engine that has started one process says nothing of workers;
     who names one chief or worker means one."""
     if cluster.me is None or not cluster.by_role:
@@ -91,7 +91,7 @@ def _only(cluster: Cluster) -> Engaged | None:
             f"{cluster.source}: this process is the evaluator of a cluster with one task, which runs everything itself "
             "and waits for nobody: add --evaluator to that one's command, or list the evaluator in the cluster"
         )
-    return Engaged(cluster.source, ("chief",), 1, 0, False, alone=True)
+    return Assignment(cluster.source, ("chief",), 1, 0, False, alone=True)
 
 
 def _meeting_file(directory: str | None) -> Path | None:
@@ -107,18 +107,18 @@ def _placed(cluster: Cluster, by: str, servers: int | None) -> Cluster:
     return replace(cluster, tasks=tuple(sorted(listed, key=_in_order)), me=me, by_role=True)
 
 
-def _in_order(task: Task) -> tuple[int, int]:
+def _in_order(task: ClusterTask) -> tuple[int, int]:
     return KINDS.index(task.kind), task.index
 
 
-def _listed(by: str, known: list[tuple[str | None, int | None]]) -> list[Task]:
+def _listed(by: str, known: list[tuple[str | None, int | None]]) -> list[ClusterTask]:
     """The tasks of a list of roles, one for each place that is known."""
     kinds = placement.roles([(0, number) for number in range(len(known))], by)
     counts: dict[str, int] = {}
     tasks = []
     for number, where in enumerate(known):
         kind = kinds[0, number]
-        tasks.append(Task(kind, counts.get(kind, 0), *where))
+        tasks.append(ClusterTask(kind, counts.get(kind, 0), *where))
         counts[kind] = counts.get(kind, 0) + 1
     return tasks
 
@@ -156,7 +156,7 @@ def check_means(plan: Plan, network: Network) -> None:
 
 
 def take_part(
-    given: Engaged,
+    given: Assignment,
     network: Network,
     directory: str | None,
     say: Callable[[str], None],
@@ -170,13 +170,13 @@ def take_part(
     if allowed is None and given.port is not None:  # the cluster's word; if that port is in use, the system's choice
         allowed = Ports(given.port, given.port, firm=False)
 
-    def way() -> Way | None:
+    def way() -> JoinRequest | None:
         hub = given.find(os.environ)
         if hub is None:
             return None
         held = tls.generated_by(hub, _seen_by_all(directory)) if network.tls == GENERATED else certificates
         own = given.own(hub, network.interface, network.infiniband, os.environ)
-        return Way(*hub, given.roles, Endpoint(0, own, secret, held, network.share, ports=allowed))
+        return JoinRequest(*hub, given.roles, Endpoint(0, own, secret, held, network.share, ports=allowed))
 
     code = agent.serve(way, network.join, say, objects)
     ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
@@ -184,7 +184,7 @@ def take_part(
     return 0 if code == EXIT_CODE and ranks else code
 
 
-def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
+def hub_of(given: Assignment, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
     """What makes the launcher of a run whose chief this process has."""
     if given.alone:
         return Launcher
@@ -199,7 +199,7 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
     def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
         if allowed is not None and plan.collective in ("gloo", "nccl"):
             say(f"warning: --collective {plan.collective} listens on ports of its own choice, not only on {allowed}")
-        hub = Hub(
+        hub = Coordinator(
             plan,
             scheme,
             objects,
@@ -217,7 +217,7 @@ def hub_of(given: Engaged, network: Network, directory: str, say: Callable[[str]
     return make
 
 
-def counted(given: Engaged, settings: dict[str, Any], scheme: Scheme) -> dict[str, Any]:
+def counted(given: Assignment, settings: dict[str, Any], scheme: Scheme) -> dict[str, Any]:
     """The settings of a run whose cluster says how many of each there are."""
     servers = settings.get("servers") or 1 if given.alone else given.servers
     for name, there in (("workers", given.workers), ("servers", servers)):

@@ -10,14 +10,14 @@ from typing import Any
 
 from paceline.network.nodes import protocol
 from paceline.network.nodes.agent import RETURNED
-from paceline.network.nodes.board_replication import Mirror
-from paceline.network.nodes.memory_handover import Doorstep, identity
-from paceline.network.secure.admission import Gate
+from paceline.network.nodes.board_replication import BoardReplica
+from paceline.network.nodes.memory_handover import MemoryHandover, identity
+from paceline.network.secure.admission import AdmissionListener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
-from paceline.processes.memory.byte_ranges import Areas
+from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import WORD
 from paceline.processes.memory.snapshot import KEEP, own_names
-from paceline.processes.roles.main import Part, ranks
+from paceline.processes.roles.main import Role, ranks
 from paceline.processes.supervisor.exec_role import part_of
 from paceline.processes.supervisor.launcher import LOOK, Launcher
 from paceline.processes.supervisor.recovery import Child
@@ -35,7 +35,7 @@ class Peer:
     host: str
     address: str
     nonce: str
-    mirror: Mirror
+    mirror: BoardReplica
     machine: str = ""  # the host that it is on
     home: int | None = None  # whose memory it works on, if that is not its own
     bulk: protocol.Bulk | None = None
@@ -45,14 +45,14 @@ class Peer:
     shared: bool = True  # it sees this node's run directory
     laid_out: bool = False
     checkpoints: set[int] = field(default_factory=set)  # those that were sent there
-    parts: list[Part] = field(default_factory=list)  # the roles that it has come for, or was given
-    filled: list[Part] = field(default_factory=list)  # and whose state has been sent there
+    parts: list[Role] = field(default_factory=list)  # the roles that it has come for, or was given
+    filled: list[Role] = field(default_factory=list)  # and whose state has been sent there
     inbox: protocol.Inbox | None = None
     leaving: float = 0.0  # since when it has been asked to leave
     saves: bool = False  # and a checkpoint is written before it goes
 
 
-class Peers(Launcher, ABC):
+class PeerConnections(Launcher, ABC):
     """The part of a hub that talks."""
 
     _here: set[str]  # the roles of its own node
@@ -61,8 +61,8 @@ class Peers(Launcher, ABC):
     _newcomers: dict[Channel, float]  # admitted, and not yet said who they are; since when
     _registered: dict[int, int]  # descriptors that the loop waits for, and what for
     _remote: set[int]  # bells that other nodes are to hear
-    _gate: Gate
-    _doorstep: Doorstep | None
+    _gate: AdmissionListener
+    _doorstep: MemoryHandover | None
     _count: int  # of peers that there have been
 
     def _watch_descriptors(self) -> None:
@@ -140,7 +140,7 @@ class Peers(Launcher, ABC):
         self._count += 1
         now = time.monotonic()
         nonce, host, address = (str(told[key]) for key in ("nonce", "host", "address"))
-        peer = Peer(self._count, channel, host, address, nonce, Mirror(self.board), heard=now)
+        peer = Peer(self._count, channel, host, address, nonce, BoardReplica(self.board), heard=now)
         peer.parts = [part_of(name) for name in names]
         peer.machine = str(told.get("machine", ""))
         beside = self._beside(peer)
@@ -171,7 +171,7 @@ class Peers(Launcher, ABC):
         """Why nobody may come for a role, if so."""
         child = self._child(name)
         if child is None and name == "evaluator":
-            self.children.append(Child(Part("evaluator")))  # outside of the cluster: it comes if somebody starts one
+            self.children.append(Child(Role("evaluator")))  # outside of the cluster: it comes if somebody starts one
             self._set_remote(self.board.evaluator, True)
             return ""
         if child is None:
@@ -227,7 +227,7 @@ class Peers(Launcher, ABC):
             case protocol.PIECES if self.opened():
                 own = [rank for rank in range(self.plan.workers) if self.board.node[rank] == peer.number]
                 names = [KEEP + name for rank in own for name in own_names(self.stage, rank)]
-                protocol.write_piece(payload, self.stage.segment, Areas(self.stage.spans(names)))
+                protocol.write_piece(payload, self.stage.segment, WritableRanges(self.stage.spans(names)))
             case protocol.AFTER:
                 peer.mirror.hear(payload)
                 self._ring_here()
@@ -300,7 +300,7 @@ class Peers(Launcher, ABC):
                 chosen = sorted(one for one in path.rglob("*") if one.is_file())
                 peer.bulk.give(protocol.files(self.directory.path, chosen))
 
-    def _fill(self, peer: Peer, part: Part) -> None:
+    def _fill(self, peer: Peer, part: Role) -> None:
         """A role's part of the state: as it was when the run began, or in the last snapshot."""
         assert peer.bulk is not None
         peer.filled.append(part)
@@ -330,7 +330,7 @@ class Peers(Launcher, ABC):
     def _child(self, name: str) -> Child | None: ...
 
     @abstractmethod
-    def _peer_of(self, part: Part) -> Peer | None: ...
+    def _peer_of(self, part: Role) -> Peer | None: ...
 
     @abstractmethod
     def _set_remote(self, place: int, remote: bool) -> None: ...

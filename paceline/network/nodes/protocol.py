@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from paceline.errors import PacelineError
 from paceline.network.secure.channel import Channel, ProtocolError, plain
-from paceline.processes.memory.byte_ranges import Areas
+from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import Segment
 
 # over the first connection
@@ -107,7 +107,7 @@ def pieces(chosen: Iterable[tuple[int, memoryview]]) -> Chunks:
             yield PIECES, (_PIECE.pack(offset + at, len(part)), part)
 
 
-def write_piece(payload: bytearray, segment: Segment, areas: Areas | None) -> None:
+def write_piece(payload: bytearray, segment: Segment, areas: WritableRanges | None) -> None:
     """The other side of `pieces`. `areas`: where the sender may write; None: anywhere."""
     if len(payload) < _PIECE.size:
         raise ProtocolError("a piece without an address")

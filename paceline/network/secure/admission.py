@@ -1,7 +1,7 @@
-"""Who may come in: connections whose other side has proved that it knows the secret, and nobody else's.
+"""Authenticated connections: only a peer that proves that it knows the run's secret is admitted.
 
-`Gate` is for the side that listens: it never waits, and a stranger costs it a few hundred bytes for a few seconds.
-`enter` is for the side that connects. What they say to each other is in handshake.py.
+`AdmissionListener` listens. It never blocks, and an unknown peer costs it a few hundred bytes for a few seconds.
+`enter` connects. The messages that both exchange are in handshake.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.config.ports import OPTION, Ports
 from paceline.errors import UsageError
 from paceline.network.secure.handshake import Refused, TurnedAway, gate_side, left, prove
 
-__all__ = ["Gate", "Refused", "enter", "listener"]
+__all__ = ["AdmissionListener", "Refused", "enter", "listener"]
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # what accept says when the system has no more
 _PAUSE = 1.0  # seconds without accepting when it has; and between two lines of log
@@ -77,7 +77,7 @@ def _listening(address: str, port: int) -> socket.socket:
     return listening
 
 
-class Gate:
+class AdmissionListener:
     """Admits those who prove the secret. Wait until one of `filenos()` is readable, a second at most, and `pump()`.
 
     Ask for `filenos()` before each wait: they change, and while the system has no descriptors left the listening

@@ -18,7 +18,7 @@ from paceline.network.secure.store_server import ANSWER, LONGEST, REQUEST, Ask, 
 RETRY = 0.1  # seconds between two tries to reach the gate
 
 
-class FarStore(Store):
+class StoreClient(Store):
     """The store of another process, over a connection of its own; one request at a time.
 
     A lost connection is made again for `patience` seconds, and what was asked is asked again: of all requests only

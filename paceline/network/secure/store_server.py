@@ -1,6 +1,7 @@
-"""A store that is no open port: whoever wants to read or write has come through a gate.
+"""A key-value store for the workers of a run, served over authenticated connections only.
 
-`Shelf` is the store itself, `StoreDesk` serves it from the loop of whoever holds it. The other side is in store.py.
+`KeyValueStore` holds the values, `StoreServer` serves them from the loop of the process that holds it. The client is in
+store_client.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from paceline.errors import PacelineError
-from paceline.network.secure.admission import Gate
+from paceline.network.secure.admission import AdmissionListener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 
 REQUEST, ANSWER = 1, 2  # kinds of messages
@@ -57,7 +58,7 @@ def unpacked(message: bytes | bytearray) -> tuple[int, int, list[bytes]]:
     return number, what, fields
 
 
-class Shelf:
+class KeyValueStore:
     """Bytes by name. It knows no sockets: a request comes in, and its reply goes out now or when a key is there."""
 
     def __init__(self, *, most_keys: int = MOST_KEYS, most_bytes: int = MOST_BYTES) -> None:
@@ -152,11 +153,11 @@ class Shelf:
         return value is not None
 
 
-class StoreDesk:
+class StoreServer:
     """Serves a shelf to those who come through a gate. It never waits: `pump()` when `fileno()` is readable, and at
     least once a second."""
 
-    def __init__(self, gate: Gate, shelf: Shelf) -> None:
+    def __init__(self, gate: AdmissionListener, shelf: KeyValueStore) -> None:
         self._gate, self._shelf = gate, shelf
         self.place: tuple[str, int, bytes] = "", 0, b""  # address, port and secret, for clients
         self._selector = selectors.EpollSelector()  # itself a descriptor that can be waited on

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from paceline.errors import SchemeError
 from paceline.ops import Call
-from paceline.processes.calls.landing import Landing
-from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Lane, got, put
-from paceline.processes.calls.recycled import SMALLEST, Recycled, over
+from paceline.processes.calls.landing import ReceiveBuffer
+from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Mailbox, got, put
+from paceline.processes.calls.recycled import SMALLEST, BufferPool, over
 from paceline.processes.memory.board import FAILED, GENERATION, LANES, STOP, fence
 from paceline.processes.memory.byte_ranges import Span, size_of
 from paceline.processes.memory.call_codec import decode, encode
-from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.transport import RemoteCalls
-from paceline.runs.order_log import ASK, POST, READ, Journal
+from paceline.runs.order_log import ASK, POST, READ, OrderLogWriter
 from paceline.scheme import ServerMethod
 from paceline.state import State
 
@@ -35,25 +35,25 @@ class RolledBack(Exception):
     """The run has gone back to a checkpoint: whatever was under way is void."""
 
 
-class Link:
+class CallClient:
     """A worker's way to the servers."""
 
-    def __init__(self, stage: Stage, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+    def __init__(self, stage: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
         self.stage, self.rank = stage, rank
         self._board = board = stage.board
         self._wait_for = wait_for
-        self._lanes = [Lane(stage, rank, number) for number in range(LANES)]
+        self._lanes = [Mailbox(stage, rank, number) for number in range(LANES)]
         self._free = list(reversed(self._lanes))
-        self._void: list[Lane] = []  # forgotten, and perhaps still being read by a server
+        self._void: list[Mailbox] = []  # forgotten, and perhaps still being read by a server
         self._methods = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
         self._servers = range(stage.plan.servers)
         self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
-        self._recycled = Recycled()
+        self._recycled = BufferPool()
         self._gave: dict[int, Span] = {}  # by method: where in its lane the last result lay, if it was one large tensor
         self._answered = [board.answered[shard] for shard in self._servers]
-        self._silent: list[tuple[Lane, str, list[tuple[Tensor, int]]]] = []
-        self.journal: Journal | None = None
+        self._silent: list[tuple[Mailbox, str, list[tuple[Tensor, int]]]] = []
+        self.journal: OrderLogWriter | None = None
         self._unheard = False
         self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._reach: RemoteCalls | None = stage.transport.calls(stage, rank, self._lanes, self._given_up)
@@ -93,7 +93,7 @@ class Link:
                     return result
         return self.collect(self.post(call))
 
-    def post(self, call: Call[Any], *, ahead: bool = False) -> Lane:
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
         """Send a call without waiting for it. `ahead`: its answer will be wanted later."""
         lane = self._send(self._methods[call.method.name], call.args)
         if ahead and self._reach:
@@ -168,12 +168,12 @@ class Link:
         """Have the servers do something that is no method of the scheme."""
         self.collect(self.ask(kind, *args))
 
-    def ask(self, kind: int, *args: Any) -> Lane:
+    def ask(self, kind: int, *args: Any) -> Mailbox:
         lane = self._send(kind, args)
         self._board.awaited[self.rank] = lane.index + 1
         return lane
 
-    def _send(self, method: int, args: tuple[Any, ...], *, silent: bool = False) -> Lane:
+    def _send(self, method: int, args: tuple[Any, ...], *, silent: bool = False) -> Mailbox:
         lane = self._vacant(method)
         segment, room = self.stage.segment, lane.area("args")
         spans: list[Span] = []
@@ -203,7 +203,7 @@ class Link:
             self._ring()
         return lane
 
-    def _vacant(self, method: int) -> Lane:
+    def _vacant(self, method: int) -> Mailbox:
         """A lane in which nothing lies that anybody wants."""
         if self._void:
             self._free += [lane for lane in self._void if self.ready(lane)]
@@ -216,11 +216,11 @@ class Link:
             raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
         return self._free.pop()
 
-    def ready(self, lane: Lane) -> bool:
+    def ready(self, lane: Mailbox) -> bool:
         number = self._board.posted[lane.index]
         return all(answered[lane.index] == number for answered in self._answered)
 
-    def collect(self, lane: Lane) -> Any:
+    def collect(self, lane: Mailbox) -> Any:
         """Wait for a call's result."""
         self._awaited(lane)
         segment, own = self.stage.segment, self.device.type == "cpu"
@@ -249,11 +249,11 @@ class Link:
         if len(spans) == 1 and len(self._reach) == len(self._servers) and size_of(dtype, shape) >= SMALLEST:
             self._gave[method] = spans[0]
 
-    def _landing(self, lane: Lane, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Landing:
+    def _landing(self, lane: Mailbox, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> ReceiveBuffer:
         block = self._recycled.block(size_of(dtype, shape))
-        return Landing(lane.reply_at + at, len(block), block, over(block, dtype, shape))
+        return ReceiveBuffer(lane.reply_at + at, len(block), block, over(block, dtype, shape))
 
-    def _awaited(self, lane: Lane) -> None:
+    def _awaited(self, lane: Mailbox) -> None:
         """Wait until a call is answered. Its lane is free then; the result lies there until this worker sends again."""
         index, number, answered = lane.index, self._board.posted[lane.index], self._answered
         self._board.awaited[self.rank] = index + 1

@@ -10,20 +10,20 @@ from torch import Tensor
 from paceline.config import build
 from paceline.errors import Deadlock, SchemeError
 from paceline.ops import Call
-from paceline.processes.calls.client import Link, Stopped
-from paceline.processes.calls.mailbox import SAVE, SET, Lane
+from paceline.processes.calls.client import CallClient, Stopped
+from paceline.processes.calls.mailbox import SAVE, SET, Mailbox
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import RUNNING, STOP, STOPPING
-from paceline.processes.memory.run_memory import Stage
-from paceline.runtime.call_scheduler import Desk
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.runtime.call_scheduler import CallScheduler
 
 
-class InProcess(Link):
+class InProcess(CallClient):
     """The only worker's way to the desk beside it. What changes the vector without a lock is done in place as ever."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: RunMemory) -> None:
         super().__init__(stage, 0, _never)
-        self.desk = Desk(stage.scheme, stage.server_state(), 1, stage.ledger("ledger.0."))
+        self.desk = CallScheduler(stage.scheme, stage.server_state(), 1, stage.ledger("ledger.0."))
         self._calls: dict[int, Call[Any]] = {}  # under way, by their lane
         self._results: dict[int, Any] = {}
 
@@ -32,7 +32,7 @@ class InProcess(Link):
             return super().call(call)
         return self.collect(self.post(call))
 
-    def post(self, call: Call[Any], *, ahead: bool = False) -> Lane:
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
         board, stage = self.stage.board, self.stage
         if board.run[STOP]:
             raise Stopped  # a server takes no more calls either
@@ -48,7 +48,7 @@ class InProcess(Link):
             board.put("stopped", stage.now())
         return lane
 
-    def collect(self, lane: Lane) -> Any:
+    def collect(self, lane: Mailbox) -> Any:
         call = self._calls.pop(lane.index)
         if lane.index not in self._results:
             raise Deadlock(f"the only worker waits for {self.desk.explain(call)}")
@@ -63,7 +63,7 @@ class InProcess(Link):
     def special(self, kind: int, *args: Any) -> None:
         self.ask(kind, *args)
 
-    def ask(self, kind: int, *args: Any) -> Lane:
+    def ask(self, kind: int, *args: Any) -> Mailbox:
         if kind == SAVE:
             snapshot.keep_shard(self.stage, 0)
         elif kind == SET:
@@ -72,7 +72,7 @@ class InProcess(Link):
             self.stage.scheme = self.desk.scheme = build.scheme_of(self.stage.scheme, hyper)
         return self._lanes[0]
 
-    def ready(self, lane: Lane) -> bool:
+    def ready(self, lane: Mailbox) -> bool:
         return True
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from paceline.processes.memory.segment import Segment
 
 
 @dataclass(slots=True)
-class Landing:
+class ReceiveBuffer:
     """Memory that a result is received into, to stay there: a block instead of a part of a lane."""
 
     at: int

@@ -18,7 +18,7 @@ from paceline.errors import SchemeError
 from paceline.ops import Call
 from paceline.processes.memory.byte_ranges import Piece
 from paceline.processes.memory.call_codec import decode
-from paceline.processes.memory.run_memory import HEAD_WORDS, Stage
+from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.scheme import ServerMethod
 
 SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
@@ -27,10 +27,10 @@ TELL = 1 << 16  # added to a method's number: say when it may be done, the worke
 GENERATIONS = 1 << 32
 
 
-class Lane:
+class Mailbox:
     """One call's place: where its words, its arguments and its result lie."""
 
-    def __init__(self, stage: Stage, rank: int, number: int) -> None:
+    def __init__(self, stage: RunMemory, rank: int, number: int) -> None:
         self.rank, self.number, self.index = rank, number, stage.board.lane(rank, number)
         self._segment = stage.segment
         head = stage.layout.places[f"lane.{rank}.{number}.head"].offset // 8
@@ -77,7 +77,7 @@ def got(words: memoryview) -> list[int]:
     return taken
 
 
-def received(stage: Stage, lane: Lane, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]) -> Any:
+def received(stage: RunMemory, lane: Mailbox, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]) -> Any:
     """What lies in a lane: a call with its arguments in place (its range of the vectors), or a special request."""
     prepared, lane.prepared = lane.prepared, None
     lane.taken = stage.board.posted[lane.index]
@@ -87,8 +87,8 @@ def received(stage: Stage, lane: Lane, methods: list[ServerMethod[Any, Any]], bo
 
 
 def understood(
-    stage: Stage,
-    lane: Lane,
+    stage: RunMemory,
+    lane: Mailbox,
     words: list[int],
     number: int,
     methods: list[ServerMethod[Any, Any]],

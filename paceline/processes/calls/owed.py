@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from paceline.processes.calls.mailbox import Lane
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.calls.mailbox import Mailbox
+from paceline.processes.memory.run_memory import RunMemory
 
 LARGE = 1 << 15  # bytes; what is smaller is copied at once
 
 
-class Owed:
+class PendingReplies:
     """One server's account. It lies in memory, so that a successor finds it."""
 
-    def __init__(self, stage: Stage, shard: int, lanes: list[Lane]) -> None:
+    def __init__(self, stage: RunMemory, shard: int, lanes: list[Mailbox]) -> None:
         self._segment = stage.segment
         first = stage.layout.places["owed"].offset // 8 + 3 * len(lanes) * shard
         self._rows = stage.segment.words[first : first + 3 * len(lanes)]  # where it lies, where it is to lie, its size
@@ -31,12 +31,12 @@ class Owed:
     def __bool__(self) -> bool:
         return bool(self._lanes)
 
-    def of(self, lane: Lane) -> tuple[int, int, int] | None:
+    def of(self, lane: Mailbox) -> tuple[int, int, int] | None:
         """Where a lane's answer lies, where in the lane it belongs, and its size."""
         source, at, size = self._rows[3 * lane.index : 3 * lane.index + 3]
         return (source, at, size) if source else None
 
-    def note(self, lane: Lane, tensor: Tensor, at: int) -> bool:
+    def note(self, lane: Mailbox, tensor: Tensor, at: int) -> bool:
         """A part of an answer belongs there. False: it must be copied; True: it may stay where it is for now."""
         size = tensor.numel() * tensor.element_size()
         source = self._segment.offset(tensor) if size >= LARGE else None
@@ -53,7 +53,7 @@ class Owed:
             self._lanes.remove(lane)
             self._rows[3 * lane.index] = 0
 
-    def settle(self) -> Iterator[tuple[Lane, int, int, int]]:
+    def settle(self) -> Iterator[tuple[Mailbox, int, int, int]]:
         """The state is about to change: copy what may still be wanted. Gives each with its new place."""
         memory = memoryview(self._segment.memory)
         lanes, self._lanes = self._lanes, []

@@ -21,7 +21,7 @@ def over(block: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor
     return torch.frombuffer(block, dtype=dtype).view(shape)
 
 
-class Recycled:
+class BufferPool:
     """Copies of tensors, in blocks that are used again."""
 
     def __init__(self) -> None:

@@ -11,22 +11,26 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.ops import Call
-from paceline.processes.calls.mailbox import Lane, put
+from paceline.processes.calls.mailbox import Mailbox, put
 from paceline.processes.memory.board import STOP, fence
 from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import CallPort
-from paceline.runs.order_log import CALL, MEMBER, PROBED, REFUSED, ROSE, SELDOM, Journal, probe_of
+from paceline.runs.order_log import CALL, MEMBER, PROBED, REFUSED, ROSE, SELDOM, OrderLogWriter, probe_of
 from paceline.runs.order_log import TELL as TOLD
-from paceline.runtime.call_scheduler import Desk
+from paceline.runtime.call_scheduler import CallScheduler
 
 
-class SharedDesk(Desk):
+class SharedCallScheduler(CallScheduler):
     """A server's desk that writes results where the worker reads them, and marks when it is inside a call."""
 
     def __init__(
-        self, stage: Stage, shard: int, before_answer: Callable[[], None] | None = None, door: CallPort | None = None
+        self,
+        stage: RunMemory,
+        shard: int,
+        before_answer: Callable[[], None] | None = None,
+        door: CallPort | None = None,
     ) -> None:
         state = stage.shard_state(shard)
         super().__init__(stage.scheme, state, stage.plan.workers, stage.ledger(f"ledger.{shard}."))
@@ -40,7 +44,7 @@ class SharedDesk(Desk):
         self._lead = shard == 0 and self._cut
         self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
         self._door = door
-        self.journal: Journal | None = None
+        self.journal: OrderLogWriter | None = None
         self._probe = probe_of(state.x)
         self._refused, self._version = self.ledger.cells.cell("refused").numpy(), state.cell("v").numpy()
         self._then = self._version.item(), self._refused.item()  # as the last call has left them
@@ -67,7 +71,7 @@ class SharedDesk(Desk):
             stage.bells.ring(board.server_place(shard))
 
     def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
-        lane: Lane = ticket
+        lane: Mailbox = ticket
         if self._lead:
             self.order(lane.index)
         self.settle_answers()
@@ -99,7 +103,7 @@ class SharedDesk(Desk):
         journal.flush()
         return result
 
-    def done(self, lane: Lane) -> None:
+    def done(self, lane: Mailbox) -> None:
         """A call is performed: first the count, then the answer, then the end of the mark."""
         board = self._stage.board
         self._performed[self._shard] += 1
@@ -139,7 +143,7 @@ class SharedDesk(Desk):
         """What could not cross would not be here; what cannot go back is refused when it is written."""
 
     def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
-        lane: Lane = ticket
+        lane: Mailbox = ticket
         room, low, high, length = lane.area("reply"), self._low, self._high, self._length
         segment = self._stage.segment
         owed = self._door.owed if self._door is not None and self._door.far(lane.rank) else None

@@ -1,4 +1,4 @@
-"""The board: words in shared memory that every process of a run can read, and the bells that wake them.
+"""The board: words in shared memory that every process of a run can read.
 
 Each word has one writer at a time: the worker or server whose row it is, the chief, or the launcher. So no lock is
 needed. The launcher holds the memory: what stands here survives any other process.
@@ -7,17 +7,10 @@ needed. The launcher holds the memory: what stands here survives any other proce
 from __future__ import annotations
 
 import _thread
-import contextlib
-import os
-import select
-import time
-from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from paceline.processes.memory.segment import WORD, Segment, anonymous
 
-LONG = 400_000  # ns of looking before sleeping
-SOON = 50  # ms between two looks of who is restless
 LANES = 4  # calls that one worker may have under way
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
@@ -231,101 +224,3 @@ class Board:
 
 _RUN = {name: index for index, name in enumerate(Board.RUN)}
 STOP, GENERATION = _RUN["stop"], _RUN["generation"]
-
-
-class Bells:
-    """One bell per role. Whoever has to wait looks a few times, then sleeps until somebody rings."""
-
-    def __init__(self, board: Board, descriptors: Sequence[int], me: int) -> None:
-        self.board, self.descriptors, self.me = board, descriptors, me
-        # where every role has a core to itself, looking is cheaper than sleeping; elsewhere somebody wants the core
-        enough = len(os.sched_getaffinity(0)) >= board.workers + board.servers
-        self.spin = LONG if enough else 0
-        self._poll = select.poll()
-        self._own = descriptors[2 * me]
-        self._poll.register(self._own, select.POLLIN)
-        self._sources: dict[int, Callable[[], None]] = {}  # what else may bring news, and who takes it in
-        self.restless: Callable[[], bool] | None = None  # done now and then while waiting; True: again soon
-
-    @staticmethod
-    def create(roles: int) -> list[int]:
-        """A pipe for each role. Who writes into a pipe tells the kernel that it is about to wait itself: the one it
-        wakes then runs on its core at once. An eventfd lacks that, and costs a millisecond when all cores are busy."""
-        ends: list[int] = []
-        try:
-            for _ in range(roles):
-                ends += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            for end in ends:
-                os.close(end)
-            raise
-        return ends
-
-    def ring(self, place: int) -> None:
-        """Wake a role, if it sleeps."""
-        fence()
-        if self.board.sleeping[place]:
-            with contextlib.suppress(BlockingIOError):  # rung so often that it will look anyway
-                os.write(self.descriptors[2 * place + 1], b"!")
-
-    def ring_all(self) -> None:
-        for place in range(self.board.roles):
-            self.ring(place)
-
-    def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until `ready()`; gives what it said last, False after so many seconds."""
-        if ready():
-            return True
-        until = time.perf_counter_ns() + self.spin if self.spin else 0
-        while until > time.perf_counter_ns():
-            os.sched_yield()  # whoever else wants this core is let on it
-            if self._sources:
-                self._take_in(self._poll.poll(0))
-            if ready():
-                return True
-        sleeping, me = self.board.sleeping, self.me
-        deadline = None if seconds is None else time.perf_counter() + seconds
-        try:
-            while True:
-                sleeping[me] = 1
-                fence()
-                if ready():
-                    return True
-                left = None if deadline is None else int((deadline - time.perf_counter()) * 1000) + 1
-                if left is not None and left <= 0:
-                    return False
-                if self.restless is not None and self.restless():
-                    left = SOON if left is None else min(left, SOON)
-                self._take_in(self._poll.poll(left))
-        finally:
-            sleeping[me] = 0
-
-    def attend(self, descriptor: int, take_in: Callable[[], None], events: int = select.POLLIN) -> None:
-        """While this role waits, have something done whenever a connection brings news."""
-        self._sources[descriptor] = take_in
-        self._poll.register(descriptor, events)
-
-    def modify(self, descriptor: int, events: int) -> None:
-        """Wait for other events of a connection."""
-        if descriptor in self._sources:
-            self._poll.modify(descriptor, events)
-
-    def ignore(self, descriptor: int) -> None:
-        if self._sources.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
-
-    def look(self) -> None:
-        """Take in what has come, without waiting."""
-        if self._sources:
-            self._take_in(self._poll.poll(0))
-
-    def _take_in(self, news: Iterable[tuple[int, int]]) -> None:
-        for descriptor, _ in news:
-            if descriptor == self._own:
-                self.quiet()
-            elif (take_in := self._sources.get(descriptor)) is not None:
-                take_in()
-
-    def quiet(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.descriptors[2 * self.me], 4096)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.processes.memory.call_codec import decode
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import Segment
 
 Piece = tuple[int, int]  # offset and size in bytes
@@ -21,7 +21,7 @@ Span = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor in memory: where, of
 
 
 @dataclass(frozen=True)
-class Cutting:
+class ShardRange:
     """One server's range of vectors that are so long; the whole of them where there is one server."""
 
     low: int
@@ -30,7 +30,7 @@ class Cutting:
     lead: bool
 
     @classmethod
-    def of(cls, stage: Stage, shard: int) -> Cutting:
+    def of(cls, stage: RunMemory, shard: int) -> ShardRange:
         low, high = stage.bounds(shard)
         return cls(low, high, stage.layout.notes["length"], shard == 0)
 
@@ -44,7 +44,7 @@ def size_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def of_words(words: Sequence[int], cutting: Cutting) -> list[Piece]:
+def of_words(words: Sequence[int], cutting: ShardRange) -> list[Piece]:
     """The pieces that a call's or an answer's words name, as far as they are this server's."""
     found: list[Span] = []
 
@@ -56,7 +56,7 @@ def of_words(words: Sequence[int], cutting: Cutting) -> list[Piece]:
     return of_spans(found, cutting)
 
 
-def of_spans(spans: Iterable[Span], cutting: Cutting) -> list[Piece]:
+def of_spans(spans: Iterable[Span], cutting: ShardRange) -> list[Piece]:
     """The pieces of tensors that lie somewhere, as far as they are this server's."""
     return [piece for span in spans for piece in _pieces(*span, cutting)]
 
@@ -64,7 +64,7 @@ def of_spans(spans: Iterable[Span], cutting: Cutting) -> list[Piece]:
 _NOTHING = torch.empty(0)
 
 
-def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: Cutting) -> Iterable[Piece]:
+def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: ShardRange) -> Iterable[Piece]:
     nbytes = size_of(dtype, shape)
     if cutting.whole or not shape or shape[-1] != cutting.length:
         return [(offset, nbytes)]
@@ -88,7 +88,7 @@ def of_tensors(segment: Segment, tensors: Iterable[Tensor]) -> list[Piece]:
     return found
 
 
-class Areas:
+class WritableRanges:
     """Where a peer may write."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:

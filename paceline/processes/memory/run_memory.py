@@ -16,12 +16,13 @@ from torch import Tensor
 from paceline.config import build, discovery
 from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
-from paceline.processes.memory.board import LANES, Bells, Board
+from paceline.processes.memory.board import LANES, Board
 from paceline.processes.memory.segment import WORD, Layout, Segment
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.transport import Collective, Transport
 from paceline.result import Staleness
 from paceline.runs.accounts import staleness_of
-from paceline.runtime.staleness import Ledger
+from paceline.runtime.staleness import StalenessLedger
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.state import State, Vector
@@ -32,7 +33,7 @@ HEAD_WORDS = 512
 OVERRIDES = 4096
 
 
-class Stage:
+class RunMemory:
     """One process's view of the run. The chief lays the memory out and fills it; everybody opens it."""
 
     def __init__(
@@ -40,7 +41,7 @@ class Stage:
         plan: Plan,
         scheme: Scheme,
         board: Board,
-        bells: Bells,
+        bells: Wakeup,
         descriptor: int,
         node: Endpoint = ALONE,
     ) -> None:
@@ -68,7 +69,7 @@ class Stage:
             state = scheme.server(x0, plan.workers)
             vectors = state.vectors(scheme.uncut)
             layout.notes["vectors"] = sorted(vectors)
-            ledger = Ledger.fresh(plan.workers, ()).cells
+            ledger = StalenessLedger.fresh(plan.workers, ()).cells
             for name in state:
                 saved["server." + (name if name in vectors else f"0.{name}")] = state.cell(name)
             saved |= {f"ledger.0.{name}": ledger.cell(name) for name in ledger}
@@ -194,8 +195,8 @@ class Stage:
     def buffers(self, rank: int, *, prefix: str = "") -> dict[str, Tensor]:
         return self.layout.under(self.segment, f"{prefix}buffer.{rank}.")
 
-    def ledger(self, prefix: str) -> Ledger:
-        return Ledger(State.over(self.layout.under(self.segment, prefix)))
+    def ledger(self, prefix: str) -> StalenessLedger:
+        return StalenessLedger(State.over(self.layout.under(self.segment, prefix)))
 
     def centre_of(self) -> int:
         """Where there is no server: the worker whose state counts, the chief or the lowest living one."""

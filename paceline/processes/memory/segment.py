@@ -73,7 +73,7 @@ def anonymous(name: str, size: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -83,12 +83,12 @@ class Layout:
     """Which tensor lies where; whoever lays it out writes it down at the front, the others read it there."""
 
     def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TensorPlace] = {}
         self.size = HEAD
         self.notes: dict[str, Any] = {}
 
     def add(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> None:
-        place = Place(self.size, dtype, tuple(shape))
+        place = TensorPlace(self.size, dtype, tuple(shape))
         count = 1
         for size in place.shape:
             count *= size
@@ -116,7 +116,7 @@ class Layout:
         layout = cls()
         layout.size, layout.notes = described["size"], described["notes"]
         layout.places = {
-            name: Place(offset, getattr(torch, dtype), tuple(shape))
+            name: TensorPlace(offset, getattr(torch, dtype), tuple(shape))
             for name, (offset, dtype, shape) in described["places"].items()
         }
         return layout

@@ -18,7 +18,7 @@ from paceline.config.build import hyper_of
 from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
 from paceline.processes.memory.board import FAILED, STOP, fence
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
 from paceline.scheme import Scheme
@@ -27,14 +27,14 @@ from paceline.state import Vector
 KEEP = "keep."
 
 
-def own_names(stage: Stage, rank: int) -> list[str]:
+def own_names(stage: RunMemory, rank: int) -> list[str]:
     """The names of a worker's part."""
     whole = {f"rng.{rank}", f"person.{rank}"}
     prefixes = (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.")
     return [name for name in stage.layout.places if name in whole or name.startswith(prefixes)]
 
 
-def keep_worker(stage: Stage, rank: int, generator: torch.Generator | None) -> None:
+def keep_worker(stage: RunMemory, rank: int, generator: torch.Generator | None) -> None:
     """Copy a worker's part aside; it stands between two steps."""
     board = stage.board
     if generator is not None:
@@ -45,7 +45,7 @@ def keep_worker(stage: Stage, rank: int, generator: torch.Generator | None) -> N
         stage.tensor(KEEP + name).copy_(stage.tensor(name))
 
 
-def keep_shard(stage: Stage, shard: int) -> None:
+def keep_shard(stage: RunMemory, shard: int) -> None:
     """Copy a server's part aside; it stands between two calls."""
     low, high = stage.bounds(shard)
     for name in stage.layout.notes["vectors"]:
@@ -56,7 +56,7 @@ def keep_shard(stage: Stage, shard: int) -> None:
         stage.tensor(f"{KEEP}server.0.v").add_(sum(stage.board.direct))
 
 
-def shard_part(stage: Stage, shard: int, prefix: str = "") -> list[Tensor]:
+def shard_part(stage: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
     """All that is a server's to tell: its range of the vectors, and if it is the first, numbers and ledger."""
     low, high = stage.bounds(shard)
     part = [stage.tensor(f"{prefix}server.{name}")[..., low:high] for name in stage.layout.notes["vectors"]]
@@ -66,13 +66,13 @@ def shard_part(stage: Stage, shard: int, prefix: str = "") -> list[Tensor]:
     return part
 
 
-def _copy(stage: Stage, prefix: str) -> None:
+def _copy(stage: RunMemory, prefix: str) -> None:
     for name in stage.layout.places:
         if name.startswith(prefix):
             stage.tensor(KEEP + name).copy_(stage.tensor(name))
 
 
-def keep_all(stage: Stage) -> None:
+def keep_all(stage: RunMemory) -> None:
     """Everything as it is now; only while nobody works on it."""
     for rank in range(stage.plan.workers):
         keep_worker(stage, rank, None)
@@ -81,14 +81,14 @@ def keep_all(stage: Stage) -> None:
             keep_shard(stage, shard)
 
 
-def model_of(stage: Stage, *, prefix: str = "") -> Vector:
+def model_of(stage: RunMemory, *, prefix: str = "") -> Vector:
     """What is evaluated and saved; not copied."""
     if stage.scheme.methods:
         return stage.scheme.model(stage.server_state(prefix=prefix))
     return stage.scheme.model(stage.worker_state(stage.centre_of(), prefix=prefix))
 
 
-def steady(stage: Stage) -> Vector:
+def steady(stage: RunMemory) -> Vector:
     """A copy of the model, taken while no server is inside a call."""
     mark, direct = stage.board.mark, stage.direct()
     if not all(stage.near(shard) for shard in range(stage.plan.servers if stage.scheme.methods else 0)):
@@ -104,7 +104,7 @@ def steady(stage: Stage) -> Vector:
         time.sleep(0)  # the server may share this core
 
 
-def buffers_of(stage: Stage, policy: str, *, prefix: str = "", late: Sequence[int] = ()) -> dict[str, Tensor]:
+def buffers_of(stage: RunMemory, policy: str, *, prefix: str = "", late: Sequence[int] = ()) -> dict[str, Tensor]:
     """The buffers that go with the model: the mean over those who have trained, or the chief's. `late`: workers that
     may be writing theirs at this moment."""
     chief = stage.centre_of()
@@ -119,7 +119,7 @@ def buffers_of(stage: Stage, policy: str, *, prefix: str = "", late: Sequence[in
     return averaged
 
 
-def write(stage: Stage, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
+def write(stage: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
     """What was copied aside, as the newest checkpoint. `own`: tensors of the chief's hooks; `late`: workers that have
     not put their part aside, and may do so at any moment: theirs is taken from the checkpoint before."""
     names = [name for name in stage.layout.places if name.startswith(KEEP)]
@@ -161,13 +161,13 @@ def _kept(plan: Plan) -> int:
     return max(plan.keep, 2) if plan.exact else plan.keep
 
 
-def common(stage: Stage) -> bool:
+def common(stage: RunMemory) -> bool:
     """Whether all that was copied aside is of one and the same step."""
     steps = {int(stage.tensor(f"{KEEP}person.{rank}")[0]) for rank in range(stage.plan.workers)}
     return len(steps) == 1 and not stage.board.get("uncut")
 
 
-def evened(stage: Stage, final: int, left: int) -> bool:
+def evened(stage: RunMemory, final: int, left: int) -> bool:
     """Without a server: whether all who were there at the end have put parts of the same step aside. Whoever was not
     there (it had died, or had `left` before) takes over the chief's cells, as it would on joining."""
     board, others = stage.board, range(1, stage.plan.workers)
@@ -222,7 +222,7 @@ def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None
                 )
 
 
-def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:
+def restore_shard(stage: RunMemory, shard: int, saved: Checkpoint) -> None:
     """A server's part as it was in the checkpoint."""
     low, high = stage.bounds(shard)
     for name in stage.layout.notes["vectors"]:
@@ -233,7 +233,7 @@ def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:
                 stage.tensor(name).copy_(saved.tensors[f"{part}.0." + name.split(".", 2)[2]])
 
 
-def restore_worker(stage: Stage, rank: int, saved: Checkpoint) -> None:
+def restore_worker(stage: RunMemory, rank: int, saved: Checkpoint) -> None:
     """A worker's part as it was in the checkpoint."""
     board = stage.board
     for name in own_names(stage, rank):
@@ -242,7 +242,7 @@ def restore_worker(stage: Stage, rank: int, saved: Checkpoint) -> None:
     board.direct[rank] = 0
 
 
-def find(stage: Stage, step: int) -> Checkpoint:
+def find(stage: RunMemory, step: int) -> Checkpoint:
     """The checkpoint of that step."""
     directory = Path(stage.plan.directory) / "checkpoints"
     path = checkpoint.find(directory, step)

@@ -10,7 +10,7 @@ from paceline.errors import DataError
 from paceline.hooks._tensorboard import writer
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, STOP, TRAINING, WAITING
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
 from paceline.runs import checkpoint
 from paceline.task import Task
@@ -18,7 +18,7 @@ from paceline.task import Task
 STATE, STEP, PID = range(3)
 
 
-def follow(stage: Stage, task: Task, device: torch.device, control: Control) -> None:
+def follow(stage: RunMemory, task: Task, device: torch.device, control: Control) -> None:
     """Evaluate each new checkpoint (the newest, if several came meanwhile) until the last one."""
     board, plan, words = stage.board, stage.plan, stage.board.evaluator_words
     if plan.eval_steps is not None:

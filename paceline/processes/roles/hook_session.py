@@ -13,15 +13,15 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.errors import UsageError
-from paceline.processes.calls.client import Link, RolledBack, Stopped
+from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.calls.mailbox import SET
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import GENERATION, RUNNING, STOP, STOPPING, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
 from paceline.result import Staleness
-from paceline.runs.order_log import CHANGE, Journal
-from paceline.runtime.step_driver import Driver
+from paceline.runs.order_log import CHANGE, OrderLogWriter
+from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
 from paceline.task import Task
 from paceline.worker import Worker
@@ -32,7 +32,7 @@ SNAPSHOTS = 1 << 20  # numbers of snapshots before a return to a checkpoint, and
 class View:
     """What a session shows and lets hooks do; `paceline.hook.Session` says what each member means."""
 
-    stage: Stage
+    stage: RunMemory
     board: Board
     task: Task
     control: Control
@@ -40,15 +40,15 @@ class View:
     device: torch.device
     rank: int
     chief: bool
-    _driver: Driver
-    _link: Link | None
+    _driver: StepDriver
+    _link: CallClient | None
     _generation: int
     _leaving: str | None
     _writing: int
     _asked_at = 0  # when the snapshot that is being written was asked for, ns
     _kept: dict[str, Tensor]
     turn: AbstractContextManager[Any]  # held while the task computes: workers of one process share it
-    journal: Journal | None
+    journal: OrderLogWriter | None
 
     @property
     def updates(self) -> int:

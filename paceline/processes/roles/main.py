@@ -26,12 +26,13 @@ from paceline.hooks.summary_saver import SummarySaver
 from paceline.hooks.validation import Validation
 from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import FAILED, STOP, STOPPING, Bells, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.board import FAILED, STOP, STOPPING, Board
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles import cpu_scheduling, evaluator, script_role, worker_threads
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.server import Server
-from paceline.processes.roles.worker_session import RealSession
+from paceline.processes.roles.worker_session import WorkerSession
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
@@ -43,7 +44,7 @@ ALL_MEANT = 2.0  # seconds within which a launcher writes down that it has been 
 
 
 @dataclass(frozen=True)
-class Part:
+class Role:
     """Which role a process has."""
 
     kind: str
@@ -59,7 +60,7 @@ class Part:
 
 
 @dataclass
-class Props:
+class RoleContext:
     """What a launcher hands to a role: the plan, shared memory, bells, and a way to talk back."""
 
     plan: Plan
@@ -70,19 +71,19 @@ class Props:
     node: Endpoint = ALONE
 
 
-def crew(plan: Plan, scheme: Scheme) -> list[Part]:
+def roles_of(plan: Plan, scheme: Scheme) -> list[Role]:
     """Every role of a run."""
     if plan.script and plan.evaluator:
         raise UsageError(
             "a script cannot have an evaluator: only the script knows its data; "
             "give attach(evaluate=…) a function, and the hook validation to have the chief call it"
         )
-    parts = [Part("worker" if index else "chief", index) for index in range(plan.hosts)]
-    parts += [Part("server", shard) for shard in range(servers_of(plan, scheme))]
-    return [*parts, Part("evaluator")] if plan.evaluator else parts
+    parts = [Role("worker" if index else "chief", index) for index in range(plan.hosts)]
+    parts += [Role("server", shard) for shard in range(servers_of(plan, scheme))]
+    return [*parts, Role("evaluator")] if plan.evaluator else parts
 
 
-def ranks(part: Part, plan: Plan) -> range:
+def ranks(part: Role, plan: Plan) -> range:
     """The workers that live in a process: one, or with `exact` as many as it takes."""
     return range(part.index, plan.workers, plan.hosts) if part.kind in ("chief", "worker") else range(0)
 
@@ -92,12 +93,12 @@ def servers_of(plan: Plan, scheme: Scheme) -> int:
     return plan.servers if scheme.methods or scheme is UNDECIDED else 0
 
 
-def places(part: Part, plan: Plan) -> list[int]:
+def places(part: Role, plan: Plan) -> list[int]:
     """The numbers of all bells of a process: a worker's, or those of all workers that live in it."""
     return list(ranks(part, plan)) or [place(part, plan)]
 
 
-def place(part: Part, plan: Plan) -> int:
+def place(part: Role, plan: Plan) -> int:
     """The number of a role's bell."""
     if part.kind == "evaluator":
         return plan.workers + plan.servers
@@ -119,15 +120,15 @@ def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
     return [hook for hook in hooks if kind in hook.roles]
 
 
-def main(part: Part, props: Props, control: Control) -> int:
+def main(part: Role, props: RoleContext, control: Control) -> int:
     """Play a role to its end; gives the exit code."""
     plan, board = props.plan, props.board
     torch.set_num_threads(plan.threads)
     if props.node.secret is None:  # elsewhere engines signal every process, and SIGTERM stays ignored
         signal.signal(signal.SIGTERM, lambda *_: _terminated(board))
     try:
-        bells = Bells(board, props.bells, place(part, plan))
-        stage = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
+        bells = Wakeup(board, props.bells, place(part, plan))
+        stage = RunMemory(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
         crowded = len(os.sched_getaffinity(0)) < plan.hosts + board.servers
         if crowded:
             (cpu_scheduling.serve if part.kind == "server" else cpu_scheduling.compute)()
@@ -168,7 +169,7 @@ def _terminated(board: Board) -> None:
     timer.start()
 
 
-def _report(part: Part, props: Props, control: Control, error: BaseException, rank: int | None = None) -> None:
+def _report(part: Role, props: RoleContext, control: Control, error: BaseException, rank: int | None = None) -> None:
     """Tell the launcher, and let everybody else end."""
     traceback.print_exc()
     sys.stderr.flush()
@@ -190,10 +191,10 @@ def _report(part: Part, props: Props, control: Control, error: BaseException, ra
     control.send({"error": {"kind": kind, "where": place, "text": text, "notes": notes}})
     board.put("stop", FAILED)
     for descriptor in range(board.roles):
-        Bells(board, props.bells, descriptor).ring(descriptor)
+        Wakeup(board, props.bells, descriptor).ring(descriptor)
 
 
-def wait_until_ready(stage: Stage) -> None:
+def wait_until_ready(stage: RunMemory) -> None:
     """The chief lays everything out; the others wait for it, however long its data take."""
     board = stage.board
     stage.bells.wait(lambda: bool(board.get("ready") or board.run[STOP]))
@@ -202,13 +203,13 @@ def wait_until_ready(stage: Stage) -> None:
     stage.open()
 
 
-def wait_until_joined(stage: Stage) -> None:
+def wait_until_joined(stage: RunMemory) -> None:
     """Nobody begins a step before all workers and servers are there: one rule of start for every scheme."""
     board = stage.board
     stage.bells.wait(lambda: bool(board.get("joined") or board.run[STOP]))
 
 
-def prepare(stage: Stage, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
+def prepare(stage: RunMemory, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
     """The chief's first duty: lay out the state and fill it, from the start or from the newest checkpoint."""
     plan, board = stage.plan, stage.board
     for text in stage.scheme.warnings(plan.workers, task.curvature() if plan.curvature is None else plan.curvature):
@@ -252,7 +253,7 @@ def _on(task: Task, device: torch.device) -> Task:
     return task.on(device)
 
 
-def _work(stage: Stage, part: Part, props: Props, control: Control) -> bool:
+def _work(stage: RunMemory, part: Role, props: RoleContext, control: Control) -> bool:
     """The whole life of a worker, or of all workers of this process; False if it broke off and that has been told."""
     plan, board = stage.plan, stage.board
     task = task_of(plan, props.objects)
@@ -269,24 +270,24 @@ def _work(stage: Stage, part: Part, props: Props, control: Control) -> bool:
     wait_until_joined(stage)
     mine = ranks(part, plan)
     if len(mine) == 1:
-        _live(RealSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control), task)
+        _live(WorkerSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control), task)
         return True
     turn = worker_threads.turn()
 
     def play(rank: int) -> None:
         torch.set_num_threads(plan.threads)
-        bells = Bells(board, props.bells, rank)
+        bells = Wakeup(board, props.bells, rank)
         bells.spin = 0  # whoever looks on keeps the others of this process from computing
-        own = Stage(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
+        own = RunMemory(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
         own.open()
         objects = props.objects | {"hooks": copy.deepcopy(props.objects.get("hooks", []))}  # each worker has its own
         hooks = hooks_of(plan, objects, "worker" if rank else "chief")
-        _live(RealSession(own, task, rank, hooks, control, turn), task)
+        _live(WorkerSession(own, task, rank, hooks, control, turn), task)
 
     return worker_threads.hosted(mine, play, lambda rank, error: _report(part, props, control, error, rank))
 
 
-def _live(session: RealSession, task: Task) -> None:
+def _live(session: WorkerSession, task: Task) -> None:
     try:
         train(session, task)
     except BaseException as error:
@@ -299,11 +300,11 @@ def _live(session: RealSession, task: Task) -> None:
             session.journal.close()
 
 
-def train(session: RealSession, task: Task) -> None:
+def train(session: WorkerSession, task: Task) -> None:
     """Compute the gradients that the session asks for, until it asks for no more."""
     rank = session.rank
     buffers = session.live or None
-    room, supply = Room(session), Supply(session, task)
+    room, supply = GradientBuffers(session), BatchSupply(session, task)
     request = session.begin()
     session.meanwhile = supply.prepare
     with torch.no_grad():
@@ -326,10 +327,10 @@ def train(session: RealSession, task: Task) -> None:
             del g
 
 
-class Supply:
+class BatchSupply:
     """A worker's mini-batches. While it would wait for others, it makes the next one ready."""
 
-    def __init__(self, session: RealSession, task: Task) -> None:
+    def __init__(self, session: WorkerSession, task: Task) -> None:
         self._session, self._task = session, task
         self._batches: Iterator[Batch] = iter(())
         self._returns = -1
@@ -351,10 +352,10 @@ class Supply:
                 self._ready.append(next(self._batches, None))
 
 
-class Room:
+class GradientBuffers:
     """Where gradients are written: in shared memory, so that a push is a signal and no copy."""
 
-    def __init__(self, session: RealSession) -> None:
+    def __init__(self, session: WorkerSession) -> None:
         self._like = session.worker.state.x
         shared = session.device.type == "cpu"
         self._places = [session.stage.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []

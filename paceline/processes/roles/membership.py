@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.hook import Hook
 from paceline.ops import Pending
 from paceline.processes.calls.client import Stopped
-from paceline.processes.calls.mailbox import SAVE, Lane
+from paceline.processes.calls.mailbox import SAVE, Mailbox
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, ENDING, FAILED, GENERATION, RUNNING, STOP, STOPPING, fence
 from paceline.processes.roles import recorder
@@ -18,7 +18,7 @@ from paceline.processes.roles.hook_session import View
 from paceline.processes.transport import Means
 from paceline.result import digest
 from paceline.runs.order_log import END
-from paceline.runtime.step_driver import Driver
+from paceline.runtime.step_driver import StepDriver
 from paceline.state import State
 
 FINAL = 1 << 40  # the number of the last snapshot,
@@ -185,7 +185,7 @@ class Membership(View):
         if self._link is not None and not stage.near(0):
             stage.save_overrides(saved.numbers["overrides"])  # as the first server does on its own node
         stage.load_overrides()
-        self._driver = Driver(stage.scheme, self.worker)
+        self._driver = StepDriver(stage.scheme, self.worker)
         self.returns += 1
         if noted and self.journal is not None:
             self.journal.note({"return": generation})
@@ -326,7 +326,7 @@ class Membership(View):
                 board.followed[rank] = self._generation
             lane = link.ask(SAVE)
 
-            def heard(at: Lane = lane) -> bool:
+            def heard(at: Mailbox = lane) -> bool:
                 return link.ready(at) or self._rolled_back() or board.run[STOP] == FAILED
 
             stage.bells.wait(heard)

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.hook import Hook
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs import atomic_files
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.order_log import ABOUT, FORMAT, START, Journal, launches, place, returned, trim
+from paceline.runs.order_log import ABOUT, FORMAT, START, OrderLogWriter, launches, place, returned, trim
 
 
 def prepare(plan: Plan, versions: dict[str, Any], start: Checkpoint | None, objects: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def keep_return(plan: Plan, generation: int, saved: Path) -> None:
         _linked(saved, returned(place(plan.directory, plan.launch), generation))
 
 
-def journal_of(stage: Stage, role: str, **header: Any) -> tuple[Journal | None, int]:
+def journal_of(stage: RunMemory, role: str, **header: Any) -> tuple[OrderLogWriter | None, int]:
     """A new log for a role that begins, and how often it has begun; none where the order of things is not known."""
     at = place(stage.plan.directory, stage.plan.launch)
     if not stage.plan.record or stage.plan.script or stage.direct() or not at.is_dir():
@@ -63,13 +63,13 @@ def journal_of(stage: Stage, role: str, **header: Any) -> tuple[Journal | None, 
     for life in count(1):
         path = at / f"{role}-{life}.log"
         try:
-            return Journal(path, {"role": role, "life": life, **header}), life
+            return OrderLogWriter(path, {"role": role, "life": life, **header}), life
         except FileExistsError:
             trim(path)  # of a life that has ended
     raise AssertionError("numbers do not end")
 
 
-def save_cells(stage: Stage, rank: int, life: int, generator: torch.Generator | None) -> str:
+def save_cells(stage: RunMemory, rank: int, life: int, generator: torch.Generator | None) -> str:
     """A worker's cells as they are now, beside its log; gives the file's name."""
     state = stage.worker_state(rank)
     tensors = {f"cell.{name}": state.cell(name).clone() for name in state}

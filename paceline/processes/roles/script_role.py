@@ -12,7 +12,7 @@ from typing import Protocol
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.processes.memory.board import FAILED, STOP
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
 
 HooksWith = Callable[[list[Hook]], list[Hook]]  # those that attach() was given, and those of the whole run
@@ -32,7 +32,7 @@ class ScriptLoop(Protocol):
 class ScriptRole:
     """What a launcher has given this process to do."""
 
-    stage: Stage
+    stage: RunMemory
     rank: int
     hooks_with: HooksWith
     control: Control
@@ -47,7 +47,7 @@ def role() -> ScriptRole | None:
     return _role
 
 
-def play(stage: Stage, rank: int, hooks_with: HooksWith, control: Control) -> None:
+def play(stage: RunMemory, rank: int, hooks_with: HooksWith, control: Control) -> None:
     """Run the plan's script as a worker."""
     global _role
     script, *arguments = stage.plan.script

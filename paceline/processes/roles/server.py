@@ -7,31 +7,31 @@ import signal
 
 from paceline.config import build
 from paceline.ops import Call
-from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, Lane, put, received
-from paceline.processes.calls.server_side import SharedDesk
+from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, Mailbox, put, received
+from paceline.processes.calls.server_side import SharedCallScheduler
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
 from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import recorder
 from paceline.processes.transport import CallOrder
 from paceline.runs import order_log
-from paceline.runs.order_log import Journal, MemberEvent
+from paceline.runs.order_log import MemberEvent, OrderLogWriter
 
 
 class Server:
     """One shard of the state. The first server leads: it alone evaluates guards and fixes the order of the calls."""
 
-    def __init__(self, stage: Stage, shard: int) -> None:
+    def __init__(self, stage: RunMemory, shard: int) -> None:
         self.stage, self.shard, self.board = stage, shard, stage.board
-        self.journal: Journal | None = None
+        self.journal: OrderLogWriter | None = None
         if shard == 0:
             self.journal, _ = recorder.journal_of(stage, "server", generation=stage.board.get("generation"))
         self._lead = shard == 0
         self._several = stage.plan.servers > 1
         self._shrink = stage.plan.quorum == "shrink"
-        self._lanes = [Lane(stage, rank, number) for rank in range(stage.plan.workers) for number in range(LANES)]
+        self._lanes = [Mailbox(stage, rank, number) for rank in range(stage.plan.workers) for number in range(LANES)]
         self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
         self._posted, self._answered = stage.board.posted, stage.board.answered[shard]
         self._alive, self._known = stage.board.alive, stage.board.known
@@ -56,7 +56,7 @@ class Server:
 
     def _enter(self, generation: int) -> None:
         self._generation = generation
-        self.desk = SharedDesk(self.stage, self.shard, before_answer=self._stop_at_goal, door=self._door)
+        self.desk = SharedCallScheduler(self.stage, self.shard, before_answer=self._stop_at_goal, door=self._door)
         self._taken = [0] * len(self._posted)  # calls that wait at the desk
         self._found: list[int] = []  # that have come while this server waited
         self.desk.journal = self.journal
@@ -187,7 +187,7 @@ class Server:
             self.board.put("stopped", self.stage.now())
             self.stage.bells.ring_all()
 
-    def _special(self, lane: Lane, kind: int, args: tuple[object, ...]) -> None:
+    def _special(self, lane: Mailbox, kind: int, args: tuple[object, ...]) -> None:
         board = self.board
         self.desk.settle_answers()
         board.mark[self.shard] += 1
@@ -305,7 +305,7 @@ class Server:
         self.stage.bells.ring_all()
 
 
-def tear(stage: Stage, shard: int, why: str) -> None:
+def tear(stage: RunMemory, shard: int, why: str) -> None:
     """This server cannot do what the first has put in order, and cannot go on: end as one that died inside a call, so
     that everybody goes back to the last checkpoint."""
     print(f"server:{shard}: {why}", flush=True)

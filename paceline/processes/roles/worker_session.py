@@ -14,28 +14,28 @@ from torch import Tensor
 from paceline.errors import Deadlock, LossError, SchemeError
 from paceline.hook import Hook
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
-from paceline.processes.calls.client import Link, RolledBack, Stopped
-from paceline.processes.calls.mailbox import Lane
+from paceline.processes.calls.client import CallClient, RolledBack, Stopped
+from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import recorder
 from paceline.processes.roles.checkpointing import Saving
 from paceline.processes.roles.control_channel import Control
 from paceline.runs.order_log import GRAD, STEP
 from paceline.runtime.call_scheduler import explain
-from paceline.runtime.step_driver import Driver
+from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.state import State, Vector
 from paceline.task import Batch, Task
 from paceline.worker import Worker
 
 
-class RealSession(Saving):
+class WorkerSession(Saving):
     """One worker among processes. `advance` runs until a gradient is wanted; `give` goes on with it."""
 
     def __init__(
         self,
-        stage: Stage,
+        stage: RunMemory,
         task: Task,
         rank: int,
         hooks: Sequence[Hook],
@@ -60,10 +60,10 @@ class RealSession(Saving):
             self.worker.rng.set_state(stage.tensor(f"rng.{rank}"))
         self.buffers = stage.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
-        self._driver = Driver(stage.scheme, self.worker)
+        self._driver = StepDriver(stage.scheme, self.worker)
         self._means = stage.collective().means(stage, rank, self._wait_for)
         self._means.generation = self._generation
-        self._link = Link(stage, rank, self._wait_for) if stage.scheme.methods else None
+        self._link = CallClient(stage, rank, self._wait_for) if stage.scheme.methods else None
         if self._link is not None:
             self._link.device, self._link.generation = self.device, self._generation
         if self.chief:
@@ -246,7 +246,7 @@ class RealSession(Saving):
     def _finished(self, pending: Pending[Any]) -> Any:
         ticket = next(ticket for one, ticket in self._started if one is pending)
         self._started = [pair for pair in self._started if pair[0] is not pending]
-        if isinstance(ticket, Lane):
+        if isinstance(ticket, Mailbox):
             assert self._link is not None
             result = self._link.collect(ticket)
         elif isinstance(ticket, int):

@@ -17,13 +17,13 @@ from paceline.errors import UsageError
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.main import KINDS, Part, Props, main
+from paceline.processes.roles.main import KINDS, Role, RoleContext, main
 from paceline.processes.supervisor import pickled_objects
 
 LONGEST = 1 << 22  # bytes of a handle
 
 
-def become(part: Part, props: Props, control: Control) -> int:
+def become(part: Role, props: RoleContext, control: Control) -> int:
     """Replace this (just forked) process by a fresh interpreter that plays the role."""
     named = {name: one for name, one in props.objects.items() if name != "ready"}  # it makes the task itself
     objects = pickled_objects.packed(named) if named else -1
@@ -60,14 +60,14 @@ def play(name: str, handle: int) -> int:
         ) from error
     objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
     return main(
-        part, Props(plan, board, data["bells"], data["state"], objects, Endpoint.from_json(data["node"])), control
+        part, RoleContext(plan, board, data["bells"], data["state"], objects, Endpoint.from_json(data["node"])), control
     )
 
 
-def part_of(name: str) -> Part:
+def part_of(name: str) -> Role:
     """`chief`, `worker:1`, `server:0` (or `ps:0`), `evaluator`."""
     kind, _, index = name.partition(":")
     kind = "server" if kind == "ps" else kind
     if kind not in KINDS or (index and not index.isdigit()):
         raise UsageError(f"no role {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
-    return Part(kind, int(index or 0))
+    return Role(kind, int(index or 0))

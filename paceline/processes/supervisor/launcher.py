@@ -15,10 +15,11 @@ from paceline import signals
 from paceline.config import discovery
 from paceline.config.plan import Plan
 from paceline.errors import RunError
-from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING, Bells, Board
+from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING, Board
 from paceline.processes.memory.segment import anonymous
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.control_channel import Listener
-from paceline.processes.roles.main import Props, crew, error_of, main, ranks, servers_of
+from paceline.processes.roles.main import RoleContext, error_of, main, ranks, roles_of, servers_of
 from paceline.processes.supervisor.cpu_activity import is_stopped
 from paceline.processes.supervisor.exec_role import become
 from paceline.processes.supervisor.fork import forked
@@ -45,7 +46,7 @@ class Launcher(Recovery):
         watch: Callable[[Launcher], None],
     ) -> None:
         self.plan, self.scheme, self.tell, self.watch = plan, scheme, tell, watch
-        self.children = [Child(part) for part in crew(plan, scheme)]
+        self.children = [Child(part) for part in roles_of(plan, scheme)]
         self.board = Board.create(plan.workers, servers_of(plan, scheme))
         self.board.put("began", time.monotonic_ns())
         self.board.put("goal", -1)
@@ -53,10 +54,10 @@ class Launcher(Recovery):
         self.board.put("joined", 1)
         for rank in range(plan.workers):
             self.board.alive[rank] = self.board.known[rank] = 1
-        self._bells = Bells.create(self.board.roles)
-        self.bells = Bells(self.board, self._bells, self.board.launcher)
+        self._bells = Wakeup.create(self.board.roles)
+        self.bells = Wakeup(self.board, self._bells, self.board.launcher)
         self._state = anonymous("paceline-state")
-        self._props = Props(plan, self.board, self._bells, self._state, objects)
+        self._props = RoleContext(plan, self.board, self._bells, self._state, objects)
         self.outcome = Outcome()
         self.directory = RunDirectory.open(plan.directory)
         self._selector = selectors.DefaultSelector()

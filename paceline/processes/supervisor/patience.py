@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import TRAINING, Board
-from paceline.processes.roles.main import Part, places, ranks
+from paceline.processes.roles.main import Role, places, ranks
 from paceline.processes.supervisor.cpu_activity import Activity
 from paceline.processes.supervisor.recovery import progress_of
 
@@ -19,7 +19,7 @@ from paceline.processes.supervisor.recovery import progress_of
 class Process(Protocol):
     """What is watched: a role, and the process that plays it now (0: none, or one of another node)."""
 
-    part: Part
+    part: Role
     pid: int
     done: bool
     progress_at_start: int

@@ -10,11 +10,12 @@ from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import DataError, PacelineError, RunError
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import FAILED, RUNNING, STARTING, STOP, Bells, Board
-from paceline.processes.memory.run_memory import Stage
+from paceline.processes.memory.board import FAILED, RUNNING, STARTING, STOP, Board
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles import recorder
 from paceline.processes.roles.control_channel import Listener
-from paceline.processes.roles.main import Part, ranks
+from paceline.processes.roles.main import Role, ranks
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.run_directory import RunDirectory
@@ -25,7 +26,7 @@ from paceline.scheme import Scheme
 class Child:
     """One role and the process that plays it now."""
 
-    part: Part
+    part: Role
     pid: int = 0
     listener: Listener | None = None
     restarts: int = 0
@@ -62,14 +63,14 @@ class Recovery:
     plan: Plan
     scheme: Scheme
     board: Board
-    bells: Bells
+    bells: Wakeup
     directory: RunDirectory
     outcome: Outcome
     children: list[Child]
     tell: Callable[[str, str], None]
     _state: int  # the descriptor of the memory for the state
     _node: Endpoint = ALONE
-    _stage: Stage | None = None
+    _stage: RunMemory | None = None
     _restored: Checkpoint | None = None  # what the run went back to last
 
     def stop(self, reason: str, how: int) -> None:
@@ -91,14 +92,14 @@ class Recovery:
             board.server_state[part.index] = STARTING
             board.sleeping[board.server_place(part.index)] = 0
 
-    def _takes_no_part_yet(self, part: Part, lost: str) -> bool:
+    def _takes_no_part_yet(self, part: Role, lost: str) -> bool:
         """Whether a worker died before it took part: its successor starts as it would have, and the others, who wait
         for it, need not hear of it. Where its node is gone they wait only if they have to."""
         mine = ranks(part, self.plan)
         waited_for = not lost or self.plan.exact or self.plan.quorum == "hold"
         return bool(mine) and waited_for and not any(self.board.begun[rank] for rank in mine)
 
-    def _had_finished(self, part: Part) -> bool:
+    def _had_finished(self, part: Role) -> bool:
         """Whether it died on its very last way out, with all its work done."""
         board = self.board
         if self.plan.script:
@@ -107,7 +108,7 @@ class Recovery:
             return all(board.gone[rank] for rank in ranks(part, self.plan))
         return part.kind == "chief" and bool(board.get("over"))
 
-    def _all_go_back(self, part: Part) -> bool:
+    def _all_go_back(self, part: Role) -> bool:
         """Whether a worker's death sets everybody back: an exact run goes on from where all stood at one step. While it
         ends nobody is left to go back; before it has begun there is nothing to go back from."""
         board = self.board
@@ -125,7 +126,7 @@ class Recovery:
         ahead = shard == 0 and board.servers > 1 and board.get("ordered") != board.performed[0]
         return bool(board.mark[shard] % 2 or ahead)
 
-    def _went_back(self, part: Part, lost: str = "") -> bool:
+    def _went_back(self, part: Role, lost: str = "") -> bool:
         """Have everybody go back to the newest checkpoint; False if there is none."""
         board = self.board
         what = f"{part} died inside a call" if part.kind == "server" and not lost else f"{part} died"
@@ -157,7 +158,7 @@ class Recovery:
         self.bells.ring_all()
         return True
 
-    def _restore_absent(self, part: Part) -> None:
+    def _restore_absent(self, part: Role) -> None:
         """A worker that died before it had followed the others back: its cells are still those from before. On another
         node it goes back itself, when it begins."""
         board, generation = self.board, self.board.get("generation")
@@ -172,13 +173,13 @@ class Recovery:
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""
         if self._stage is None and self.board.get("ready"):
-            self._stage = Stage(self.plan, self.scheme, self.board, self.bells, self._state, self._node)
+            self._stage = RunMemory(self.plan, self.scheme, self.board, self.bells, self._state, self._node)
             self._stage.open()
             self.plan, self.scheme = self._stage.plan, self._stage.first_scheme  # a script has said what it wants
         return self._stage is not None
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> RunMemory:
         assert self._stage is not None
         return self._stage
 
@@ -186,11 +187,11 @@ class Recovery:
         """Changes of the centre so far."""
         return self.stage.furthest if self.opened() else 0
 
-    def _progress(self, part: Part) -> int:
+    def _progress(self, part: Role) -> int:
         return progress_of(part, self.plan, self.board)
 
 
-def progress_of(part: Part, plan: Plan, board: Board) -> int:
+def progress_of(part: Role, plan: Plan, board: Board) -> int:
     """A number that rises with each gradient of a worker, call of a server, evaluation of an evaluator."""
     if part.kind == "server":
         return int(board.performed[part.index])

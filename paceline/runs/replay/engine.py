@@ -23,20 +23,20 @@ from paceline.runs.order_log import (
     ROSE,
     SAVE,
     SET,
+    LogRecord,
     MemberEvent,
-    Record,
     probe_of,
     returned,
 )
-from paceline.runs.replay.worker_replay import Parted, Player
-from paceline.runtime.call_scheduler import Desk
+from paceline.runs.replay.worker_replay import Parted, WorkerReplay
+from paceline.runtime.call_scheduler import CallScheduler
 from paceline.scheme import Scheme
 from paceline.state import State, Vector, mean_of
 from paceline.task import Task
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplayDifference:
     """Where what was repeated first differs from what was recorded."""
 
     update: int
@@ -45,10 +45,10 @@ class Difference:
 
 
 @dataclass
-class Told:
+class ReplayOutcome:
     """How far it came and what was compared."""
 
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
     gradients: int = 0
     matched: list[int] = field(default_factory=list)  # the checkpoints whose model has the same bits
     saved: str | None = None  # digest of the model at the update that was asked for, where the run could save it
@@ -63,9 +63,9 @@ class _Ended(Exception):
     """The record goes no further."""
 
 
-class Engine:
+class ReplayEngine:
     """Repeats one launch. `what_if`: hyper-parameters that the server has from an update on, instead of its own.
-    `claimed`: the update whose model the run says it saved; `Told.saved` is what it is here."""
+    `claimed`: the update whose model the run says it saved; `ReplayOutcome.saved` is what it is here."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Engine:
         self.claimed = claimed  # the update of which the run says that it saved its model
         plan = history.plan
         self.workers, self.servers = plan.workers, max(plan.servers, 1)
-        self.told = Told(cut=history.cut)
+        self.told = ReplayOutcome(cut=history.cut)
         self._methods = [scheme.methods[name] for name in sorted(scheme.methods)]
         self._shrink = plan.quorum == "shrink"
         start = history.start
@@ -98,14 +98,14 @@ class Engine:
         device = torch.device(plan.device)
         if plan.device != "cpu" and not torch.cuda.is_available():
             raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
-        self._players: list[Player] = []
+        self._players: list[WorkerReplay] = []
         self._offered: dict[tuple[int, int], tuple[Vector, float]] = {}  # to means that not all members came to have
         for life in history.lives:
             there = device
             if plan.device == "cuda":
                 there = torch.device("cuda", life.rank % torch.cuda.device_count())
             own = task.on(there) if there.type != "cpu" else task
-            player = Player(life, scheme, own, plan.seed, self.workers, there, self._judge)
+            player = WorkerReplay(life, scheme, own, plan.seed, self.workers, there, self._judge)
             begun_in = life.begun["generation"]
             from_ = start if not begun_in else None
             player.begin(from_, x0, task.buffers(), history.path)
@@ -113,8 +113,8 @@ class Engine:
         self.generation = self.position = 0
         self._centre: State | None = None
 
-    def _desk(self, state: State) -> Desk:
-        desk = Desk(self.scheme, state, self.workers)
+    def _desk(self, state: State) -> CallScheduler:
+        desk = CallScheduler(self.scheme, state, self.workers)
         x = state.x
         self._probe = probe_of(x[: x.numel() // self.servers])  # the lead server has seen its own part only
         return desk
@@ -142,7 +142,7 @@ class Engine:
             return self._start.clone()
         return self.scheme.model(self._centre).cpu().clone()
 
-    def run(self) -> Told:
+    def run(self) -> ReplayOutcome:
         try:
             with torch.no_grad():
                 self._run()
@@ -193,7 +193,7 @@ class Engine:
                 moved |= self._go(player)
             moved |= self._meet()
 
-    def _go(self, player: Player) -> bool:
+    def _go(self, player: WorkerReplay) -> bool:
         before = player.moves
         try:
             for _ in player.go(None if self.desk is not None else self.until):
@@ -203,7 +203,7 @@ class Engine:
             self._differ(player, str(parted))
         return player.moves != before
 
-    def _stepped(self, player: Player) -> None:
+    def _stepped(self, player: WorkerReplay) -> None:
         """Without a server the model is what the workers have: compare it where a checkpoint was written."""
         version = int(player.worker.state.v)
         if self._centre is None or version >= int(self._centre.v):
@@ -212,7 +212,7 @@ class Engine:
             self._compare(version, self.scheme.model(player.worker.state).cpu())
         self.watch(version)
 
-    def _look(self, player: Player) -> None:
+    def _look(self, player: WorkerReplay) -> None:
         call = player.method
         assert call is not None
         assert self.desk is not None
@@ -239,14 +239,14 @@ class Engine:
             return True
         return False
 
-    def _offer(self, pair: tuple[int, int], there: Mapping[tuple[int, int], Player]) -> tuple[Vector, float]:
+    def _offer(self, pair: tuple[int, int], there: Mapping[tuple[int, int], WorkerReplay]) -> tuple[Vector, float]:
         """What a worker has brought to a mean."""
         if pair in self._offered:
             return self._offered[pair]
         op = there[pair].arrived[pair[1]]
         return op.v, op.weight
 
-    def _present(self, rank: int, number: int, player: Player) -> dict[int, int] | None:
+    def _present(self, rank: int, number: int, player: WorkerReplay) -> dict[int, int] | None:
         """Who took part: what was written down, or else everybody, each at the mean of the same number."""
         decided = self.history.decided
         if (rank, number) in decided:
@@ -257,7 +257,7 @@ class Engine:
             return None  # it had arrived and was not waited for any more
         return dict.fromkeys(members, number)
 
-    def _perform(self, record: Record) -> None:
+    def _perform(self, record: LogRecord) -> None:
         assert self.desk is not None
         if record.kind == CALL:
             self._call(*record.values)
@@ -296,7 +296,7 @@ class Engine:
         if not call.method.silent:
             player.give(answer.result, pending)
 
-    def _caller(self, rank: int) -> Player | None:
+    def _caller(self, rank: int) -> WorkerReplay | None:
         """Whose calls count now: the last life of that worker that had begun."""
         number = self.history.living(rank, (self.generation, self.position))
         return next((p for p in self._players if (p.rank, p.life.number) == (rank, number)), None)
@@ -306,7 +306,7 @@ class Engine:
         """Whether the bits must be those of the record."""
         return self.what_if is None
 
-    def _judge(self, player: Player, recorded: float, loss: float) -> None:
+    def _judge(self, player: WorkerReplay, recorded: float, loss: float) -> None:
         self.told.gradients += 1
         if self._strict and recorded != loss and not (recorded != recorded and loss != loss):
             self._differ(player, f"the loss was {recorded!r} and is {loss!r}")
@@ -323,14 +323,14 @@ class Engine:
             self.told.saved = here
         noted = self.history.checkpoints.get((self.generation, version))
         if noted is not None and here != noted:
-            self.told.difference = Difference(version, f"checkpoint {version}", "the model has other bits")
+            self.told.difference = ReplayDifference(version, f"checkpoint {version}", "the model has other bits")
             raise _Differs
         if noted is not None and version not in self.told.matched:
             self.told.matched.append(version)
 
-    def _differ(self, player: Player | None, text: str) -> None:
+    def _differ(self, player: WorkerReplay | None, text: str) -> None:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
-        self.told.difference = Difference(self.updates, where, text)
+        self.told.difference = ReplayDifference(self.updates, where, text)
         raise _Differs
 
 

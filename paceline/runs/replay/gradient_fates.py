@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint, load
-from paceline.runs.order_history import History, Life
+from paceline.runs.order_history import History, WorkerLife
 from paceline.runs.order_log import (
     CALL,
     DECIDED,
@@ -27,7 +27,7 @@ from paceline.runs.order_log import (
     ROSE,
     SAVE,
     STEP,
-    Record,
+    LogRecord,
     returned,
 )
 from paceline.runs.run_directory import RunDirectory
@@ -62,7 +62,7 @@ class _Launch:
 
 
 @dataclass
-class Worker:
+class WorkerFates:
     """One worker's gradients so far."""
 
     rank: int
@@ -118,12 +118,12 @@ def undo(draws: list[Draw], step: int, moment: Moment, *, served: bool) -> None:
             one.fate = "rolled back"
 
 
-def workers_of(launches: list[History], scheme: Scheme) -> tuple[list[Worker], dict[int, Moment]]:
+def workers_of(launches: list[History], scheme: Scheme) -> tuple[list[WorkerFates], dict[int, Moment]]:
     """Every worker's gradients, and when the server's part of which checkpoint was put together."""
     served = bool(scheme.methods)
     reads = [scheme.methods[name].reads for name in sorted(scheme.methods)]
     saves: dict[int, Moment] = {0: (0, 0, -1)}
-    workers = [Worker(rank) for rank in range(launches[0].plan.workers if launches else 0)]
+    workers = [WorkerFates(rank) for rank in range(launches[0].plan.workers if launches else 0)]
     for one in workers:
         one.boundary()
     for number, history in enumerate(launches):
@@ -164,7 +164,7 @@ def _read(number: int, history: History, saves: dict[int, Moment], *, served: bo
     return launch
 
 
-def _read_means(launch: _Launch, life: Life) -> None:
+def _read_means(launch: _Launch, life: WorkerLife) -> None:
     """Who took part in which mean, where it was not everybody; and which were taken for certain."""
     generation, version, open_ = life.begun["generation"], life.begun["v"], False
     for record in life.records:
@@ -184,7 +184,7 @@ def _read_means(launch: _Launch, life: Life) -> None:
             open_ = False
 
 
-def _follow(worker: Worker, launch: _Launch, scheme: Scheme, reads: list[bool]) -> None:
+def _follow(worker: WorkerFates, launch: _Launch, scheme: Scheme, reads: list[bool]) -> None:
     """One worker through one launch."""
     served = bool(scheme.methods)
     generation = 0
@@ -219,7 +219,7 @@ def _follow(worker: Worker, launch: _Launch, scheme: Scheme, reads: list[bool]) 
     advance_to(max(launch.returns, default=0))
 
 
-def _succeed(worker: Worker, told: dict[str, Any], *, served: bool) -> None:
+def _succeed(worker: WorkerFates, told: dict[str, Any], *, served: bool) -> None:
     """A life begins with the cells that it says: where there is a server they are its predecessor's own, and hold what
     that had gathered in steps that it had ended."""
     ended = told["t"] > worker.t  # it died between the end of a step and the record of it
@@ -231,7 +231,7 @@ def _succeed(worker: Worker, told: dict[str, Any], *, served: bool) -> None:
     worker.boundary()
 
 
-def _heed(worker: Worker, record: Record, scheme: Scheme, launch: _Launch, generation: int) -> None:
+def _heed(worker: WorkerFates, record: LogRecord, scheme: Scheme, launch: _Launch, generation: int) -> None:
     if record.kind == GRAD:
         worker.draw()
     elif record.kind == MEAN and not scheme.methods:
@@ -248,7 +248,7 @@ def _heed(worker: Worker, record: Record, scheme: Scheme, launch: _Launch, gener
         worker.number = worker.counted  # what its last step had begun is computed again by whoever goes on
 
 
-def _took_part(worker: Worker, launch: _Launch, generation: int, number: int) -> bool:
+def _took_part(worker: WorkerFates, launch: _Launch, generation: int, number: int) -> bool:
     """Whether a mean that a worker had arrived at was taken with its vector."""
     if (worker.rank, number) in launch.history.decided:
         return True

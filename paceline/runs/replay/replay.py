@@ -16,7 +16,7 @@ from paceline.result import digest
 from paceline.runs import checkpoint, fingerprint, order_history
 from paceline.runs.data_digest import data_of
 from paceline.runs.order_history import History
-from paceline.runs.replay.engine import Difference, Engine
+from paceline.runs.replay.engine import ReplayDifference, ReplayEngine
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 from paceline.state import Vector
@@ -34,7 +34,7 @@ class Replayed:
     recorded_digest: str | None  # None: the run has saved nothing, or something else was asked for than its end
     recorded_updates: int | None  # of which that digest is: a run that failed has saved less than it had reached
     checkpoints: list[int]  # those that matched
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
     hints: list[str] = field(default_factory=list)
     cut: bool = False  # the log has no end: it was repeated as far as it goes
     metrics: dict[str, float] = field(default_factory=dict)  # asked for by until or what_if
@@ -120,7 +120,7 @@ def _repeated(
         scheme, task = _of(launch, objects)
         torch.set_num_threads(plan.threads)
         changed = None if what_if is None else (since, _checked(scheme, what_if, plan.workers))
-        engine = Engine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
+        engine = ReplayEngine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
         if until is not None and not last and launches[number + 1].start_step() < until:
             engine.until = None
         outcome = engine.run()
@@ -141,7 +141,7 @@ def _repeated(
     if outcome.difference is None and recorded is not None and recorded != saved:
         assert claimed is not None
         what = "other bits" if saved is not None else "no moment at which it could have been saved"
-        outcome.difference = Difference(claimed, "the end", f"the vector that the run has saved has {what} here")
+        outcome.difference = ReplayDifference(claimed, "the end", f"the vector that the run has saved has {what} here")
     asked = until is not None or what_if is not None
     return Replayed(
         match=outcome.difference is None,

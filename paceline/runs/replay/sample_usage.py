@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ledger:
+class SampleUsage:
     """All gradients of a run, and how its samples are drawn."""
 
     uses: list[Use]
@@ -86,7 +86,7 @@ class Ledger:
         return [use for use in self.uses if sample in streams[use.rank].indices(use.batch)]
 
 
-def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> Ledger:
+def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> SampleUsage:
     """The ledger of a recorded run."""
     directory = RunDirectory.open(run)
     launches = order_history.read_all(directory.path)
@@ -102,4 +102,4 @@ def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None 
         Use(one.rank, one.batch, one.fate or "lost", one.update)
         for one in gradient_fates.draws(directory, launches, kind)
     ]
-    return Ledger(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)
+    return SampleUsage(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)

@@ -16,9 +16,9 @@ from paceline.config import build
 from paceline.errors import DataError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.order_history import Life
+from paceline.runs.order_history import WorkerLife
 from paceline.runs.order_log import ASK, CHANGE, DECIDED, END, GRAD, MEAN, NOTE, POST, READ, STEP
-from paceline.runtime.step_driver import Driver
+from paceline.runtime.step_driver import StepDriver
 from paceline.scheme import Scheme
 from paceline.state import State
 from paceline.task import Batch, Task
@@ -37,22 +37,22 @@ class Parted(Exception):
     """What is repeated has gone another way than what was recorded."""
 
 
-class _Ended(Exception):
+class _LifeEnded(Exception):
     """The log goes no further: here the run ended, the worker died, or everybody went back."""
 
 
-class Player:
+class WorkerReplay:
     """One life. `go` runs until something is needed that others give; `needs` says what that is."""
 
     def __init__(
         self,
-        life: Life,
+        life: WorkerLife,
         scheme: Scheme,
         task: Task,
         seed: int,
         workers: int,
         device: torch.device,
-        judge: Callable[[Player, float, float], None],
+        judge: Callable[[WorkerReplay, float, float], None],
     ) -> None:
         self.life, self.task, self.seed, self.workers, self.device = life, task, seed, workers, device
         self.rank = life.rank
@@ -104,7 +104,7 @@ class Player:
         self.buffers = {name: buffer.to(self.device) for name, buffer in buffers.items()}
         self.gradients = begun["gradients"]
         self._batches: Iterator[Batch] = self.task.batches(self.rank, self.workers, self.seed, first=self.gradients)
-        self._driver = Driver(self.scheme, self.worker)
+        self._driver = StepDriver(self.scheme, self.worker)
 
     def go_back(self, generation: int, saved: Checkpoint) -> bool:
         """Everybody goes back to a checkpoint: skip what was under way. False if this life does not reach that far, or
@@ -164,7 +164,7 @@ class Player:
                 return
             try:
                 stepped = self._advance()
-            except _Ended:
+            except _LifeEnded:
                 if self._next is not None and self._next.kind == NOTE:
                     self.returning = self._next.values[0]["return"]
                 else:
@@ -181,7 +181,7 @@ class Player:
             self._consume()
         record = self._next
         if record is None or record.kind == END or (record.kind == NOTE and "return" in record.values[0]):
-            raise _Ended
+            raise _LifeEnded
         if record.kind != kind:
             raise Parted(f"it comes to {what}, which is not what was recorded")
         self._consume()
