@@ -55,7 +55,7 @@ class Member:
             path = Path(inspect.getsourcefile(value) or "?").resolve()
         except TypeError:  # made in C
             return "?"
-        root = Path(__file__).resolve().parent.parent
+        root = Path(__file__).resolve().parents[2]
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 

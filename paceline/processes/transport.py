@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from paceline.config.endpoint import Endpoint
     from paceline.ops import Mean
-    from paceline.processes.calls.landing import ReceiveBuffer
     from paceline.processes.calls.mailbox import Mailbox
-    from paceline.processes.calls.owed import PendingReplies
+    from paceline.processes.calls.zero_copy import PendingReplies, ReceiveBuffer
     from paceline.processes.memory.byte_ranges import Span
     from paceline.processes.memory.run_memory import RunMemory
     from paceline.runs.order_log import OrderLogWriter

@@ -20,9 +20,7 @@ from paceline.api.simulate import simulate
 from paceline.network.calls.tcp_client import TcpClient
 from paceline.network.calls.tcp_connection import TcpConnection
 from paceline.network.secure.channel import Closed
-from paceline.processes.calls.landing import ReceiveBuffer
-from paceline.processes.calls.owed import LARGE, PendingReplies
-from paceline.processes.calls.recycled import SMALLEST
+from paceline.processes.calls.zero_copy import LARGE, SMALLEST, PendingReplies, ReceiveBuffer
 from paceline.runs.replay.replay import replay
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.task import Task

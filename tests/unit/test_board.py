@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from theatre import PATIENCE, Company, played
+from memory_fixture import PATIENCE, Company, played
 
 from paceline.processes.memory.board import LANES, RUNNING, STOP, STOPPING, Board
 from paceline.processes.memory.wakeup import Wakeup

@@ -206,7 +206,7 @@ class TestKeeping:
 FULL = """
 import resource, signal, sys, torch
 from pathlib import Path
-from paceline import checkpoint
+from paceline.runs import checkpoint
 from paceline.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
@@ -219,8 +219,8 @@ except RunError as error:
 KILLED = """
 import os, sys, torch
 from pathlib import Path
-from paceline import checkpoint, durable
-durable.put = lambda *_: os._exit(9)
+from paceline.runs import atomic_files, checkpoint
+atomic_files.put = lambda *_: os._exit(9)
 checkpoint.save(Path(sys.argv[1]), 2, {"model": torch.ones(10)}, {})
 """
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.errors import UnknownName, UsageError
-from paceline.rules import SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSprop, Rule, made, rules
+from paceline.rules import SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSprop, Rule, rules
 from paceline.state import State
 
 CASES: list[tuple[Rule, type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -147,12 +147,12 @@ def test_a_window_at_rate_0_moves_nothing() -> None:
 
 
 def test_rules_by_name() -> None:
-    assert made("adam", beta1=0.5) == Adam(beta1=0.5)
+    assert Rule.from_name("adam") == Adam()
     assert sorted(rules()) == ["adagrad", "adam", "adamw", "momentum", "nesterov", "rmsprop", "sgd"]
     with pytest.raises(UnknownName, match=r"no rule 'adm'; did you mean 'adam'\?"):
-        made("adm")
+        Rule.from_name("adm")
     with pytest.raises(UsageError, match="no rule 'zzzz'; there are: adagrad, adam, "):
-        made("zzzz")
+        Rule.from_name("zzzz")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from theatre import PATIENCE, Company, Theatre, waiting
+from memory_fixture import PATIENCE, Company, Theatre, waiting
 
 from paceline.errors import SchemeError
 from paceline.ops import Mean

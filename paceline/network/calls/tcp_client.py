@@ -19,8 +19,8 @@ from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WEL
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.calls.landing import ReceiveBuffer
 from paceline.processes.calls.mailbox import Mailbox, got, put
+from paceline.processes.calls.zero_copy import ReceiveBuffer
 from paceline.processes.memory.board import FAILED, LANES, STOP
 from paceline.processes.memory.byte_ranges import Pieces, ShardRange, Span, WritableRanges, of_spans, of_words
 from paceline.processes.memory.call_codec import check

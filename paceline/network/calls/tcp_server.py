@@ -22,7 +22,7 @@ from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, enter, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Mailbox, got, put, understood
-from paceline.processes.calls.owed import PendingReplies
+from paceline.processes.calls.zero_copy import PendingReplies
 from paceline.processes.memory.board import GENERATION, LANES, STOP
 from paceline.processes.memory.byte_ranges import Piece, ShardRange, WritableRanges, of_words
 from paceline.processes.memory.call_codec import check, decode

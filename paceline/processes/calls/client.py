@@ -12,9 +12,8 @@ from torch import Tensor
 
 from paceline.errors import SchemeError
 from paceline.ops import Call
-from paceline.processes.calls.landing import ReceiveBuffer
 from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Mailbox, got, put
-from paceline.processes.calls.recycled import SMALLEST, BufferPool, over
+from paceline.processes.calls.zero_copy import SMALLEST, BufferPool, ReceiveBuffer, over
 from paceline.processes.memory.board import FAILED, GENERATION, LANES, STOP, fence
 from paceline.processes.memory.byte_ranges import Span, size_of
 from paceline.processes.memory.call_codec import decode, encode

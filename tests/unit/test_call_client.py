@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from theatre import Company, Theatre
+from memory_fixture import Company, Theatre
 
 from paceline.errors import SchemeError
 from paceline.fields import Rate

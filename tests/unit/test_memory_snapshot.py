@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from theatre import Company, Theatre
+from memory_fixture import Company, Theatre
 from torch import Tensor
 
 from paceline.errors import DataError, UsageError

@@ -1,7 +1,7 @@
 """What no node would send on purpose: nothing is written where it must not be, nobody crashes, nobody waits.
 
 As in test_fuzz_net.py: hypothesis draws bytes, which are read as a script of frames. The suite runs 20,000 frames, the
-same ones each time; `PACELINE_FUZZ=5000000 python -m pytest tests/unit/test_fuzz_wire.py` runs others, as many as it
+same ones each time; `PACELINE_FUZZ=5000000 python -m pytest tests/unit/test_fuzz_tcp_connection.py` runs others, as many as it
 says.
 """
 
@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from far_ends import Pair, Server, bytes_of, opened, said, server, small, worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from remote_ends import Pair, Server, bytes_of, opened, said, server, small, worker
 
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import TcpClient
@@ -32,9 +32,9 @@ from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, PIE
 from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
-from paceline.processes.calls import owed as owing
-from paceline.processes.calls.landing import ReceiveBuffer
+from paceline.processes.calls import zero_copy
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, put, received
+from paceline.processes.calls.zero_copy import ReceiveBuffer
 from paceline.processes.memory.board import LANES, STOP, Board
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.call_codec import MOST, TENSOR, TEXT, decode, encode
@@ -231,7 +231,7 @@ class Visit:
 @given(scripts())
 def test_a_worker_at_the_door(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch, server() as made, contextlib.redirect_stdout(None):
-        patch.setattr(owing, "LARGE", 4)
+        patch.setattr(zero_copy, "LARGE", 4)
         made.board.posted[1] = made.board.answered[0][1] = 3  # it may ask for that answer again
         places = Places(made.stage)
         spans = made.stage.spans_from_worker(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from theatre import played
+from memory_fixture import played
 
 from paceline.errors import UsageError
 from paceline.fields import Rate

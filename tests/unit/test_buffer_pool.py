@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.processes.calls.recycled import BLOCKS, SMALLEST, BufferPool
+from paceline.processes.calls.zero_copy import BLOCKS, SMALLEST, BufferPool
 
 LARGE = SMALLEST // 4
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from far_ends import LENGTH, Server, bytes_of, is_open, opened, said, server, small, worker
-from theatre import Company, Theatre, waiting
+from memory_fixture import Company, Theatre, waiting
+from remote_ends import LENGTH, Server, bytes_of, is_open, opened, said, server, small, worker
 
 from paceline.network.calls import tcp_server as doors
 from paceline.network.calls.tcp_client import address_of, words_of

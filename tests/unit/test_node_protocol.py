@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from far_ends import segment
+from remote_ends import segment
 
 from paceline.network.nodes import protocol
 from paceline.network.nodes.protocol import CHUNK, FILE, LIMITS, PIECES, TAKEN, Bulk, Inbox, write_piece

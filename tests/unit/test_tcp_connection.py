@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from far_ends import Pair, bytes_of, segment
+from remote_ends import Pair, bytes_of, segment
 
 from paceline.network.calls.tcp_connection import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Message
 from paceline.network.secure.channel import Closed, ProtocolError

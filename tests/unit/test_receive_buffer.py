@@ -6,11 +6,11 @@ import mmap
 import socket
 
 import torch
-from far_ends import LENGTH, bytes_of, said, worker
+from remote_ends import LENGTH, bytes_of, said, worker
 
 from paceline.network.calls.tcp_client import TcpClient
 from paceline.network.calls.tcp_connection import REPLY
-from paceline.processes.calls.landing import ReceiveBuffer
+from paceline.processes.calls.zero_copy import ReceiveBuffer
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import RunMemory
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from theatre import Theatre
+from memory_fixture import Theatre
 
 from paceline.config.endpoint import Endpoint
 from paceline.fields import Rate

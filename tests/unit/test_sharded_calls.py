@@ -9,12 +9,12 @@ import torch
 from machine import Spoilt, engine
 
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.simulator.cost import Cost, Exponential, Times
+from paceline.simulator.cost import ComputeTime, Cost, Exponential
 from paceline.simulator.faults import Fault
 from paceline.worker import Worker
 
 
-def hogwild(chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0), access: Times | float = 1.0) -> list[list[float]]:
+def hogwild(chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0), access: ComputeTime | float = 1.0) -> list[list[float]]:
     """What a fast worker reads while slow ones add 1 to every coordinate."""
     reads: list[list[float]] = []
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from theatre import played
+from memory_fixture import played
 
 from paceline.errors import RunError
 from paceline.processes.memory.call_codec import DTYPES

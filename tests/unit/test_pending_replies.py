@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from far_ends import LENGTH, Server, server
+from remote_ends import LENGTH, Server, server
 
-from paceline.processes.calls import owed
-from paceline.processes.calls.owed import PendingReplies
+from paceline.processes.calls import zero_copy
+from paceline.processes.calls.zero_copy import PendingReplies
 from paceline.processes.memory.board import LANES
 
 SIZE = 4 * LENGTH
@@ -15,7 +15,7 @@ SIZE = 4 * LENGTH
 
 @pytest.fixture(autouse=True)
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owed, "LARGE", SIZE)
+    monkeypatch.setattr(zero_copy, "LARGE", SIZE)
 
 
 def places(made: Server, index: int) -> tuple[int, int]:
@@ -79,7 +79,7 @@ def test_servers_of_one_node_have_accounts_of_their_own() -> None:
     with server(servers=2) as made:
         other = PendingReplies(made.stage, 1, made.lanes)
         part = made.stage.shard_state(1).x
-        owed.LARGE = 4
+        zero_copy.LARGE = 4
         assert other.note(made.lanes[0], part, made.lanes[0].reply_at)
         assert made.door.owed.of(made.lanes[0]) is None
         assert not PendingReplies(made.stage, 0, made.lanes)

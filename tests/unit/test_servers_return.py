@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_shared_transport import LENGTH, Ledgered
-from theatre import Theatre
+from memory_fixture import Theatre
+from test_call_client import LENGTH, Ledgered
 
 from paceline.config import build
 from paceline.network.calls.tcp_client import TcpClient

@@ -57,13 +57,13 @@ def test_a_counter_counts_inside_and_gives_back_what_was_there(number: signal.Si
 
 WORK = """
 import os, signal
-from paceline import interrupts
+from paceline import signals
 {before}
-interrupts.raise_while_working()
+signals.raise_while_working()
 try:
     os.kill(os.getpid(), signal.{name})
     print("lives")
-except interrupts.Interrupted as asked:
+except signals.Interrupted as asked:
     print("asked", asked.code, flush=True)
     os.kill(os.getpid(), signal.{name})
     print("lives after the second one")

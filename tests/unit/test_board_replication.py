@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from far_ends import opened, small
+from remote_ends import opened, small
 
 from paceline.network.nodes.board_replication import PAIR, BoardReplica
 from paceline.processes.memory.board import FAILED, GENERATION, RUNNING, STOP, STOPPING, Board
