@@ -104,7 +104,7 @@ def ours(
 
     def launcher(*given: Any, **more: Any) -> Launcher:
         made = Launcher(*given, **more)
-        made._props = dataclasses.replace(made._props, node=Endpoint(certificates=certificates))
+        made._context = dataclasses.replace(made._context, node=Endpoint(certificates=certificates))
         return made
 
     execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)

@@ -34,4 +34,4 @@ class TcpCollective(Connected):
             patience=UNREACHED * memory.plan.patience,
             building=request.building,
         )
-        return TcpGroup(request.place, len(request.members), connections, watch=memory.bells, ring=request.ring)
+        return TcpGroup(request.place, len(request.members), connections, watch=memory.wakeup, ring=request.ring)

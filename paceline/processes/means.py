@@ -37,14 +37,14 @@ class SharedMean:
 class SharedMeans:
     """One worker's side of all means."""
 
-    def __init__(self, stage: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
-        self.stage, self.rank, self._wait_for = stage, rank, wait_for
-        self._board = stage.board
-        self._hold = stage.plan.quorum == "hold"
-        self._everybody = tuple(range(stage.plan.workers))
-        self._slots = [stage.layout.places[f"slot.{r}"] for r in self._everybody]
-        self._sums = [stage.layout.places[f"sum.{r}"] for r in self._everybody]
-        grads = [stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
+    def __init__(self, memory: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+        self.memory, self.rank, self._wait_for = memory, rank, wait_for
+        self._board = memory.board
+        self._hold = memory.plan.quorum == "hold"
+        self._everybody = tuple(range(memory.plan.workers))
+        self._slots = [memory.layout.places[f"slot.{r}"] for r in self._everybody]
+        self._sums = [memory.layout.places[f"sum.{r}"] for r in self._everybody]
+        grads = [memory.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
         self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> who may still read it
         self._grads = frozenset(grads)
         self._open: SharedMean | None = None
@@ -83,7 +83,7 @@ class SharedMeans:
 
     def _place(self, v: Vector, size: int, number: int, small: bool) -> int:
         """Where the others find v: where it lies, if it stays as it is until they have read it, else in a slot."""
-        segment = self.stage.segment
+        segment = self.memory.segment
         place = segment.offset(v)
         if place is not None and (place in self._grads or not small):
             return place  # a small mean is left before all have read it, and then only gradients are left alone
@@ -111,7 +111,7 @@ class SharedMeans:
         lead = next(d for d in members if board.row_valid[d] and board.joint[d][rank] == meeting.number)
         row = board.joint[lead].tolist()
         present = [r for r in members if row[r]]
-        v, segment = meeting.op.v, self.stage.segment
+        v, segment = meeting.op.v, self.memory.segment
         words = [2 * r + row[r] % 2 for r in present]
         vectors = [segment.tensor(board.slot[word], v.dtype, (v.numel(),)) for word in words]
         weights = [board.weight[word] for word in words]
@@ -155,7 +155,7 @@ class SharedMeans:
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Wait for something else; the others need nothing of this worker meanwhile."""
-        self.stage.bells.wait(ready)
+        self.memory.wakeup.wait(ready)
 
     def rung(self) -> bool:
         """Whether the others may want something: what they need lies in shared memory."""
@@ -224,16 +224,16 @@ class SharedMeans:
     def _take_in(self, members: tuple[int, ...]) -> bool:
         """Where there is no server, let those who are back copy this worker's cells while it stands still."""
         board = self._board
-        if self.stage.scheme.methods or not board.first_await[self.rank]:
+        if self.memory.scheme.methods or not board.first_await[self.rank]:
             return False
         waiting = [other for other in members if board.joining[other]]
         for other in waiting:
             if board.grant[other] != 1 + self.rank:
                 board.grant[other] = 1 + self.rank
-                self.stage.bells.ring(other)
+                self.memory.wakeup.ring(other)
         return bool(waiting)
 
     def _wake(self, members: Any) -> None:
         for other in members:
             if other != self.rank:
-                self.stage.bells.ring(other)
+                self.memory.wakeup.ring(other)

@@ -38,15 +38,15 @@ class RemoteCalls(Protocol):
         """How many servers are on other nodes."""
         ...
 
-    def post(self, lane: Mailbox, words: array[int], spans: list[Span]) -> None:
+    def post(self, mailbox: Mailbox, words: array[int], spans: list[Span]) -> None:
         """Send a call that is in a mailbox of this node."""
         ...
 
-    def expect(self, lane: Mailbox, landing: ReceiveBuffer) -> None:
+    def expect(self, mailbox: Mailbox, landing: ReceiveBuffer) -> None:
         """Where the reply to a call may be received."""
         ...
 
-    def landed(self, lane: Mailbox) -> ReceiveBuffer | None:
+    def landed(self, mailbox: Mailbox) -> ReceiveBuffer | None:
         """Where a reply was received, if all of it came where it was expected."""
         ...
 
@@ -76,7 +76,7 @@ class CallPort(Protocol):
         """Whether a worker is on another node."""
         ...
 
-    def answer(self, lane: Mailbox) -> None:
+    def answer(self, mailbox: Mailbox) -> None:
         """Send a reply."""
         ...
 
@@ -109,12 +109,12 @@ class Transport(Protocol):
     name: ClassVar[str]
 
     def calls(
-        self, memory: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]
+        self, memory: RunMemory, rank: int, mailboxes: list[Mailbox], ended: Callable[[], bool]
     ) -> RemoteCalls | None:
         """A worker's way to servers of other nodes."""
         ...
 
-    def port(self, memory: RunMemory, shard: int, lanes: list[Mailbox]) -> CallPort | None:
+    def port(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> CallPort | None:
         """A server's port for workers of other nodes."""
         ...
 

@@ -13,10 +13,10 @@ class SharedMemoryTransport:
 
     name = "shared-memory"
 
-    def calls(self, memory: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]) -> None:
+    def calls(self, memory: RunMemory, rank: int, mailboxes: list[Mailbox], ended: Callable[[], bool]) -> None:
         return None
 
-    def port(self, memory: RunMemory, shard: int, lanes: list[Mailbox]) -> None:
+    def port(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> None:
         return None
 
     def order(self, memory: RunMemory, shard: int) -> None:

@@ -15,11 +15,11 @@ class TcpTransport:
 
     name = "tcp"
 
-    def calls(self, memory: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]) -> TcpClient:
-        return TcpClient(memory, rank, lanes, ended)
+    def calls(self, memory: RunMemory, rank: int, mailboxes: list[Mailbox], ended: Callable[[], bool]) -> TcpClient:
+        return TcpClient(memory, rank, mailboxes, ended)
 
-    def port(self, memory: RunMemory, shard: int, lanes: list[Mailbox]) -> TcpServer:
-        return TcpServer(memory, shard, lanes)
+    def port(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> TcpServer:
+        return TcpServer(memory, shard, mailboxes)
 
     def order(self, memory: RunMemory, shard: int) -> OrderFollower:
         return OrderFollower(memory, shard)

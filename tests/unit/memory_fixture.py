@@ -49,27 +49,27 @@ class Theatre:
             self.board.alive[rank] = self.board.known[rank] = 1
         self.board.put("goal", -1)
         self.board.put("checkpoint", -1)
-        self._bells = Wakeup.create(self.board.roles)
+        self._wakeup = Wakeup.create(self.board.roles)
         self._state = anonymous("paceline-test")
-        chief = RunMemory(self.plan, scheme, self.board, Wakeup(self.board, self._bells, 0), self._state)
+        chief = RunMemory(self.plan, scheme, self.board, Wakeup(self.board, self._wakeup, 0), self._state)
         chief.lay_out(x0, {}, {})
         self.board.put("ready", 1)
 
-    def stage(self, place: int) -> RunMemory:
+    def memory(self, place: int) -> RunMemory:
         """A process's own view; `place` is the number of its bell."""
-        stage = RunMemory(self.plan, self.scheme, self.board, Wakeup(self.board, self._bells, place), self._state)
-        stage.open()
-        return stage
+        memory = RunMemory(self.plan, self.scheme, self.board, Wakeup(self.board, self._wakeup, place), self._state)
+        memory.open()
+        return memory
 
     def link(self, rank: int) -> CallClient:
-        stage = self.stage(rank)
-        return CallClient(stage, rank, waiting(stage))
+        memory = self.memory(rank)
+        return CallClient(memory, rank, waiting(memory))
 
     def serve(self, shard: int) -> Callable[[], None]:
         """A server's whole life, for a process of its own; it ends when all workers have gone."""
 
         def play() -> None:
-            Server(self.stage(self.board.server_place(shard)), shard).run()
+            Server(self.memory(self.board.server_place(shard)), shard).run()
 
         return play
 
@@ -80,7 +80,7 @@ class Theatre:
         """A worker has said goodbye."""
         self.board.alive[rank] = 0
         self.board.gone[rank] = self.board.parted[rank] = 1
-        self.stage(rank).bells.ring_all()
+        self.memory(rank).wakeup.ring_all()
 
     def all_gone(self) -> None:
         for rank in range(self.plan.workers):
@@ -89,16 +89,16 @@ class Theatre:
     def died(self, rank: int) -> None:
         """What a launcher does when it hears of a death."""
         self.board.alive[rank] = self.board.at_key[rank] = 0
-        self.stage(rank).bells.ring_all()
+        self.memory(rank).wakeup.ring_all()
 
     def close(self) -> None:
-        for descriptor in (*self._bells, self._state, self.board.descriptor):
+        for descriptor in (*self._wakeup, self._state, self.board.descriptor):
             os.close(descriptor)
 
 
-def waiting(stage: RunMemory) -> Callable[[Callable[[], bool], str], None]:
+def waiting(memory: RunMemory) -> Callable[[Callable[[], bool], str], None]:
     def wait_for(ready: Callable[[], bool], what: str) -> None:
-        assert stage.bells.wait(ready, PATIENCE), f"waited too long for {what}"
+        assert memory.wakeup.wait(ready, PATIENCE), f"waited too long for {what}"
 
     return wait_for
 

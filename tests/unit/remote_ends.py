@@ -26,7 +26,7 @@ from paceline.network.calls.tcp_connection import HEAD, WELCOME, Message, TcpCon
 from paceline.network.calls.tcp_server import TcpServer
 from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory import run_memory as stages
-from paceline.processes.memory.board import LANES
+from paceline.processes.memory.board import MAILBOXES
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import Segment, anonymous
@@ -62,7 +62,7 @@ class Exchange(Scheme, name="exchange"):
 
 def bytes_of(
     kind: int,
-    lane: int = 0,
+    mailbox: int = 0,
     number: int = 0,
     value: int = 0,
     more: int = 0,
@@ -76,7 +76,7 @@ def bytes_of(
     """A message as it goes over the wire. `counts`: of words and pieces, if the head is to lie."""
     claimed = counts or (len(words), len(pieces))
     about = array("q", [*words, *(one for piece in pieces for one in piece)])
-    return HEAD.pack(kind, zero, lane, number, value, more, *claimed) + about.tobytes() + data
+    return HEAD.pack(kind, zero, mailbox, number, value, more, *claimed) + about.tobytes() + data
 
 
 def segment(size: int = 1 << 14) -> Segment:
@@ -90,7 +90,7 @@ def segment(size: int = 1 << 14) -> Segment:
 def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[tuple[Theatre, RunMemory]]:
     """A stage of few bytes on one node; on the other are the servers (if this is the workers') or the workers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "LANE_BYTES", 1 << 12)
+        patch.setattr(stages, "MAILBOX_BYTES", 1 << 12)
         theatre = Theatre(Exchange(), torch.arange(float(LENGTH)), workers=workers, servers=servers)
     try:
         theatre.board.server_node[0] = 1
@@ -101,9 +101,9 @@ def small(node: int, far: int, workers: int = 2, servers: int = 1) -> Iterator[t
 
 
 def opened(theatre: Theatre, node: int, place: int) -> RunMemory:
-    bells = Wakeup(theatre.board, theatre._bells, place)
+    wakeup = Wakeup(theatre.board, theatre._wakeup, place)
     made = RunMemory(
-        theatre.plan, theatre.scheme, theatre.board, bells, theatre._state, Endpoint(number=node, secret=SECRET)
+        theatre.plan, theatre.scheme, theatre.board, wakeup, theatre._state, Endpoint(number=node, secret=SECRET)
     )
     made.open()
     return made
@@ -129,10 +129,10 @@ class Waiting:
 class Server:
     """A server's door, into which anything can be said."""
 
-    def __init__(self, theatre: Theatre, stage: RunMemory) -> None:
-        self.theatre, self.stage, self.board = theatre, stage, theatre.board
-        self.lanes = [Mailbox(stage, rank, k) for rank in range(theatre.plan.workers) for k in range(LANES)]
-        self.door = TcpServer(stage, 0, self.lanes)
+    def __init__(self, theatre: Theatre, memory: RunMemory) -> None:
+        self.theatre, self.memory, self.board = theatre, memory, theatre.board
+        self.mailboxes = [Mailbox(memory, rank, k) for rank in range(theatre.plan.workers) for k in range(MAILBOXES)]
+        self.door = TcpServer(memory, 0, self.mailboxes)
         self.door._gate.close()
         self.gate = Waiting()
         self._near: list[socket.socket] = []
@@ -149,7 +149,7 @@ class Server:
 
     def hear(self, data: bytes, connection: socket.socket) -> bool:
         """Say something; whether the connection is still open afterwards."""
-        return said(data, connection, self.stage.bells.look)
+        return said(data, connection, self.memory.wakeup.look)
 
     def close(self) -> None:
         for connection in self._near:
@@ -159,8 +159,8 @@ class Server:
 
 @contextmanager
 def server(servers: int = 1) -> Iterator[Server]:
-    with small(1, 0, servers=servers) as (theatre, stage):
-        made = Server(theatre, stage)
+    with small(1, 0, servers=servers) as (theatre, memory):
+        made = Server(theatre, memory)
         try:
             yield made
         finally:
@@ -170,10 +170,10 @@ def server(servers: int = 1) -> Iterator[Server]:
 @contextmanager
 def worker(rank: int = 0) -> Iterator[tuple[Theatre, RunMemory, TcpClient, socket.socket]]:
     """A worker's reach, and the server's end of its connection: the server has said WELCOME."""
-    with small(0, 1) as (theatre, stage), pytest.MonkeyPatch.context() as patch:
+    with small(0, 1) as (theatre, memory), pytest.MonkeyPatch.context() as patch:
         near, far = socket.socketpair()
         near.setblocking(False)
-        near.sendall(bytes_of(WELCOME, words=[0] * (2 * LANES)))
+        near.sendall(bytes_of(WELCOME, words=[0] * (2 * MAILBOXES)))
         ends = [far]
 
         def enter(*_: Any, **__: Any) -> socket.socket:
@@ -183,11 +183,11 @@ def worker(rank: int = 0) -> Iterator[tuple[Theatre, RunMemory, TcpClient, socke
 
         patch.setattr(tcp_client, "enter", enter)
         theatre.board.server_port[0] = 1
-        lanes = [Mailbox(stage, rank, number) for number in range(LANES)]
-        reach = TcpClient(stage, rank, lanes, lambda: False)
+        mailboxes = [Mailbox(memory, rank, number) for number in range(MAILBOXES)]
+        reach = TcpClient(memory, rank, mailboxes, lambda: False)
         assert near.recv(HEAD.size)  # its HELLO
         try:
-            yield theatre, stage, reach, near
+            yield theatre, memory, reach, near
         finally:
             for wire in reach._wires.values():
                 if wire is not None:

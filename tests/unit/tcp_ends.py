@@ -68,7 +68,7 @@ class Company:
     def __post_init__(self) -> None:
         self.board = Board.create(self.size, 0)
         self.ends = Wakeup.create(self.board.roles)
-        self.bells = [Wakeup(self.board, self.ends, rank) for rank in range(self.size)]
+        self.wakeup = [Wakeup(self.board, self.ends, rank) for rank in range(self.size)]
         self.listeners = [PeerListener(LOCAL, SECRET, self.tls[0], self.lines.append) for _ in range(self.size)]
         self.pool = ThreadPoolExecutor(self.size)
 
@@ -92,10 +92,10 @@ class Company:
 
     def building(self, name: str, place: int, patience: float) -> GroupBuilder:
         names = [f"worker:{rank}" for rank in range(self.size)]
-        bells = self.bells[place]
+        wakeup = self.wakeup[place]
 
         def ring() -> None:
-            bells.ring(place)
+            wakeup.ring(place)
 
         def make(building: GroupBuilder) -> TcpGroup:
             store = StoreClient(LOCAL, self.port, SECRET, patience=PATIENCE)
@@ -104,7 +104,7 @@ class Company:
                 found = connected(store, name, place, names, mine, secret, tls, patience=patience, building=building)
             finally:
                 store.close()
-            return TcpGroup(place, self.size, found, watch=bells, ring=ring)
+            return TcpGroup(place, self.size, found, watch=wakeup, ring=ring)
 
         return GroupBuilder(make, ring)
 
@@ -114,7 +114,7 @@ class Company:
         return [task.result(PATIENCE) for task in tasks]
 
     def wait(self, place: int, exchange: Exchange) -> None:
-        assert self.bells[place].wait(lambda: exchange.over, PATIENCE), "the exchange does not end"
+        assert self.wakeup[place].wait(lambda: exchange.over, PATIENCE), "the exchange does not end"
         exchange.finish()
 
     def mean(self, group: TcpGroup, v: Vector, header: Header) -> Vector:

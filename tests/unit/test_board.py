@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from memory_fixture import PATIENCE, Company, played
 
-from paceline.processes.memory.board import LANES, RUNNING, STOP, STOPPING, Board
+from paceline.processes.memory.board import MAILBOXES, RUNNING, STOP, STOPPING, Board
 from paceline.processes.memory.wakeup import Wakeup
 
 
@@ -54,7 +54,7 @@ class TestWords:
         assert (board.get("goal"), board.t[2], board.loss[1]) == (77, 5, 0.5)
 
     def test_places(self, board: Board) -> None:
-        assert [board.lane(2, number) for number in range(LANES)] == list(range(2 * LANES, 3 * LANES))
+        assert [board.mailbox(2, number) for number in range(MAILBOXES)] == list(range(2 * MAILBOXES, 3 * MAILBOXES))
         assert [board.server_place(shard) for shard in range(2)] == [3, 4]
         assert (board.evaluator, board.launcher, board.roles) == (5, 6, 7)
         assert board.run[STOP] == RUNNING
@@ -87,10 +87,10 @@ class TestBells:
 
     def test_ringing_never_blocks(self, board: Board, ends: list[int]) -> None:
         board.sleeping[1] = 1
-        bells = Wakeup(board, ends, 0)
+        wakeup = Wakeup(board, ends, 0)
         for _ in range(100_000):
-            bells.ring(1)
-        bells.ring_all()
+            wakeup.ring(1)
+        wakeup.ring_all()
 
     @pytest.mark.parametrize("spin", [0, 50_000])
     def test_no_ring_is_lost(self, spin: int, board: Board, ends: list[int]) -> None:
@@ -98,13 +98,13 @@ class TestBells:
         rounds = 5000
 
         def player(me: int) -> None:
-            bells = Wakeup(board, ends, me)
-            bells.spin = spin
+            wakeup = Wakeup(board, ends, me)
+            wakeup.spin = spin
             for number in range(me, 2 * rounds, 2):
-                if not bells.wait(lambda number=number: board.get("ordered") == number, PATIENCE):
+                if not wakeup.wait(lambda number=number: board.get("ordered") == number, PATIENCE):
                     raise AssertionError(f"slept through round {number}")
                 board.put("ordered", number + 1)
-                bells.ring(1 - me)
+                wakeup.ring(1 - me)
 
         played(lambda: player(0), lambda: player(1))
         assert board.get("ordered") == 2 * rounds

@@ -169,8 +169,8 @@ def stages() -> Iterator[tuple[RunMemory, RunMemory, BoardReplica, BoardReplica]
     with small(0, 1) as (here, _), small(1, 0) as (there, _):
         one, other = opened(here, 0, 0), opened(there, 1, 0)
         mirrors = BoardReplica(here.board), BoardReplica(there.board)
-        for mirror, stage in zip(mirrors, (one, other), strict=True):
-            mirror.open(stage)
+        for mirror, memory in zip(mirrors, (one, other), strict=True):
+            mirror.open(memory)
         mirrors[1].hear(mirrors[0].news())
         mirrors[0].hear(mirrors[1].news())
         yield one, other, *mirrors

@@ -16,7 +16,7 @@ from paceline.fields import Rate
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import SAVE, SET
-from paceline.processes.memory.board import LANES, STOP
+from paceline.processes.memory.board import MAILBOXES, STOP
 from paceline.scheme import Scheme, State, Vector, on_server
 
 LENGTH = 7  # not a multiple of any number of servers
@@ -148,27 +148,27 @@ class TestCalls:
             assert not link.ready(waiting)
             assert [asked(link, scheme.fill(1.0)), asked(link, scheme.fill(2.0))] == [1, 2]
             assert link.collect(waiting) == 2
-            lanes = [link.post(scheme.reached(9)) for _ in range(LANES)]
-            with pytest.raises(SchemeError, match=f"has {LANES} calls under way"):
+            mailboxes = [link.post(scheme.reached(9)) for _ in range(MAILBOXES)]
+            with pytest.raises(SchemeError, match=f"has {MAILBOXES} calls under way"):
                 link.post(scheme.reached(9))
             other = theatre.link(1)
             for number in range(7):
                 asked(other, scheme.fill(float(number)))
-            assert [link.collect(lane) for lane in lanes] == [9] * LANES
+            assert [link.collect(mailbox) for mailbox in mailboxes] == [9] * MAILBOXES
 
     def test_what_no_method_of_the_scheme_does(self, servers: int) -> None:
         with world(servers) as (theatre, scheme):
             link = theatre.link(0)
             asked(link, scheme.fill(3.0))
             link.special(SAVE)
-            stage = theatre.stage(0)
-            assert stage.tensor("keep.server.x").tolist() == [3.0] * LENGTH
-            assert int(stage.tensor("keep.server.0.v")) == 1
+            memory = theatre.memory(0)
+            assert memory.tensor("keep.server.x").tolist() == [3.0] * LENGTH
+            assert int(memory.tensor("keep.server.0.v")) == 1
             link.special(SET, "lr", 0.5)
             asked(link, scheme.push(torch.ones(LENGTH)))
             assert asked(link, scheme.look())[0].tolist() == [2.5] * LENGTH
-            assert stage.load_overrides() == {"lr": 0.5}
-            assert int(stage.tensor("keep.server.0.v")) == 1  # as it was then
+            assert memory.load_overrides() == {"lr": 0.5}
+            assert int(memory.tensor("keep.server.0.v")) == 1  # as it was then
 
     def test_forgotten_calls_leave_their_places_alone(self, servers: int) -> None:
         """A server may still be reading them: what comes next uses others."""
@@ -178,8 +178,8 @@ class TestCalls:
                 link.post(scheme.fill(float(count)))
                 link.forget()
                 link.special(SAVE)
-                stage = theatre.stage(0)
-                assert stage.tensor("keep.server.x").tolist() == [float(count)] * LENGTH
+                memory = theatre.memory(0)
+                assert memory.tensor("keep.server.x").tolist() == [float(count)] * LENGTH
 
     def test_reads_are_never_torn(self, servers: int) -> None:
         with world(servers, length=50_000) as (theatre, scheme):
@@ -228,5 +228,5 @@ class TestRefusals:
             link.post(scheme.fill(2.0))
             link.call(scheme.push(torch.ones(LENGTH)))
             link.special(SAVE)
-            assert theatre.stage(0).tensor("keep.server.x").tolist() == [0.0] * LENGTH
-            assert int(theatre.stage(0).tensor("keep.server.0.calls")) == 1
+            assert theatre.memory(0).tensor("keep.server.x").tolist() == [0.0] * LENGTH
+            assert int(theatre.memory(0).tensor("keep.server.0.calls")) == 1

@@ -1,8 +1,8 @@
 """What no node would send on purpose: nothing is written where it must not be, nobody crashes, nobody waits.
 
 As in test_fuzz_net.py: hypothesis draws bytes, which are read as a script of frames. The suite runs 20,000 frames, the
-same ones each time; `PACELINE_FUZZ=5000000 python -m pytest tests/unit/test_fuzz_tcp_connection.py` runs others, as many as it
-says.
+same ones each time; `PACELINE_FUZZ=5000000 python -m pytest tests/unit/test_fuzz_tcp_connection.py` runs 5,000,000
+others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.calls import zero_copy
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, put, received
 from paceline.processes.calls.zero_copy import ReceiveBuffer
-from paceline.processes.memory.board import LANES, STOP, Board
+from paceline.processes.memory.board import MAILBOXES, STOP, Board
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.call_codec import MOST, TENSOR, TEXT, decode, encode
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
@@ -88,13 +88,13 @@ def number(draw: np.random.Generator, near: tuple[int, ...]) -> int:
 class Places:
     """Numbers that mean something in a stage's memory."""
 
-    def __init__(self, stage: RunMemory) -> None:
-        spans = {name: place.offset for name, place in stage.layout.places.items()}
+    def __init__(self, memory: RunMemory) -> None:
+        spans = {name: place.offset for name, place in memory.layout.places.items()}
         self.offsets = tuple(spans.values())
         self.own = tuple(
             offset for name, offset in spans.items() if name.startswith(("lane.0.", "grad.0", "worker.0", "server"))
         )
-        self.size = stage.segment.size
+        self.size = memory.segment.size
 
 
 def values(draw: np.random.Generator, places: Places, count: int) -> list[int]:
@@ -128,7 +128,7 @@ def frame(draw: np.random.Generator, places: Places, kinds: tuple[int, ...]) -> 
     kind = kinds[draw.integers(len(kinds))] if how > 1 else int(draw.integers(1 << 16))
     words = values(draw, places, int(draw.integers(4)))
     if kind == WELCOME and draw.integers(2):
-        words = [number(draw, (0, 1, 5)) for _ in range(2 * LANES)]
+        words = [number(draw, (0, 1, 5)) for _ in range(2 * MAILBOXES)]
     if kind == ORDER and draw.integers(2):
         words = [number(draw, (0, 1))]
     pieces, data = [], b""
@@ -139,7 +139,7 @@ def frame(draw: np.random.Generator, places: Places, kinds: tuple[int, ...]) -> 
     words = words[: MOST + 40]
     whole = bytes_of(
         kind,
-        int(draw.integers(LANES)) if draw.integers(5) else int(draw.integers(1 << 32)),
+        int(draw.integers(MAILBOXES)) if draw.integers(5) else int(draw.integers(1 << 32)),
         number(draw, (1, 2, 3, 4, 5)),
         number(draw, (0, 1, 2, TELL, TELL + 1, SAVE, SET, SHOW, 4)),
         number(draw, (0, 1, 2)),
@@ -159,17 +159,17 @@ def frame(draw: np.random.Generator, places: Places, kinds: tuple[int, ...]) -> 
     return whole, how == 3
 
 
-def others(stage: RunMemory, mine: list[tuple[int, int]]) -> Callable[[], bytes]:
+def others(memory: RunMemory, mine: list[tuple[int, int]]) -> Callable[[], bytes]:
     """What must stay as it is: all memory but some spans."""
-    keep = np.ones(stage.segment.size, dtype=bool)
+    keep = np.ones(memory.segment.size, dtype=bool)
     for offset, size in mine:
         keep[offset : offset + size] = False
-    memory = np.frombuffer(stage.segment.memory, dtype=np.uint8)
-    return lambda: memory[keep].tobytes()
+    content = np.frombuffer(memory.segment.memory, dtype=np.uint8)
+    return lambda: content[keep].tobytes()
 
 
-def heads(stage: RunMemory, rank: int) -> list[tuple[int, int]]:
-    return stage.spans([f"lane.{rank}.{number}.head" for number in range(LANES)])
+def heads(memory: RunMemory, rank: int) -> list[tuple[int, int]]:
+    return memory.spans([f"lane.{rank}.{number}.head" for number in range(MAILBOXES)])
 
 
 # a wire by itself
@@ -179,8 +179,8 @@ def heads(stage: RunMemory, rank: int) -> list[tuple[int, int]]:
 @given(scripts())
 def test_wires(data: bytes) -> None:
     """Messages, the wait for more, or one of two errors; only the areas are written."""
-    with small(1, 0) as (_, stage):
-        places = Places(stage)
+    with small(1, 0) as (_, memory):
+        places = Places(memory)
     for draw in Script(data).frames():
         with Pair(((100, 500), (1000, 24))) as pair, contextlib.suppress(ProtocolError, Closed):
             for _ in range(3):
@@ -203,10 +203,10 @@ class Visit:
     """Worker 0 at a server's door, for as long as it is let in."""
 
     def __init__(self, made: Server) -> None:
-        self.made, self.stage, self.board = made, made.stage, made.board
+        self.made, self.memory, self.board = made, made.memory, made.board
         self.connection = made.let_in()
         assert made.hear(bytes_of(HELLO, 0), self.connection)
-        self.methods = [made.stage.scheme.methods[name] for name in sorted(made.stage.scheme.methods)]
+        self.methods = [made.memory.scheme.methods[name] for name in sorted(made.memory.scheme.methods)]
 
     def say(self, data: bytes, last: bool) -> bool:
         """Whether it is still in. Whatever has been posted meanwhile can be taken."""
@@ -214,8 +214,8 @@ class Visit:
         inside = self.made.hear(data, self.connection)
         for index, posted in enumerate(self.board.posted.tolist()):
             if posted != before[index]:
-                assert index < LANES
-                taken = received(self.stage, self.made.lanes[index], self.methods, self.stage.bounds(0))
+                assert index < MAILBOXES
+                taken = received(self.memory, self.made.mailboxes[index], self.methods, self.memory.bounds(0))
                 if not isinstance(taken, tuple):
                     assert len(taken.args) == 2 or taken.method.name != "both"
         if last:
@@ -224,7 +224,7 @@ class Visit:
 
     def leave(self) -> None:
         self.connection.close()
-        self.stage.bells.look()
+        self.memory.wakeup.look()
 
 
 @budget(FRAMES // EACH)
@@ -233,23 +233,23 @@ def test_a_worker_at_the_door(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch, server() as made, contextlib.redirect_stdout(None):
         patch.setattr(zero_copy, "LARGE", 4)
         made.board.posted[1] = made.board.answered[0][1] = 3  # it may ask for that answer again
-        places = Places(made.stage)
-        spans = made.stage.spans_from_worker(0)
-        untouched = others(made.stage, [*spans, *heads(made.stage, 0), *made.stage.spans(["owed"])])
-        memory, board = untouched(), made.board.words.tobytes()
-        owed, x = made.door.owed, made.stage.tensor("server.x")
+        places = Places(made.memory)
+        spans = made.memory.spans_from_worker(0)
+        untouched = others(made.memory, [*spans, *heads(made.memory, 0), *made.memory.spans(["owed"])])
+        bytes_before, board = untouched(), made.board.words.tobytes()
+        owed, x = made.door.owed, made.memory.tensor("server.x")
         visit = Visit(made)
         for draw in Script(data).frames():
-            if owed.of(made.lanes[1]) is None:  # the answer lies in the state
-                assert owed.note(made.lanes[1], x, made.lanes[1].reply_at)
+            if owed.of(made.mailboxes[1]) is None:  # the answer lies in the state
+                assert owed.note(made.mailboxes[1], x, made.mailboxes[1].reply_at)
             sent, torn = frame(draw, places, (POST, POST, POST, AGAIN, HELLO, REPLY))
             if not visit.say(sent, torn):
                 visit.leave()
                 visit = Visit(made)
         visit.leave()
-        assert untouched() == memory
-        assert [lane.index for lane, *_ in owed.settle()] in ([], [1])
-        made.board.posted[:LANES] = made.board.answered[0][:LANES]
+        assert untouched() == bytes_before
+        assert [mailbox.index for mailbox, *_ in owed.settle()] in ([], [1])
+        made.board.posted[:MAILBOXES] = made.board.answered[0][:MAILBOXES]
         made.board.posted[1] = 3
         assert made.board.words.tobytes() == board
         assert not made.door._unknown
@@ -262,18 +262,18 @@ def test_anybody_at_the_door(data: bytes) -> None:
     """Who has proved the secret and has not said who it is, or says that it is a server that follows."""
     with server(servers=2) as made, contextlib.redirect_stdout(None):
         made.board.put("ordered", 5)
-        places = Places(made.stage)
-        mine = [span for rank in range(2) for span in (*made.stage.spans_from_worker(rank), *heads(made.stage, rank))]
-        untouched = others(made.stage, mine)
-        memory = untouched()
+        places = Places(made.memory)
+        mine = [span for rank in range(2) for span in (*made.memory.spans_from_worker(rank), *heads(made.memory, rank))]
+        untouched = others(made.memory, mine)
+        bytes_before = untouched()
         for draw in Script(data).frames():
             connection = made.let_in()
             hello = bytes_of(HELLO, int(draw.integers(6)), number(draw, (0, 1)), number(draw, (0, 3, 5)))
             sent, _ = frame(draw, places, KINDS)
             made.hear(hello * int(draw.integers(3)) + sent, connection)
             connection.close()
-            made.stage.bells.look()
-        assert untouched() == memory
+            made.memory.wakeup.look()
+        assert untouched() == bytes_before
         assert made.board.get("ordered") == 5
 
 
@@ -284,22 +284,22 @@ def test_anybody_at_the_door(data: bytes) -> None:
 @given(scripts())
 def test_a_server_that_has_lost_its_mind(data: bytes) -> None:
     """Only the areas of servers and this worker's lanes are written; what counts as answered can be read."""
-    with worker() as (theatre, stage, reach, far), contextlib.redirect_stdout(None):
-        board, places = theatre.board, Places(stage)
-        for lane in reach._lanes:  # calls without arguments
-            put(lane.request, array("q", [0]))
-        version = (8 * stage.version_words()[0], 8)  # comes with answers
-        untouched = others(stage, [*stage.spans_from_server(0), *heads(stage, 0), version])
-        memory = untouched()
+    with worker() as (theatre, memory, reach, far), contextlib.redirect_stdout(None):
+        board, places = theatre.board, Places(memory)
+        for mailbox in reach._mailboxes:  # calls without arguments
+            put(mailbox.request, array("q", [0]))
+        version = (8 * memory.version_words()[0], 8)  # comes with answers
+        untouched = others(memory, [*memory.spans_from_server(0), *heads(memory, 0), version])
+        bytes_before = untouched()
         for draw in Script(data).frames():
-            board.posted[:LANES] = array("q", [1, 2, 3, 4])
-            board.answered[0][:LANES] = array("q", [0] * LANES)
+            board.posted[:MAILBOXES] = array("q", [1, 2, 3, 4])
+            board.answered[0][:MAILBOXES] = array("q", [0] * MAILBOXES)
             board.run[STOP] = 0
             block = mmap.mmap(-1, 100)
             landing = ReceiveBuffer(
-                reach._lanes[0].reply_at, 24, block, torch.frombuffer(block, dtype=torch.float32, count=6)
+                reach._mailboxes[0].reply_at, 24, block, torch.frombuffer(block, dtype=torch.float32, count=6)
             )
-            reach.expect(reach._lanes[0], landing)
+            reach.expect(reach._mailboxes[0], landing)
             sent, torn = frame(draw, places, (REPLY, REPLY, REPLY, WELCOME))
             if draw.integers(3) == 0:  # nearly what is expected
                 near = (landing.at, landing.at + 4, landing.at + 20)
@@ -308,21 +308,21 @@ def test_a_server_that_has_lost_its_mind(data: bytes) -> None:
                     REPLY, 0, 1, pieces=pieces, data=b"!" * min(200, max(0, sum(size for _, size in pieces)))
                 )
                 torn = True
-            inside = said(sent, far, stage.bells.look)
+            inside = said(sent, far, memory.wakeup.look)
             assert not any(block[24:])
             if board.answered[0][0] == board.posted[0]:
-                assert reach.landed(reach._lanes[0]) in (landing, None)
-            for index, lane in enumerate(reach._lanes):
-                if board.answered[0][index] == board.posted[index] and lane.reply[0]:
-                    (_,) = decode(lane.reply[1 : 1 + lane.reply[0]].tolist(), stage.segment.tensor)
+                assert reach.landed(reach._mailboxes[0]) in (landing, None)
+            for index, mailbox in enumerate(reach._mailboxes):
+                if board.answered[0][index] == board.posted[index] and mailbox.reply[0]:
+                    (_,) = decode(mailbox.reply[1 : 1 + mailbox.reply[0]].tolist(), memory.segment.tensor)
             assert 0 <= board.run[STOP] <= 2
             if torn or not inside:
                 far.close()
                 while reach._wires[0] is not None:  # one message at each look, and then the end
-                    stage.bells.look()
+                    memory.wakeup.look()
                 far = connected_anew(reach)
-        assert untouched() == memory
-        assert board.posted[:LANES].tolist() == [1, 2, 3, 4]
+        assert untouched() == bytes_before
+        assert board.posted[:MAILBOXES].tolist() == [1, 2, 3, 4]
         far.close()
 
 
@@ -330,7 +330,7 @@ def connected_anew(reach: TcpClient) -> socket.socket:
     """The other end of a reach's next connection."""
     near, far = socket.socketpair()
     near.setblocking(False)
-    near.sendall(bytes_of(WELCOME, words=[0] * (2 * LANES)))
+    near.sendall(bytes_of(WELCOME, words=[0] * (2 * MAILBOXES)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tcp_client, "enter", lambda *_, **__: far)
         reach._tried.clear()
@@ -346,12 +346,12 @@ def connected_anew(reach: TcpClient) -> socket.socket:
 def test_boards(data: bytes) -> None:
     """A node's own words are not another's to write."""
     with small(0, 1) as (theatre, _):
-        stage, board = opened(theatre, 0, 0), theatre.board
+        memory, board = opened(theatre, 0, 0), theatre.board
         mirror = BoardReplica(board, ahead=5)
-        mirror.open(stage)
-        version = stage.version_words()[0]
-        untouched = others(stage, [(8 * version, 8)])
-        memory, own = untouched(), board.words[board.common :].tobytes()
+        mirror.open(memory)
+        version = memory.version_words()[0]
+        untouched = others(memory, [(8 * version, 8)])
+        bytes_before, own = untouched(), board.words[board.common :].tobytes()
         near = tuple(range(0, board.common + 2, 7))
         for draw in Script(data).frames():
             rows = [(number(draw, near), number(draw, (0, 1, 2))) for _ in range(draw.integers(6))]
@@ -363,7 +363,7 @@ def test_boards(data: bytes) -> None:
                 assert board.words.tobytes() == before
             assert board.run[STOP] >= stop
             mirror.news()
-        assert untouched() == memory
+        assert untouched() == bytes_before
         assert board.words[board.common :].tobytes() == own
 
 

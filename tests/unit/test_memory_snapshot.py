@@ -56,121 +56,121 @@ def theatre(scheme: Scheme, directory: Path, servers: int = 2) -> Theatre:
     return Theatre(scheme, torch.arange(float(LENGTH)), workers=2, servers=servers, directory=directory, keep=3)
 
 
-def scribbled(stage: RunMemory, value: float) -> None:
+def scribbled(memory: RunMemory, value: float) -> None:
     """Something else in every cell that is saved."""
-    for name in stage.layout.places:
+    for name in memory.layout.places:
         if name.startswith(("server.", "worker.", "ledger.", "person.", "buffer.")):
-            stage.tensor(name).fill_(value)
+            memory.tensor(name).fill_(value)
     for rank in range(2):
-        stage.board.t[rank], stage.board.gradients[rank], stage.board.samples[rank] = 3, 4, 5
+        memory.board.t[rank], memory.board.gradients[rank], memory.board.samples[rank] = 3, 4, 5
 
 
-def cells(stage: RunMemory) -> dict[str, Tensor]:
-    names = [name for name in stage.layout.places if name.startswith(("server.", "worker.", "ledger.", "buffer."))]
-    return {name: stage.tensor(name).clone() for name in names}
+def cells(memory: RunMemory) -> dict[str, Tensor]:
+    names = [name for name in memory.layout.places if name.startswith(("server.", "worker.", "ledger.", "buffer."))]
+    return {name: memory.tensor(name).clone() for name in names}
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_all_of_it_there_and_back(servers: int, tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path, servers)
-    stage = made.stage(0)
-    scribbled(stage, 3.0)
-    before = cells(stage)
-    snapshot.keep_all(stage)
-    scribbled(stage, 9.0)  # what comes later is not in it
-    path = snapshot.write(stage, "average", {"own": torch.ones(2)})
+    memory = made.memory(0)
+    scribbled(memory, 3.0)
+    before = cells(memory)
+    snapshot.keep_all(memory)
+    scribbled(memory, 9.0)  # what comes later is not in it
+    path = snapshot.write(memory, "average", {"own": torch.ones(2)})
     saved = checkpoint.load(path)
     assert saved.step == 3
-    assert stage.board.get("checkpoint") == 3
+    assert memory.board.get("checkpoint") == 3
     assert torch.equal(saved.tensors["model"], torch.full((LENGTH,), 3.0))
     assert torch.equal(saved.tensors["hook.own"], torch.ones(2))
     for shard in range(servers):
-        snapshot.restore_shard(stage, shard, saved)
+        snapshot.restore_shard(memory, shard, saved)
     for rank in range(2):
-        snapshot.restore_worker(stage, rank, saved)
-    after = cells(stage)
+        snapshot.restore_worker(memory, rank, saved)
+    after = cells(memory)
     assert all(torch.equal(after[name], before[name]) for name in before)
-    assert [stage.board.t[1], stage.board.gradients[1], stage.board.samples[1]] == [3, 4, 5]
+    assert [memory.board.t[1], memory.board.gradients[1], memory.board.samples[1]] == [3, 4, 5]
     made.close()
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1), (2, 3)])
 def test_another_number_of_servers(first: int, then: int, tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path, first)
-    stage = made.stage(0)
-    stage.tensor("server.x").copy_(torch.randn(LENGTH))
-    stage.tensor("server.0.count").fill_(4)
-    snapshot.keep_all(stage)
-    saved = checkpoint.load(snapshot.write(stage, "average", {}))
+    memory = made.memory(0)
+    memory.tensor("server.x").copy_(torch.randn(LENGTH))
+    memory.tensor("server.0.count").fill_(4)
+    snapshot.keep_all(memory)
+    saved = checkpoint.load(snapshot.write(memory, "average", {}))
     other = theatre(Kept(), tmp_path, then)
-    there = other.stage(0)
+    there = other.memory(0)
     for shard in range(then):
         snapshot.restore_shard(there, shard, saved)
         assert there.shard_state(shard).count == 4
-    assert torch.equal(there.server_state().x, stage.server_state().x)
+    assert torch.equal(there.server_state().x, memory.server_state().x)
     made.close()
     other.close()
 
 
 def test_parts_are_kept_at_their_own_moments(tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path)
-    stage = made.stage(0)
-    snapshot.keep_all(stage)
-    low, high = stage.bounds(1)
-    scribbled(stage, 5.0)
-    snapshot.keep_shard(stage, 1)
-    snapshot.keep_worker(stage, 0, None)
-    kept = stage.tensor("keep.server.x").tolist()
+    memory = made.memory(0)
+    snapshot.keep_all(memory)
+    low, high = memory.bounds(1)
+    scribbled(memory, 5.0)
+    snapshot.keep_shard(memory, 1)
+    snapshot.keep_worker(memory, 0, None)
+    kept = memory.tensor("keep.server.x").tolist()
     assert kept[low:high] == [5.0] * (high - low)
     assert kept[:low] == [float(k) for k in range(low)]
-    assert stage.tensor("keep.worker.0.x").tolist() == [5.0] * LENGTH
-    assert stage.tensor("keep.worker.1.x").tolist() == [float(k) for k in range(LENGTH)]
+    assert memory.tensor("keep.worker.0.x").tolist() == [5.0] * LENGTH
+    assert memory.tensor("keep.worker.1.x").tolist() == [float(k) for k in range(LENGTH)]
     made.close()
 
 
 def test_what_was_changed_on_the_way_is_in_it(tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path)
-    stage = made.stage(0)
-    stage.save_overrides({"lr": 0.5})
-    assert made.stage(1).scheme == Kept(lr=0.5)
-    snapshot.keep_all(stage)
-    assert checkpoint.load(snapshot.write(stage, "average", {})).numbers["overrides"] == {"lr": 0.5}
+    memory = made.memory(0)
+    memory.save_overrides({"lr": 0.5})
+    assert made.memory(1).scheme == Kept(lr=0.5)
+    snapshot.keep_all(memory)
+    assert checkpoint.load(snapshot.write(memory, "average", {})).numbers["overrides"] == {"lr": 0.5}
     made.close()
 
 
 def test_no_more_are_kept_than_asked_for(tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path)
-    stage = made.stage(0)
+    memory = made.memory(0)
     for version in range(6):
-        stage.tensor("server.0.v").fill_(version)
-        snapshot.keep_all(stage)
-        snapshot.write(stage, "average", {})
+        memory.tensor("server.0.v").fill_(version)
+        snapshot.keep_all(memory)
+        snapshot.write(memory, "average", {})
     assert checkpoint.steps(tmp_path / "checkpoints") == [3, 4, 5]
-    assert snapshot.find(stage, 4).step == 4
+    assert snapshot.find(memory, 4).step == 4
     with pytest.raises(DataError, match="the checkpoint of update 0 is not in"):
-        snapshot.find(stage, 0)
+        snapshot.find(memory, 0)
     made.close()
 
 
 def test_the_centre_without_a_server_is_that_of_the_lowest_living(tmp_path: Path) -> None:
     made = theatre(Alone(), tmp_path)
-    stage = made.stage(0)
+    memory = made.memory(0)
     for rank in range(2):
-        stage.tensor(f"worker.{rank}.x").fill_(float(rank))
-        stage.tensor(f"worker.{rank}.v").fill_(10 + rank)
-    assert snapshot.model_of(stage).tolist() == [0.0] * LENGTH
-    stage.board.alive[0] = 0
-    assert snapshot.model_of(stage).tolist() == [1.0] * LENGTH
-    snapshot.keep_all(stage)
-    assert checkpoint.load(snapshot.write(stage, "average", {})).step == 11
+        memory.tensor(f"worker.{rank}.x").fill_(float(rank))
+        memory.tensor(f"worker.{rank}.v").fill_(10 + rank)
+    assert snapshot.model_of(memory).tolist() == [0.0] * LENGTH
+    memory.board.alive[0] = 0
+    assert snapshot.model_of(memory).tolist() == [1.0] * LENGTH
+    snapshot.keep_all(memory)
+    assert checkpoint.load(snapshot.write(memory, "average", {})).step == 11
     made.close()
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
     made = theatre(Kept(), tmp_path)
-    stage = made.stage(0)
-    snapshot.keep_all(stage)
-    saved = checkpoint.load(snapshot.write(stage, "average", {}))
+    memory = made.memory(0)
+    snapshot.keep_all(memory)
+    saved = checkpoint.load(snapshot.write(memory, "average", {}))
     snapshot.check(made.plan, Kept(lr=9.0), saved)
     snapshot.check(dataclasses.replace(made.plan, servers=1), Kept(), saved)
     with pytest.raises(UsageError, match="written with scheme 'kept'; it cannot go on with 'alone'"):
@@ -182,28 +182,28 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 
 class TestBuffers:
     @pytest.fixture
-    def stage(self, tmp_path: Path) -> Iterator[RunMemory]:
+    def memory(self, tmp_path: Path) -> Iterator[RunMemory]:
         made = theatre(Alone(), tmp_path)
-        stage = RunMemory(made.plan, made.scheme, made.board, Wakeup(made.board, made._bells, 0), made._state)
-        stage.lay_out(torch.zeros(2), {"mean": torch.zeros(2), "number": torch.zeros((), dtype=torch.int64)}, {})
+        memory = RunMemory(made.plan, made.scheme, made.board, Wakeup(made.board, made._wakeup, 0), made._state)
+        memory.lay_out(torch.zeros(2), {"mean": torch.zeros(2), "number": torch.zeros((), dtype=torch.int64)}, {})
         for rank in range(2):
-            stage.tensor(f"buffer.{rank}.mean").fill_(float(1 + rank))
-            stage.tensor(f"buffer.{rank}.number").fill_(5 - rank)
-            stage.board.gradients[rank] = 1
-        yield stage
+            memory.tensor(f"buffer.{rank}.mean").fill_(float(1 + rank))
+            memory.tensor(f"buffer.{rank}.number").fill_(5 - rank)
+            memory.board.gradients[rank] = 1
+        yield memory
         made.close()
 
-    def test_the_mean_over_those_who_trained(self, stage: RunMemory) -> None:
-        found = snapshot.buffers_of(stage, "average")
+    def test_the_mean_over_those_who_trained(self, memory: RunMemory) -> None:
+        found = snapshot.buffers_of(memory, "average")
         assert (found["mean"].tolist(), int(found["number"])) == ([1.5, 1.5], 5)
-        stage.board.gradients[0] = 0
-        assert snapshot.buffers_of(stage, "average")["mean"].tolist() == [2.0, 2.0]
+        memory.board.gradients[0] = 0
+        assert snapshot.buffers_of(memory, "average")["mean"].tolist() == [2.0, 2.0]
 
-    def test_or_the_chiefs(self, stage: RunMemory) -> None:
-        found = snapshot.buffers_of(stage, "chief")
+    def test_or_the_chiefs(self, memory: RunMemory) -> None:
+        found = snapshot.buffers_of(memory, "chief")
         assert (found["mean"].tolist(), int(found["number"])) == ([1.0, 1.0], 5)
         found["mean"].fill_(7.0)
-        assert stage.tensor("buffer.0.mean").tolist() == [1.0, 1.0]
+        assert memory.tensor("buffer.0.mean").tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -219,11 +219,11 @@ def test_a_copy_of_the_model_is_of_one_moment(servers: int, tmp_path: Path) -> N
 
     company = Company(*made.servers(), write)
     try:
-        stage = made.stage(0)
-        while stage.updates < 300:
-            copy = snapshot.steady(stage)
+        memory = made.memory(0)
+        while memory.updates < 300:
+            copy = snapshot.steady(memory)
             for shard in range(servers):  # of each server; the servers follow each other
-                low, high = stage.bounds(shard)
+                low, high = memory.bounds(shard)
                 assert float(copy[low:high].min()) == float(copy[low:high].max())
         made.all_gone()
         assert company.end() == [0] * (servers + 1)

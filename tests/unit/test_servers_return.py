@@ -15,7 +15,7 @@ from paceline.config import build
 from paceline.network.calls.tcp_client import TcpClient
 from paceline.processes.calls.mailbox import GENERATIONS, Mailbox
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import LANES
+from paceline.processes.memory.board import MAILBOXES
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.main import Role
 from paceline.processes.roles.server import Server
@@ -26,15 +26,15 @@ from paceline.processes.supervisor.recovery import Recovery
 @pytest.fixture
 def theatre(tmp_path: Path) -> Iterator[Theatre]:
     made = Theatre(Ledgered(), torch.arange(float(LENGTH)), servers=1, directory=tmp_path)
-    stage = made.stage(0)
-    snapshot.keep_all(stage)
-    snapshot.write(stage, "chief", {})
+    memory = made.memory(0)
+    snapshot.keep_all(memory)
+    snapshot.write(memory, "chief", {})
     yield made
     made.close()
 
 
 def server_of(theatre: Theatre) -> Server:
-    return Server(theatre.stage(theatre.board.server_place(0)), 0)
+    return Server(theatre.memory(theatre.board.server_place(0)), 0)
 
 
 def go_back(theatre: Theatre) -> None:
@@ -56,23 +56,23 @@ def test_a_return_answers_only_what_was_sent_before_it(theatre: Theatre) -> None
     assert server._lead_on()
     assert after.ready(new)
     assert after.collect(new) == 1
-    assert theatre.stage(0).tensor("server.x").tolist() == [2.0] * LENGTH
+    assert theatre.memory(0).tensor("server.x").tolist() == [2.0] * LENGTH
 
 
 def test_an_answer_is_to_the_call_that_was_taken(theatre: Theatre) -> None:
     """A successor may use the lane while its predecessor's call is still being performed."""
     server, scheme, board = server_of(theatre), Ledgered(), theatre.board
-    lane = theatre.link(0).post(scheme.fill(1.0))
-    number = board.posted[lane.index]
+    mailbox = theatre.link(0).post(scheme.fill(1.0))
+    number = board.posted[mailbox.index]
     done = server.desk.done
 
     def used_again_meanwhile(at: object) -> None:
-        board.posted[lane.index] = number + 1
+        board.posted[mailbox.index] = number + 1
         done(at)  # type: ignore[arg-type]
 
     server.desk.done = used_again_meanwhile  # type: ignore[method-assign]
     server._lead_on()
-    assert board.answered[0][lane.index] == number
+    assert board.answered[0][mailbox.index] == number
 
 
 def test_nobody_reads_what_the_servers_have_gone_back_to_as_if_it_were_the_old_course(theatre: Theatre) -> None:
@@ -93,8 +93,8 @@ class Mender(Recovery):
 
     def __init__(self, theatre: Theatre) -> None:
         self.plan, self.board = theatre.plan, theatre.board
-        self._stage = theatre.stage(theatre.board.launcher)
-        self._restored = snapshot.find(self._stage, 0)
+        self._memory = theatre.memory(theatre.board.launcher)
+        self._restored = snapshot.find(self._memory, 0)
 
     def mend(self, rank: int) -> None:
         self._restore_absent(Role("worker", rank))
@@ -116,14 +116,14 @@ def test_the_last_part_of_a_worker_that_has_gone_is_left_to_the_chief(theatre: T
 def test_a_successor_does_not_send_again_what_its_predecessor_had_sent(theatre: Theatre) -> None:
     """Over connections, a call that was posted and is not answered is sent again; by who has posted it."""
     board = theatre.board
-    lane = theatre.link(0).post(Ledgered().fill(1.0))
-    assert board.answered[0][lane.index] != board.posted[lane.index]
+    mailbox = theatre.link(0).post(Ledgered().fill(1.0))
+    assert board.answered[0][mailbox.index] != board.posted[mailbox.index]
     board.server_node[0] = 1  # on another node
-    stage = theatre.stage(0)
-    lanes = [Mailbox(stage, 0, number) for number in range(LANES)]
-    reach = TcpClient(stage, 0, lanes, lambda: True)
+    memory = theatre.memory(0)
+    mailboxes = [Mailbox(memory, 0, number) for number in range(MAILBOXES)]
+    reach = TcpClient(memory, 0, mailboxes, lambda: True)
     assert len(reach) == 1
-    assert board.answered[0][lane.index] == board.posted[lane.index]
+    assert board.answered[0][mailbox.index] == board.posted[mailbox.index]
 
 
 def test_a_life_that_the_launcher_has_set_back_meanwhile_stands_where_its_cells_stand(theatre: Theatre) -> None:
@@ -132,7 +132,7 @@ def test_a_life_that_the_launcher_has_set_back_meanwhile_stands_where_its_cells_
     board.t[1], board.gradients[1] = 20, 20
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        session = WorkerSession(theatre.stage(1), build.task_of("toy", {}), 1, [], Control(theirs))
+        session = WorkerSession(theatre.memory(1), build.task_of("toy", {}), 1, [], Control(theirs))
         board.t[1], board.gradients[1] = 7, 7
         session._enter()
     assert session.worker.t == 7

@@ -14,7 +14,9 @@ from paceline.simulator.faults import Fault
 from paceline.worker import Worker
 
 
-def hogwild(chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0), access: ComputeTime | float = 1.0) -> list[list[float]]:
+def hogwild(
+    chunks: int, speeds: tuple[float, ...] = (2.0, 1.0, 1.0), access: ComputeTime | float = 1.0
+) -> list[list[float]]:
     """What a fast worker reads while slow ones add 1 to every coordinate."""
     reads: list[list[float]] = []
 

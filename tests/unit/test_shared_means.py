@@ -32,11 +32,11 @@ class Band(Theatre):
         self.results = torch.zeros(workers, length).share_memory_()
 
     def means(self, rank: int) -> SharedMeans:
-        stage = self.stage(rank)
-        return SharedMeans(stage, rank, waiting(stage))
+        memory = self.memory(rank)
+        return SharedMeans(memory, rank, waiting(memory))
 
     def until(self, rank: int, ready: Callable[[], bool]) -> None:
-        assert self.stage(rank).bells.wait(ready, PATIENCE)
+        assert self.memory(rank).wakeup.wait(ready, PATIENCE)
 
     def at_mean(self, rank: int, weight: float = 1.0, among: Sequence[int] | None = None) -> None:
         op = Mean(vector_of(rank, self.results.shape[1]), weight, None if among is None else tuple(among))

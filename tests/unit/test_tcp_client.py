@@ -21,7 +21,7 @@ from paceline.network.calls.tcp_server import OrderFollower
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, got, put, received
-from paceline.processes.memory.board import FAILED, LANES, RING, STOP, STOPPING
+from paceline.processes.memory.board import FAILED, MAILBOXES, RING, STOP, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.server import Server as Serving
@@ -31,8 +31,8 @@ BOTH, LOOK, MANY = range(3)  # the numbers of the scheme's methods
 EMPTY = [0]
 
 
-def args_of(made: Server, rank: int, lane: int = 0) -> int:
-    return made.stage.layout.places[f"lane.{rank}.{lane}.args"].offset
+def args_of(made: Server, rank: int, mailbox: int = 0) -> int:
+    return made.memory.layout.places[f"lane.{rank}.{mailbox}.args"].offset
 
 
 def greeted(made: Server, rank: int) -> socket.socket:
@@ -41,12 +41,12 @@ def greeted(made: Server, rank: int) -> socket.socket:
     return connection
 
 
-def call(made: Server, rank: int, number: int, lane: int = 0) -> bytes:
+def call(made: Server, rank: int, number: int, mailbox: int = 0) -> bytes:
     """both(g, t), with ones for g."""
-    at = args_of(made, rank, lane)
+    at = args_of(made, rank, mailbox)
     words = [2, TENSOR, 0, at, 1, LENGTH, WHOLE, 7]
     ones = torch.ones(LENGTH).numpy().tobytes()
-    return bytes_of(POST, rank * LANES + lane, number, BOTH, words=words, pieces=[(at, len(ones))], data=ones)
+    return bytes_of(POST, rank * MAILBOXES + mailbox, number, BOTH, words=words, pieces=[(at, len(ones))], data=ones)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.255.0.1", "::1", "fe80::1", "2001:db8::ffff:1"])
@@ -62,11 +62,11 @@ def test_addresses_are_two_words(address: str) -> None:
 def test_a_call_lies_in_its_lane_as_if_it_had_been_posted_here() -> None:
     with server() as made:
         connection = greeted(made, 1)
-        assert made.hear(call(made, 1, 5, lane=2), connection)
-        index = LANES + 2
-        assert made.board.posted.tolist() == [5 if one == index else 0 for one in range(2 * LANES)]
-        methods = [made.stage.scheme.methods[name] for name in sorted(made.stage.scheme.methods)]
-        found = received(made.stage, made.lanes[index], methods, made.stage.bounds(0))
+        assert made.hear(call(made, 1, 5, mailbox=2), connection)
+        index = MAILBOXES + 2
+        assert made.board.posted.tolist() == [5 if one == index else 0 for one in range(2 * MAILBOXES)]
+        methods = [made.memory.scheme.methods[name] for name in sorted(made.memory.scheme.methods)]
+        found = received(made.memory, made.mailboxes[index], methods, made.memory.bounds(0))
         assert found.method is methods[BOTH]
         assert found.args[0].tolist() == [1.0] * LENGTH
         assert found.args[1] == 7
@@ -74,13 +74,13 @@ def test_a_call_lies_in_its_lane_as_if_it_had_been_posted_here() -> None:
 
 def test_a_worker_is_told_how_far_its_lanes_are() -> None:
     with server() as made:
-        made.board.posted[LANES + 1], made.board.answered[0][LANES + 1] = 9, 8
+        made.board.posted[MAILBOXES + 1], made.board.answered[0][MAILBOXES + 1] = 9, 8
         connection = made.let_in()
         connection.sendall(bytes_of(HELLO, 1))
-        made.stage.bells.look()
+        made.memory.wakeup.look()
         heard = connection.recv(1000)
-        kind, _, lane, *_, words, pieces = HEAD.unpack_from(heard)
-        assert (kind, lane, words, pieces) == (WELCOME, 1, 2 * LANES, 0)
+        kind, _, mailbox, *_, words, pieces = HEAD.unpack_from(heard)
+        assert (kind, mailbox, words, pieces) == (WELCOME, 1, 2 * MAILBOXES, 0)
         assert list(array("q", heard[HEAD.size :])) == [0, 9, 0, 0, 0, 8, 0, 0]
 
 
@@ -88,25 +88,25 @@ def test_a_call_that_came_before_is_not_taken_twice() -> None:
     with server() as made:
         connection = greeted(made, 0)
         assert made.hear(call(made, 0, 5), connection)
-        made.lanes[0].request[1] = 1234  # as it lies there now
+        made.mailboxes[0].request[1] = 1234  # as it lies there now
         assert made.hear(call(made, 0, 5), connection)
-        assert made.lanes[0].request[1] == 1234
+        assert made.mailboxes[0].request[1] == 1234
 
 
 def test_an_answer_is_sent_again_to_who_has_not_heard_it() -> None:
     with server() as made:
-        lane = made.lanes[0]
+        mailbox = made.mailboxes[0]
         made.board.posted[0] = made.board.answered[0][0] = 3
-        reply = made.stage.layout.places["lane.0.0.reply"].offset
-        put(lane.reply, encode((torch.zeros(2),), lambda _: reply))
-        lane.pieces = [(reply, 8)]
+        reply = made.memory.layout.places["lane.0.0.reply"].offset
+        put(mailbox.reply, encode((torch.zeros(2),), lambda _: reply))
+        mailbox.pieces = [(reply, 8)]
         made.board.put("stop", STOPPING)
-        made.stage.set_version(0, 77)
+        made.memory.set_version(0, 77)
         connection = made.let_in()
         made.hear(bytes_of(HELLO, 0), connection)
         connection.sendall(bytes_of(AGAIN, 0, 2) + bytes_of(AGAIN, 0, 3))
-        made.stage.bells.look()
-        made.stage.bells.look()
+        made.memory.wakeup.look()
+        made.memory.wakeup.look()
         heard = connection.recv(1000)
         kind, _, index, number, value, more, words, pieces = HEAD.unpack_from(heard)
         assert (kind, index, number, value, more, pieces) == (REPLY, 0, 3, 77, STOPPING, 1)
@@ -131,17 +131,17 @@ def test_who_comes_again_replaces_itself() -> None:
 def strange(made: Server) -> dict[str, bytes]:
     """What worker 0 must not say, after its HELLO."""
     own, other = args_of(made, 0), args_of(made, 1)
-    head = made.stage.layout.places["lane.0.1.head"].offset
-    x = made.stage.layout.places["server.x"].offset
+    head = made.memory.layout.places["lane.0.1.head"].offset
+    x = made.memory.layout.places["server.x"].offset
     tensor = [1, TENSOR, 0, own, 1]
     return {
         "hello again": bytes_of(HELLO, 0),
         "reply": bytes_of(REPLY, 0, 1, words=[0]),
-        "welcome": bytes_of(WELCOME, 0, words=[0] * 2 * LANES),
+        "welcome": bytes_of(WELCOME, 0, words=[0] * 2 * MAILBOXES),
         "order": bytes_of(ORDER, 0, 0, words=[0]),
-        "lane of another": bytes_of(POST, LANES, 1, LOOK, words=EMPTY),
+        "lane of another": bytes_of(POST, MAILBOXES, 1, LOOK, words=EMPTY),
         "no such lane": bytes_of(POST, 0xFFFFFFFF, 1, LOOK, words=EMPTY),
-        "again of another": bytes_of(AGAIN, LANES, 1),
+        "again of another": bytes_of(AGAIN, MAILBOXES, 1),
         "no words": bytes_of(POST, 0, 1, LOOK),
         "words missing": bytes_of(POST, 0, 1, MANY, words=[3, NONE]),
         "words left over": bytes_of(POST, 0, 1, MANY, words=[0, NONE]),
@@ -179,13 +179,13 @@ def test_what_a_worker_must_not_say_ends_its_connection_and_nothing_else(
 ) -> None:
     with server() as made:
         connection, other = greeted(made, 0), greeted(made, 1)
-        before, board = bytes(made.stage.segment.memory), made.board.words.tobytes()
+        before, board = bytes(made.memory.segment.memory), made.board.words.tobytes()
         assert not made.hear(strange(made)[what], connection)
-        assert bytes(made.stage.segment.memory) == before
+        assert bytes(made.memory.segment.memory) == before
         assert made.board.words.tobytes() == board
         assert "server:0: closed a connection: " in capsys.readouterr().out
         assert made.hear(call(made, 1, 1), other)
-        assert made.board.posted[LANES] == 1
+        assert made.board.posted[MAILBOXES] == 1
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_what_a_worker_may_ask_for(kind: int, values: tuple[object, ...]) -> Non
         connection = greeted(made, 0)
         assert made.hear(bytes_of(POST, 0, 1, kind, words=encode(values, lambda _: 0)), connection)
         assert made.board.posted[0] == 1
-        assert made.lanes[0].request[-1] == kind
+        assert made.mailboxes[0].request[-1] == kind
 
 
 def test_before_it_says_who_it_is_nobody_may_say_anything() -> None:
     with server() as made:
         for data in (call(made, 0, 1), bytes_of(AGAIN), bytes_of(HELLO, 3), bytes_of(HELLO, 0xFFFFFFFF)):
             assert not made.hear(data, made.let_in())
-        assert made.board.posted.tolist() == [0] * 2 * LANES
+        assert made.board.posted.tolist() == [0] * 2 * MAILBOXES
 
 
 def test_a_server_that_follows_hears_the_order_from_where_it_is() -> None:
@@ -215,7 +215,7 @@ def test_a_server_that_follows_hears_the_order_from_where_it_is() -> None:
         board.put("ordered", 3)
         connection = made.let_in()
         connection.sendall(bytes_of(HELLO, board.server_place(1), 0, 1))
-        made.stage.bells.look()
+        made.memory.wakeup.look()
         made.door.order(0)
         heard, size = connection.recv(1000), HEAD.size + 8
         found = [HEAD.unpack_from(heard, at)[2:6] for at in range(0, len(heard), size)]
@@ -235,8 +235,8 @@ def test_a_server_cannot_have_heard_less_than_the_ring_holds(heard: int) -> None
 
 def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with small(2, 0, servers=2) as (theatre, _):
-        stage = opened(theatre, 2, theatre.board.server_place(1))
-        with _followed(stage, monkeypatch) as (following, first):
+        memory = opened(theatre, 2, theatre.board.server_place(1))
+        with _followed(memory, monkeypatch) as (following, first):
 
             def order(position: int, entry: int, generation: int = 0) -> bytes:
                 return bytes_of(ORDER, 3, position, entry, 100 + position, words=[generation])
@@ -245,7 +245,7 @@ def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeyp
             assert said(
                 order(0, 3) + order(0, 4) + order(2, 4) + order(1, MemberEvent.LEFT - 10) + later,
                 first,
-                stage.bells.look,
+                memory.wakeup.look,
             )
             assert (following.ordered, theatre.board.ring[:2].tolist()) == (2, [3, MemberEvent.LEFT - 10])
             following.go_back(1)
@@ -257,7 +257,7 @@ def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeyp
     [
         bytes_of(POST, 3, 0, 0, words=[0]),
         bytes_of(ORDER, 3, 0, 0),
-        bytes_of(ORDER, 3, 0, 2 * LANES, words=[0]),
+        bytes_of(ORDER, 3, 0, 2 * MAILBOXES, words=[0]),
         bytes_of(ORDER, 3, 0, -1, words=[0]),
         bytes_of(ORDER, 3, 0, MemberEvent.LEFT - 20, words=[0]),
         bytes_of(ORDER, 3, 0, -(1 << 63), words=[0]),
@@ -267,10 +267,10 @@ def test_orders_are_taken_in_turn_and_those_of_a_generation_to_come_wait(monkeyp
 )
 def test_orders_that_nobody_gives_end_the_connection(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with small(2, 0, servers=2) as (theatre, _):
-        stage = opened(theatre, 2, theatre.board.server_place(1))
+        memory = opened(theatre, 2, theatre.board.server_place(1))
         before = theatre.board.ring.tobytes()
-        with _followed(stage, monkeypatch) as (following, first):
-            assert not said(data, first, stage.bells.look)
+        with _followed(memory, monkeypatch) as (following, first):
+            assert not said(data, first, memory.wakeup.look)
             assert following.ordered == 0
             assert theatre.board.ring.tobytes() == before
 
@@ -278,12 +278,12 @@ def test_orders_that_nobody_gives_end_the_connection(data: bytes, monkeypatch: p
 class _followed:  # noqa: N801
     """A server that follows, and the first server's end of its connection."""
 
-    def __init__(self, stage: RunMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, memory: RunMemory, monkeypatch: pytest.MonkeyPatch) -> None:
         self._near, far = socket.socketpair()
         self._near.setblocking(False)
         monkeypatch.setattr(doors, "enter", lambda *_, **__: far)
-        stage.board.server_port[0] = 1
-        self._following = OrderFollower(stage, 1)
+        memory.board.server_port[0] = 1
+        self._following = OrderFollower(memory, 1)
         self._following._reconnect()
 
     def __enter__(self) -> tuple[OrderFollower, socket.socket]:
@@ -298,33 +298,33 @@ class _followed:  # noqa: N801
 
 
 def test_an_answer_lies_where_the_worker_looks_for_it() -> None:
-    with worker() as (theatre, stage, reach, far):
+    with worker() as (theatre, memory, reach, far):
         board = theatre.board
         board.posted[1] = 4
-        reply = stage.layout.places["lane.0.1.reply"].offset
+        reply = memory.layout.places["lane.0.1.reply"].offset
         words = [1, TENSOR, 0, reply, 1, 2]
         data = torch.tensor([1.5, 2.5]).numpy().tobytes()
         answer = bytes_of(REPLY, 1, 4, 9, STOPPING, words=words, pieces=[(reply, 8)], data=data)
-        assert said(answer, far, stage.bells.look)
-        assert got(reach._lanes[1].reply) == words
-        assert stage.segment.tensor(reply, torch.float32, (2,)).tolist() == [1.5, 2.5]
-        assert (board.answered[0][1], stage.versions(), board.run[STOP]) == (4, [9], STOPPING)
+        assert said(answer, far, memory.wakeup.look)
+        assert got(reach._mailboxes[1].reply) == words
+        assert memory.segment.tensor(reply, torch.float32, (2,)).tolist() == [1.5, 2.5]
+        assert (board.answered[0][1], memory.versions(), board.run[STOP]) == (4, [9], STOPPING)
 
 
 def test_an_answer_to_a_call_that_was_given_up_is_not_heard() -> None:
-    with worker() as (theatre, stage, _, far):
+    with worker() as (theatre, memory, _, far):
         theatre.board.posted[0] = 5
-        assert said(bytes_of(REPLY, 0, 4, 9, FAILED, words=[1, NONE]), far, stage.bells.look)
+        assert said(bytes_of(REPLY, 0, 4, 9, FAILED, words=[1, NONE]), far, memory.wakeup.look)
         assert theatre.board.answered[0][0] == 0
-        assert (stage.versions(), theatre.board.run[STOP]) == ([0], 0)
+        assert (memory.versions(), theatre.board.run[STOP]) == ([0], 0)
 
 
 def test_versions_and_the_stop_only_rise_by_answers() -> None:
-    with worker() as (theatre, stage, _, far):
+    with worker() as (theatre, memory, _, far):
         theatre.board.posted[0], theatre.board.run[STOP] = 5, STOPPING
-        stage.set_version(0, 10)
-        assert said(bytes_of(REPLY, 0, 5, 9, 0, words=[1, NONE]), far, stage.bells.look)
-        assert (stage.versions(), theatre.board.run[STOP]) == ([10], STOPPING)
+        memory.set_version(0, 10)
+        assert said(bytes_of(REPLY, 0, 5, 9, 0, words=[1, NONE]), far, memory.wakeup.look)
+        assert (memory.versions(), theatre.board.run[STOP]) == ([10], STOPPING)
 
 
 @pytest.mark.parametrize(
@@ -332,9 +332,9 @@ def test_versions_and_the_stop_only_rise_by_answers() -> None:
     [
         bytes_of(POST, 0, 1, 0, words=[0]),
         bytes_of(ORDER, 0, 0, words=[0]),
-        bytes_of(WELCOME, words=[0] * 2 * LANES),
+        bytes_of(WELCOME, words=[0] * 2 * MAILBOXES),
         bytes_of(WELCOME, words=[0]),
-        bytes_of(REPLY, LANES, 1, words=[1, NONE]),
+        bytes_of(REPLY, MAILBOXES, 1, words=[1, NONE]),
         bytes_of(REPLY, 0, 5, words=[0]),
         bytes_of(REPLY, 0, 5, words=[2, NONE, NONE]),
         bytes_of(REPLY, 0, 5, words=[1, TENSOR, 0, 0, 1, 4]),
@@ -344,11 +344,11 @@ def test_versions_and_the_stop_only_rise_by_answers() -> None:
     ],
 )
 def test_what_a_server_must_not_say_ends_the_connection(data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    with worker() as (theatre, stage, reach, far):
+    with worker() as (theatre, memory, reach, far):
         theatre.board.posted[0] = 5
-        before = bytes(stage.segment.memory)
-        assert not said(data, far, stage.bells.look)
-        assert bytes(stage.segment.memory) == before
+        before = bytes(memory.segment.memory)
+        assert not said(data, far, memory.wakeup.look)
+        assert bytes(memory.segment.memory) == before
         assert theatre.board.answered[0][0] == 0
         assert reach._wires == {0: None}
         assert "server:0 sent what it may not" in capsys.readouterr().out
@@ -373,8 +373,8 @@ class _Node:
     def _introduce(self) -> None:
         """What hub and agents do: words of one board on the other."""
         there, here = self.there.board, self.here.board
-        bells = opened(self.there, 1, there.launcher).bells
-        assert bells.wait(lambda: bool(there.server_port[0]), 30)
+        wakeup = opened(self.there, 1, there.launcher).wakeup
+        assert wakeup.wait(lambda: bool(there.server_port[0]), 30)
         for name in ("server_high", "server_low", "server_port", "server_node"):
             getattr(here, name)[0] = getattr(there, name)[0]
 
@@ -386,8 +386,8 @@ class _Node:
 
 
 def _link(node: _Node, rank: int) -> CallClient:
-    stage = opened(node.here, 0, rank)
-    node.links.append(CallClient(stage, rank, waiting(stage)))
+    memory = opened(node.here, 0, rank)
+    node.links.append(CallClient(memory, rank, waiting(memory)))
     return node.links[-1]
 
 
@@ -416,8 +416,8 @@ def test_calls_cross() -> None:
         assert link.call(Call(methods["many"], (1, "two", (3, None)))) == 3
         assert torch.equal(link.call(Call(methods["look"], ())), x - 3)
         link.show()
-        assert torch.equal(link.stage.server_state().x, x - 3)
-        assert link.stage.updates == 3
+        assert torch.equal(link.memory.server_state().x, x - 3)
+        assert link.memory.updates == 3
 
     _across(play)
 
@@ -439,11 +439,11 @@ def test_a_call_posted_while_the_server_is_away_is_performed_once() -> None:
         link = _link(node, 0)
         both = node.here.scheme.methods["both"]
         os.kill(node.company.pids[0], signal.SIGSTOP)
-        lane = link.post(Call(both, (torch.ones(LENGTH), 0)))
+        mailbox = link.post(Call(both, (torch.ones(LENGTH), 0)))
         node.replace()  # it has died with the call on its way
-        assert torch.equal(link.collect(lane), torch.arange(float(LENGTH)) - 1)
-        assert node.there.board.posted[lane.index] == node.there.board.answered[0][lane.index]
-        assert node.there.board.posted[lane.index] % GENERATIONS == 1
+        assert torch.equal(link.collect(mailbox), torch.arange(float(LENGTH)) - 1)
+        assert node.there.board.posted[mailbox.index] == node.there.board.answered[0][mailbox.index]
+        assert node.there.board.posted[mailbox.index] % GENERATIONS == 1
 
     _across(play)
 

@@ -90,7 +90,7 @@ def test_larger_messages_come_one_at_a_time() -> None:
         found: list[Message] = []
         for count in range(1, 6):
             pair.far.pull(found.append)
-            assert [one.lane for one in found] == list(range(count))
+            assert [one.mailbox for one in found] == list(range(count))
         assert len(pair.far._front) == FRONT  # no more than needed is kept
 
 
@@ -113,7 +113,7 @@ def test_who_looks_at_a_message_may_refuse_it_or_say_where_its_pieces_go() -> No
         pair.raw.sendall(data)
 
         def refuse(message: Message, _: Pieces) -> None:
-            raise ProtocolError(f"not {message.lane}")
+            raise ProtocolError(f"not {message.mailbox}")
 
         with pytest.raises(ProtocolError, match="not 1"):
             pair.far.pull(pair.found.append, refuse)
@@ -128,8 +128,8 @@ def test_what_is_to_be_sent_may_move() -> None:
         memory[:4000], memory[4000:8000] = b"a" * 4000, b"b" * 4000
         while not pair.near.pending:
             pair.near.send(Message(POST), [(8000, 4000)])  # until the socket takes no more
-        for lane, place in ((1, 8000), (2, 12_000)):
-            pair.near.send(Message(REPLY, lane), [(place, 4000)], [(0, 4000)])
+        for mailbox, place in ((1, 8000), (2, 12_000)):
+            pair.near.send(Message(REPLY, mailbox), [(place, 4000)], [(0, 4000)])
         pair.near.move(1, 0, 4000, 4000)
         while pair.near.pending:
             pair.near.push()
@@ -150,7 +150,7 @@ def test_what_the_socket_does_not_take_goes_later_and_in_order() -> None:
             pair.pull()
             pair.near.push()
         pair.pull()
-        assert [one.lane for one in pair.found] == list(range(50))
+        assert [one.mailbox for one in pair.found] == list(range(50))
         assert torch.equal(pair.segments[0].bytes, pair.segments[1].bytes)
 
 
@@ -168,19 +168,19 @@ def test_two_threads_may_send() -> None:
     with Pair() as pair:
         pair.raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
 
-        def send(lane: int) -> None:
+        def send(mailbox: int) -> None:
             for number in range(200):
-                pair.near.send(Message(POST, lane, number, words=array("q", range(20))), [(0, 300)])
+                pair.near.send(Message(POST, mailbox, number, words=array("q", range(20))), [(0, 300)])
 
-        threads = [threading.Thread(target=send, args=(lane,)) for lane in range(2)]
+        threads = [threading.Thread(target=send, args=(mailbox,)) for mailbox in range(2)]
         for one in threads:
             one.start()
         while any(one.is_alive() for one in threads) or pair.near.pending:
             pair.near.push()
             pair.pull()
         pair.pull()
-        for lane in range(2):
-            assert [one.number for one in pair.found if one.lane == lane] == list(range(200))
+        for mailbox in range(2):
+            assert [one.number for one in pair.found if one.mailbox == mailbox] == list(range(200))
 
 
 # ends
@@ -203,7 +203,7 @@ def test_what_was_whole_before_the_end_is_heard() -> None:
         pair.near.close()
         with pytest.raises(Closed):
             pair.pull()
-        assert [one.lane for one in pair.found] == [1]
+        assert [one.mailbox for one in pair.found] == [1]
 
 
 def test_sending_to_who_is_gone_says_so() -> None:

@@ -183,7 +183,7 @@ def member_and_raw_socket() -> tuple[TcpGroup, socket.socket, Any]:
     server.close()
     board = Board.create(2, 0)
     ends = Wakeup.create(board.roles)
-    bells = Wakeup(board, ends, 0)
+    wakeup = Wakeup(board, ends, 0)
 
     def close() -> None:
         group.bury()
@@ -191,14 +191,14 @@ def member_and_raw_socket() -> tuple[TcpGroup, socket.socket, Any]:
         for end in (*ends, board.descriptor):
             os.close(end)
 
-    group = TcpGroup(0, 2, {1: connection}, watch=bells, ring=lambda: None)
-    group.test_bells = bells  # type: ignore[attr-defined]
+    group = TcpGroup(0, 2, {1: connection}, watch=wakeup, ring=lambda: None)
+    group.test_bells = wakeup  # type: ignore[attr-defined]
     return group, raw, close
 
 
 def refused(group: TcpGroup, exchange: Any) -> None:
-    bells = group.test_bells  # type: ignore[attr-defined]
-    assert bells.wait(lambda: exchange.over, 20.0)
+    wakeup = group.test_bells  # type: ignore[attr-defined]
+    assert wakeup.wait(lambda: exchange.over, 20.0)
     with pytest.raises((Broken, SchemeError)):
         exchange.finish()
 

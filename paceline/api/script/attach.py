@@ -76,7 +76,7 @@ def _launched(
 ) -> Pace:
     if role.loop is not None:
         raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
-    stage, plan, control, chief = role.stage, role.stage.plan, role.control, role.rank == 0
+    memory, plan, control, chief = role.memory, role.memory.plan, role.control, role.rank == 0
     name, chosen = _chosen(plan, scheme, hyper)
     task = ScriptTask(model, evaluate, Path(plan.script[0]).stem)
     decided: dict[str, Any] = {
@@ -85,23 +85,23 @@ def _launched(
         "servers": plan.servers if chosen.methods else 0,
         "device": str(task.device),
     }
-    if chief and not stage.board.get("ready"):
+    if chief and not memory.board.get("ready"):
         for text in _overridden(plan, scheme, steps, directory):
             control.send({"say": text})
-    stage.plan = replace(plan, **decided)
-    stage.scheme = stage.first_scheme = chosen
-    check(stage.plan, chosen)
-    if chief and not stage.board.get("ready"):
+    memory.plan = replace(plan, **decided)
+    memory.scheme = memory.first_scheme = chosen
+    check(memory.plan, chosen)
+    if chief and not memory.board.get("ready"):
         control.send({"task": task.name})
         noted = {"name": name, "hyper": build.hyper_of(chosen)}
         notes = {"scheme": noted, "plan": decided, "parameters": task.flat.named()}
-        prepare(stage, task, task.start(stage.plan.seed).cpu(), notes, control)
-        stage.open()
+        prepare(memory, task, task.start(memory.plan.seed).cpu(), notes, control)
+        memory.open()
     else:
-        wait_until_ready(stage)
-    wait_until_joined(stage)
+        wait_until_ready(memory)
+    wait_until_joined(memory)
     hooks = role.hooks_with(own)
-    session = WorkerSession(stage, task, role.rank, hooks, control)
+    session = WorkerSession(memory, task, role.rank, hooks, control)
     role.loop = pace = Pace(session, task, hooks, ExitStack())
     _seed(session)
     return pace
@@ -149,7 +149,7 @@ def _by_itself(
 
 def _seed(session: WorkerSession) -> None:
     """Dropout and the like differ from worker to worker, and are not what they were before a restart."""
-    torch.manual_seed(mixed(session.stage.plan.seed, session.rank, session.worker.t))
+    torch.manual_seed(mixed(session.memory.plan.seed, session.rank, session.worker.t))
 
 
 def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, Any]) -> tuple[str, Scheme]:

@@ -179,7 +179,7 @@ class Pace:
         i % workers. `loader`: a DataLoader, a list, a function that gives an iterator, or an iterator (gone through
         once: then this worker leaves)."""
         self._inside("share()")
-        items = own_items(loader, self.rank, self.workers, self._session.stage.plan.seed)
+        items = own_items(loader, self.rank, self.workers, self._session.memory.plan.seed)
         return self._shared(items)
 
     def _shared(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -263,15 +263,15 @@ class Pace:
                 self.ended = True
 
     def _finish(self) -> None:
-        session, board, stage = self._session, self._board, self._session.stage
+        session, board, memory = self._session, self._board, self._session.memory
         if not board.get("over"):
             session.finish()
         # the chief goes last: what it saves is what everybody's model shall be
-        stage.bells.wait(lambda: bool(board.get("over") or board.run[STOP] == FAILED))
+        memory.wakeup.wait(lambda: bool(board.get("over") or board.run[STOP] == FAILED))
         if board.run[STOP] == FAILED:
             raise SystemExit(0)  # another one failed and has told it: the rest of the script is not for a broken run
-        x = snapshot.model_of(stage, prefix=snapshot.KEEP)
-        self._task.let_go(x, snapshot.buffers_of(stage, self._task.buffer_policy, prefix=snapshot.KEEP))
+        x = snapshot.model_of(memory, prefix=snapshot.KEEP)
+        self._task.let_go(x, snapshot.buffers_of(memory, self._task.buffer_policy, prefix=snapshot.KEEP))
 
 
 def _check(loss: Any) -> None:

@@ -35,10 +35,10 @@ from paceline.task import Task
 class StandaloneSession(WorkerSession):
     """A session whose server is in the same process."""
 
-    def __init__(self, stage: RunMemory, task: Task, hooks: Sequence[Hook], control: Control) -> None:
-        super().__init__(stage, task, 0, hooks, control)
-        if stage.scheme.methods:
-            self._link = InProcess(stage)
+    def __init__(self, memory: RunMemory, task: Task, hooks: Sequence[Hook], control: Control) -> None:
+        super().__init__(memory, task, 0, hooks, control)
+        if memory.scheme.methods:
+            self._link = InProcess(memory)
             self._link.device = self.device
 
 
@@ -96,24 +96,24 @@ def session_of(
     ends, state = Wakeup.create(board.roles), anonymous("paceline-state")
     for descriptor in (*ends, state, board.descriptor):
         around.callback(os.close, descriptor)
-    stage = RunMemory(plan, scheme, board, Wakeup(board, ends, 0), state)
-    board.put("began", stage.now())
+    memory = RunMemory(plan, scheme, board, Wakeup(board, ends, 0), state)
+    board.put("began", memory.now())
     board.put("checkpoint", -1)
     board.put("restarts", totals.restarts)
     board.put("rolled_back", totals.rolled_back)
     board.alive[0] = board.known[0] = 1
     control = Records(directory)
-    around.enter_context(_written_down(stage, control, before, first))
+    around.enter_context(_written_down(memory, control, before, first))
     control.send({"task": task.name})
-    prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
-    stage.open()
-    around.enter_context(_interruptible(stage, control.outcome))
-    return StandaloneSession(stage, task, hooks, control)
+    prepare(memory, task, task.start(plan.seed).cpu(), notes, control)
+    memory.open()
+    around.enter_context(_interruptible(memory, control.outcome))
+    return StandaloneSession(memory, task, hooks, control)
 
 
 @contextmanager
 def _written_down(
-    stage: RunMemory, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
+    memory: RunMemory, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
 ) -> Iterator[None]:
     """How the run ended, in its directory. `first`: the checkpoint that it goes on from."""
     error: BaseException | None = None
@@ -123,22 +123,22 @@ def _written_down(
         error = caught
         raise
     finally:
-        board, outcome = stage.board, control.outcome
+        board, outcome = memory.board, control.outcome
         names = ("began", "first_step", "stopped", "rolled_back", "restarts")
         outcome.words = {name: board.get(name) for name in names}
-        outcome.words["stopped"] = outcome.words["stopped"] or stage.now()
-        reached = stage.furthest if board.get("ready") else 0
+        outcome.words["stopped"] = outcome.words["stopped"] or memory.now()
+        reached = memory.furthest if board.get("ready") else 0
         outcome.words |= {"samples": sum(board.samples), "reached": reached}
-        result = result_of(stage.plan, stage.first_scheme, outcome, before, first)
+        result = result_of(memory.plan, memory.first_scheme, outcome, before, first)
         told = {} if result is None else result.as_dict()
         failed = {} if error is None or outcome.result else {"error": f"{type(error).__name__}: {error}"}
         control.directory.write_result(told | failed)
 
 
 @contextmanager
-def _interruptible(stage: RunMemory, outcome: Outcome) -> Iterator[None]:
+def _interruptible(memory: RunMemory, outcome: Outcome) -> Iterator[None]:
     """Ctrl-C ends the run in order, with a last checkpoint; a second one ends it at once."""
-    board = stage.board
+    board = memory.board
 
     def heard(*_: object) -> None:
         if outcome.interrupted:
@@ -147,7 +147,7 @@ def _interruptible(stage: RunMemory, outcome: Outcome) -> Iterator[None]:
         if board.run[STOP] == RUNNING:
             print("interrupted: ending in order, with a last checkpoint (again to end at once)", file=sys.stderr)
             outcome.stopped = "interrupted"
-            board.put("stopped", stage.now())
+            board.put("stopped", memory.now())
             board.put("stop", STOPPING)
 
     with _handling(signal.SIGINT, heard):

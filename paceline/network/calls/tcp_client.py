@@ -21,7 +21,7 @@ from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.mailbox import Mailbox, got, put
 from paceline.processes.calls.zero_copy import ReceiveBuffer
-from paceline.processes.memory.board import FAILED, LANES, STOP
+from paceline.processes.memory.board import FAILED, MAILBOXES, STOP
 from paceline.processes.memory.byte_ranges import Pieces, ShardRange, Span, WritableRanges, of_spans, of_words
 from paceline.processes.memory.call_codec import check
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
@@ -48,15 +48,15 @@ def words_of(address: str) -> tuple[int, int]:
 class TcpClient:
     """One worker's connections. `lanes` are its own, in the order of their numbers."""
 
-    def __init__(self, stage: RunMemory, rank: int, lanes: list[Mailbox], ended: Callable[[], bool]) -> None:
-        self._stage, self._rank, self._lanes, self._ended = stage, rank, lanes, ended
-        self._board = stage.board
+    def __init__(self, memory: RunMemory, rank: int, mailboxes: list[Mailbox], ended: Callable[[], bool]) -> None:
+        self._memory, self._rank, self._mailboxes, self._ended = memory, rank, mailboxes, ended
+        self._board = memory.board
         self._wires: dict[int, TcpConnection | None] = {}
         self._tried: dict[int, float] = {}
         self._met: dict[int, bool] = {}  # whether a server has said how far it is
         self._lost: dict[int, int] = {}  # since when one that listens has not been reached, ns
-        self._version = stage.version_words()[0]
-        self._cuttings = [ShardRange.of(stage, shard) for shard in range(stage.plan.servers)]
+        self._version = memory.version_words()[0]
+        self._cuttings = [ShardRange.of(memory, shard) for shard in range(memory.plan.servers)]
         self._courier: BackgroundSender | None = None
         self._landings: dict[int, ReceiveBuffer] = {}  # by lane
         self._coming: dict[int, Pieces] = {}  # by server: what goes to one now
@@ -73,8 +73,8 @@ class TcpClient:
         """Find out which servers are on other nodes, and connect with those that are new there."""
         nodes = self._board.server_node
         # one that has yet to join may come to work on this node's memory
-        self._stage.bells.wait(lambda: min(nodes) >= 0 or self._ended())
-        far = {shard for shard in range(self._stage.plan.servers) if not self._stage.near(shard)}
+        self._memory.wakeup.wait(lambda: min(nodes) >= 0 or self._ended())
+        far = {shard for shard in range(self._memory.plan.servers) if not self._memory.near(shard)}
         for shard in set(self._wires) - far:
             self._drop(shard)
             del self._wires[shard]
@@ -84,9 +84,9 @@ class TcpClient:
         if not self._begun:  # what a predecessor has sent is its own: nobody sends it again, or takes its answers
             self._begun = True
             self.void()
-        self._stage.bells.restless = self._reconnect if far else None
+        self._memory.wakeup.restless = self._reconnect if far else None
         self._reconnect()
-        self._stage.bells.wait(lambda: all(self._met.get(shard) for shard in self._wires) or self._ended())
+        self._memory.wakeup.wait(lambda: all(self._met.get(shard) for shard in self._wires) or self._ended())
 
     def _reconnect(self) -> bool:
         """Try to reach those that are not reached, now and then. True: somebody is not reached yet."""
@@ -102,7 +102,7 @@ class TcpClient:
             if not port:
                 self._lost.pop(shard, None)  # nobody listens there: that is the server's loss, not the route's
             elif not self._met.get(shard):
-                self._lost.setdefault(shard, self._stage.now())
+                self._lost.setdefault(shard, self._memory.now())
         self._tell_cut()
         return any(wire is None for wire in self._wires.values())
 
@@ -113,27 +113,27 @@ class TcpClient:
             self._board.unreached_server[self._rank], self._board.unreached[self._rank] = shard, since
 
     def _connect(self, shard: int, port: int) -> None:
-        stage, board = self._stage, self._board
-        assert stage.node.secret is not None
+        memory, board = self._memory, self._board
+        assert memory.node.secret is not None
         address = address_of(board.server_high[shard], board.server_low[shard])
         try:
-            connection = enter(address, port, stage.node.secret, timeout=REACH, tls=tls.client_side(stage.node))
+            connection = enter(address, port, memory.node.secret, timeout=REACH, tls=tls.client_side(memory.node))
         except Refused as error:
             raise RunError(f"worker:{self._rank} was refused by server:{shard} at {address}:{port}: {error}") from error
         except OSError:
             return  # it may be about to begin, or about to be replaced
-        notice_within(connection, stage.plan.patience / 3)
-        wire = TcpConnection(connection, stage.segment, WritableRanges(stage.spans_from_server(self._rank)))
+        notice_within(connection, memory.plan.patience / 3)
+        wire = TcpConnection(connection, memory.segment, WritableRanges(memory.spans_from_server(self._rank)))
         wire.port = port
         self._wires[shard], self._met[shard] = wire, False
-        stage.bells.attend(wire.fileno(), lambda: self._pull(shard, wire))
+        memory.wakeup.attend(wire.fileno(), lambda: self._pull(shard, wire))
         self._guarded(shard, wire, lambda: wire.send(Message(HELLO, self._rank, board.get("generation"))))
 
     def _drop(self, shard: int) -> None:
         wire, self._met[shard] = self._wires.get(shard), False
         if wire is not None:
             self._wires[shard] = None
-            self._stage.bells.ignore(wire.fileno())
+            self._memory.wakeup.ignore(wire.fileno())
             wire.close()
 
     def _guarded(self, shard: int, wire: TcpConnection, act: Callable[[], object]) -> None:
@@ -147,7 +147,7 @@ class TcpClient:
                     self._drop(shard)
         else:
             if self._wires.get(shard) is wire:
-                self._stage.bells.modify(wire.fileno(), wire.events)
+                self._memory.wakeup.modify(wire.fileno(), wire.events)
 
     def _pull(self, shard: int, wire: TcpConnection) -> None:
         def both() -> None:
@@ -160,15 +160,15 @@ class TcpClient:
 
         self._guarded(shard, wire, both)
 
-    def expect(self, lane: Mailbox, landing: ReceiveBuffer) -> None:
+    def expect(self, mailbox: Mailbox, landing: ReceiveBuffer) -> None:
         """What was posted in a lane probably has a result that may be received there."""
-        self._landings[lane.index] = landing
+        self._landings[mailbox.index] = landing
 
-    def landed(self, lane: Mailbox) -> ReceiveBuffer | None:
+    def landed(self, mailbox: Mailbox) -> ReceiveBuffer | None:
         """Where a call's result has come, if all of it has come where it was expected."""
-        landing = self._landings.pop(lane.index, None)
-        if landing is not None and len(landing.came) != self._stage.plan.servers:
-            landing.put_back(self._stage.segment)
+        landing = self._landings.pop(mailbox.index, None)
+        if landing is not None and len(landing.came) != self._memory.plan.servers:
+            landing.put_back(self._memory.segment)
             return None
         return landing
 
@@ -177,71 +177,71 @@ class TcpClient:
         self.ahead.clear()
         self._landings.clear()
 
-    def post(self, lane: Mailbox, words: array[int], spans: list[Span]) -> None:
+    def post(self, mailbox: Mailbox, words: array[int], spans: list[Span]) -> None:
         """A call lies in a lane of this node: let it lie in that of every other server's node too."""
         for shard, wire in self._wires.items():
             if wire is not None and self._met[shard]:
-                self._post(shard, wire, lane, words, of_spans(spans, self._cuttings[shard]))
+                self._post(shard, wire, mailbox, words, of_spans(spans, self._cuttings[shard]))
 
-    def _post(self, shard: int, wire: TcpConnection, lane: Mailbox, words: array[int], pieces: Pieces) -> None:
+    def _post(self, shard: int, wire: TcpConnection, mailbox: Mailbox, words: array[int], pieces: Pieces) -> None:
         posted, answered = self._board.posted, self._board.answered[shard]
-        first = self._rank * LANES
+        first = self._rank * MAILBOXES
         # the server need not keep the answers that are here
-        missing = sum(1 << n for n in range(LANES) if posted[first + n] != answered[first + n])
-        message = Message(POST, lane.index, posted[lane.index], lane.request[HEAD_WORDS - 1], missing, words)
+        missing = sum(1 << n for n in range(MAILBOXES) if posted[first + n] != answered[first + n])
+        message = Message(POST, mailbox.index, posted[mailbox.index], mailbox.request[HEAD_WORDS - 1], missing, words)
         self._guarded(shard, wire, lambda: wire.send(message, pieces))
 
     def _wanted(self, shard: int, message: Message) -> bool:
         """Whether an answer is to the call that lies in its lane, and the first; not to one that was given up."""
-        board, lane = self._board, message.lane
-        return bool(board.posted[lane] == message.number != board.answered[shard][lane])
+        board, mailbox = self._board, message.mailbox
+        return bool(board.posted[mailbox] == message.number != board.answered[shard][mailbox])
 
     def _look(self, shard: int, wire: TcpConnection, message: Message, pieces: Pieces) -> list[memoryview] | None:
         """Check an answer before its pieces are received, and say where they go."""
-        if message.kind != REPLY or message.lane // LANES != self._rank or not self._wanted(shard, message):
+        if message.kind != REPLY or message.mailbox // MAILBOXES != self._rank or not self._wanted(shard, message):
             return None
         if len(message.words):
             self._check(wire, message)
-        landing = self._landings.get(message.lane)
+        landing = self._landings.get(message.mailbox)
         if landing is None or shard in landing.came or not pieces or not all(map(landing.holds, pieces)):
             return None
         self._coming[shard] = pieces
         return [landing.view(piece) for piece in pieces]
 
     def _take(self, shard: int, wire: TcpConnection, message: Message) -> None:
-        board, own = self._board, range(self._rank * LANES, self._rank * LANES + LANES)
-        if message.kind == REPLY and message.lane in own:
-            lane = self._lanes[message.lane - own.start]
+        board, own = self._board, range(self._rank * MAILBOXES, self._rank * MAILBOXES + MAILBOXES)
+        if message.kind == REPLY and message.mailbox in own:
+            mailbox = self._mailboxes[message.mailbox - own.start]
             if not self._wanted(shard, message):
                 return
-            if wire.elsewhere and (landing := self._landings.get(lane.index)) is not None:
+            if wire.elsewhere and (landing := self._landings.get(mailbox.index)) is not None:
                 landing.came[shard] = self._coming[shard]
             if len(message.words):
-                put(lane.reply, message.words)
-            words = self._stage.segment.words
+                put(mailbox.reply, message.words)
+            words = self._memory.segment.words
             if message.value > words[self._version]:
                 words[self._version] = message.value
             if board.run[STOP] < message.more <= FAILED:
                 board.run[STOP] = message.more
-            board.answered[shard][lane.index] = message.number
-        elif message.kind == WELCOME and len(message.words) == 2 * LANES and not self._met[shard]:
+            board.answered[shard][mailbox.index] = message.number
+        elif message.kind == WELCOME and len(message.words) == 2 * MAILBOXES and not self._met[shard]:
             self._met[shard] = True
             self._lost.pop(shard, None)
             self._tell_cut()
-            self.latest = max(self.latest, *message.words[:LANES])
-            there = zip(self._lanes, message.words[:LANES], message.words[LANES:], strict=True)
+            self.latest = max(self.latest, *message.words[:MAILBOXES])
+            there = zip(self._mailboxes, message.words[:MAILBOXES], message.words[MAILBOXES:], strict=True)
             # in the order in which they were posted: the server performs them so
-            for lane, posted, answered in sorted(there, key=lambda row: board.posted[row[0].index]):
-                mine = board.posted[lane.index]
-                if board.answered[shard][lane.index] == mine:
+            for mailbox, posted, answered in sorted(there, key=lambda row: board.posted[row[0].index]):
+                mine = board.posted[mailbox.index]
+                if board.answered[shard][mailbox.index] == mine:
                     continue
                 if posted != mine:
-                    asked = array("q", got(lane.request))
-                    self._post(shard, wire, lane, asked, of_words(asked, self._cuttings[shard]))
+                    asked = array("q", got(mailbox.request))
+                    self._post(shard, wire, mailbox, asked, of_words(asked, self._cuttings[shard]))
                 elif answered == mine:
-                    wire.send(Message(AGAIN, lane.index, mine))
+                    wire.send(Message(AGAIN, mailbox.index, mine))
         else:
-            raise ProtocolError(f"a message of kind {message.kind} for lane {message.lane}")
+            raise ProtocolError(f"a message of kind {message.kind} for lane {message.mailbox}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse an answer that nobody could read."""
@@ -255,14 +255,16 @@ class TcpClient:
     def void(self) -> None:
         """The run has gone back to a checkpoint, and so have the servers: nobody will answer what was posted before."""
         for shard in self._wires:
-            for lane in self._lanes:
-                self._board.answered[shard][lane.index] = self._board.posted[lane.index]
+            for mailbox in self._mailboxes:
+                self._board.answered[shard][mailbox.index] = self._board.posted[mailbox.index]
 
     def busy(self) -> bool:
         """Whether anything is still to be sent, or to come for a call that was started ahead."""
         board = self._board
         return any(wire is not None and wire.pending for wire in self._wires.values()) or any(
-            board.answered[shard][lane] != board.posted[lane] for shard in self._wires for lane in list(self.ahead)
+            board.answered[shard][mailbox] != board.posted[mailbox]
+            for shard in self._wires
+            for mailbox in list(self.ahead)
         )
 
     def carry_on(self) -> None:

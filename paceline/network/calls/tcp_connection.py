@@ -34,7 +34,7 @@ class Message(NamedTuple):
     """One whole message; its pieces lie in memory already."""
 
     kind: int
-    lane: int = 0
+    mailbox: int = 0
     number: int = 0
     value: int = 0
     more: int = 0
@@ -78,23 +78,23 @@ class TcpConnection:
     def send(self, message: Message, pieces: Pieces = (), data: Sequence[memoryview | Piece] | None = None) -> None:
         """Say something, and as much of the memory as belongs to it, which must stay as it is until it has gone.
         `data`: what the other is to have there, if it is not what lies there: bytes, or other pieces."""
-        kind, lane, number, value, more, words = message
-        head = HEAD.pack(kind, 0, lane, number, value, more, len(words), len(pieces)) + words.tobytes()
+        kind, mailbox, number, value, more, words = message
+        head = HEAD.pack(kind, 0, mailbox, number, value, more, len(words), len(pieces)) + words.tobytes()
         if pieces:
             head += array("q", [number for piece in pieces for number in piece]).tobytes()
         with self.lock:
-            self._out.append((memoryview(head), 0, len(head), lane))
+            self._out.append((memoryview(head), 0, len(head), mailbox))
             for one in pieces if data is None else data:
                 buffer, start, size = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *one)
                 if size:
-                    self._out.append((buffer, start, start + size, lane))
+                    self._out.append((buffer, start, start + size, mailbox))
             self.push()
 
-    def move(self, lane: int, place: int, size: int, to: int) -> None:
+    def move(self, mailbox: int, place: int, size: int, to: int) -> None:
         """What was to be sent of a lane's message from some place lies elsewhere from now on."""
         with self.lock:
             for at, (buffer, start, end, of) in enumerate(self._out):
-                if buffer is self._memory and of == lane and place <= start < place + size:
+                if buffer is self._memory and of == mailbox and place <= start < place + size:
                     self._out[at] = (buffer, start - place + to, end - place + to, of)
 
     def push(self) -> bool:
@@ -108,9 +108,9 @@ class TcpConnection:
                 except OSError as error:
                     raise Closed(str(error)) from error
                 while sent:
-                    buffer, start, end, lane = self._out.popleft()
+                    buffer, start, end, mailbox = self._out.popleft()
                     if sent < end - start:
-                        self._out.appendleft((buffer, start + sent, end, lane))
+                        self._out.appendleft((buffer, start + sent, end, mailbox))
                         break
                     sent -= end - start
             return True
@@ -173,7 +173,7 @@ class TcpConnection:
                     return False
                 self._end += count
                 continue
-            kind, zero, lane, number, value, more, words, pieces = HEAD.unpack_from(self._front, self._begin)
+            kind, zero, mailbox, number, value, more, words, pieces = HEAD.unpack_from(self._front, self._begin)
             if zero or not HELLO <= kind <= ORDER or words > MOST + 32 or pieces > PIECES:
                 raise ProtocolError(f"a message of kind {kind} with {words} words and {pieces} pieces")
             whole = HEAD.size + 8 * words + PIECE * pieces
@@ -182,7 +182,7 @@ class TcpConnection:
             need = whole
         about = array("q", self._front[self._begin + HEAD.size : self._begin + whole])
         self._begin += whole
-        message = Message(kind, lane, number, value, more, about[:words])
+        message = Message(kind, mailbox, number, value, more, about[:words])
         places = list(zip(about[words::2], about[words + 1 :: 2], strict=True))
         if any(place not in self.areas for place in places):
             raise ProtocolError("a piece of memory that is not the sender's to write")

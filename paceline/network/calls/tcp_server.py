@@ -23,7 +23,7 @@ from paceline.network.secure.admission import AdmissionListener, enter, listener
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Mailbox, got, put, understood
 from paceline.processes.calls.zero_copy import PendingReplies
-from paceline.processes.memory.board import GENERATION, LANES, STOP
+from paceline.processes.memory.board import GENERATION, MAILBOXES, STOP
 from paceline.processes.memory.byte_ranges import Piece, ShardRange, WritableRanges, of_words
 from paceline.processes.memory.call_codec import check, decode
 from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, RunMemory
@@ -37,14 +37,14 @@ _NO_TENSOR = torch.empty(0)
 class TcpServer:
     """Who comes in: one connection for each worker of another node, and for each server that follows from there."""
 
-    def __init__(self, stage: RunMemory, shard: int, lanes: list[Mailbox]) -> None:
-        assert stage.node.secret is not None
-        self._stage, self._shard, self._lanes = stage, shard, lanes
-        self._board, self._bells = stage.board, stage.bells
-        self._cutting = ShardRange.of(stage, shard)
-        self.owed = PendingReplies(stage, shard, lanes)
-        self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
-        self._bounds = stage.bounds(shard)
+    def __init__(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> None:
+        assert memory.node.secret is not None
+        self._memory, self._shard, self._mailboxes = memory, shard, mailboxes
+        self._board, self._wakeup = memory.board, memory.wakeup
+        self._cutting = ShardRange.of(memory, shard)
+        self.owed = PendingReplies(memory, shard, mailboxes)
+        self._methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
+        self._bounds = memory.bounds(shard)
         # how many values each takes; None: any number
         self._takes = [
             None
@@ -55,37 +55,37 @@ class TcpServer:
         self._wires: dict[int, TcpConnection] = {}  # by rank; followers after the ranks
         self._unknown: set[TcpConnection] = set()  # admitted, and not yet said who it is
         self._attended: set[int] = set()
-        listening = listener(stage.node.address, stage.node.ports)
+        listening = listener(memory.node.address, memory.node.ports)
         self._gate = AdmissionListener(
-            listening, stage.node.secret, tls=tls.server_side(stage.node), log=lambda text: print(text)
+            listening, memory.node.secret, tls=tls.server_side(memory.node), log=lambda text: print(text)
         )
-        high, low = words_of(stage.node.address)
+        high, low = words_of(memory.node.address)
         self._board.server_high[shard], self._board.server_low[shard] = high, low
         self._board.server_port[shard] = port = listening.getsockname()[1]
-        if stage.node.ports is not None and port not in stage.node.ports:
-            print(f"server:{shard}: port {stage.node.ports} is in use; listening on {port} instead", flush=True)
+        if memory.node.ports is not None and port not in memory.node.ports:
+            print(f"server:{shard}: port {memory.node.ports} is in use; listening on {port} instead", flush=True)
         self._watch_gate()
-        self._bells.ring_all()
+        self._wakeup.ring_all()
 
     def _watch_gate(self) -> None:
         wanted = set(self._gate.filenos())
         for descriptor in self._attended - wanted:
-            self._bells.ignore(descriptor)
+            self._wakeup.ignore(descriptor)
         for descriptor in wanted - self._attended:
-            self._bells.attend(descriptor, self._knocked)
+            self._wakeup.attend(descriptor, self._knocked)
         self._attended = wanted
 
     def _knocked(self) -> None:
         for descriptor in self._attended:  # one that is closed meanwhile may be another's already
-            self._bells.ignore(descriptor)
+            self._wakeup.ignore(descriptor)
         self._attended = set()
         for connection in self._gate.pump():
-            notice_within(connection, self._stage.plan.patience / 3)
+            notice_within(connection, self._memory.plan.patience / 3)
             wire = TcpConnection(
-                connection, self._stage.segment, WritableRanges(())
+                connection, self._memory.segment, WritableRanges(())
             )  # nothing may be written before it says who it is
             self._unknown.add(wire)
-            self._bells.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
+            self._wakeup.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
         self._watch_gate()
 
     def _pull(self, wire: TcpConnection) -> None:
@@ -104,39 +104,39 @@ class TcpServer:
                 print(f"server:{self._shard}: closed a connection: {error}", flush=True)
             self._drop(wire)
         else:
-            self._bells.modify(wire.fileno(), wire.events)
+            self._wakeup.modify(wire.fileno(), wire.events)
 
     def _drop(self, wire: TcpConnection) -> None:
         self._unknown.discard(wire)
         if self._wires.get(wire.peer) is wire:
             del self._wires[wire.peer]
-        self._bells.ignore(wire.fileno())
+        self._wakeup.ignore(wire.fileno())
         wire.close()
 
     def _look(self, wire: TcpConnection, message: Message) -> None:
         """What may be known of a message before its pieces are received, which takes longer."""
-        if message.kind == POST and 0 <= wire.peer < self._board.workers and message.lane // LANES == wire.peer:
+        if message.kind == POST and 0 <= wire.peer < self._board.workers and message.mailbox // MAILBOXES == wire.peer:
             self._check(wire, message)
-            lane, words = self._lanes[message.lane], message.words.tolist()
-            request = understood(self._stage, lane, words, message.value, self._methods, self._bounds)
-            lane.prepared = message.number, request
+            mailbox, words = self._mailboxes[message.mailbox], message.words.tolist()
+            request = understood(self._memory, mailbox, words, message.value, self._methods, self._bounds)
+            mailbox.prepared = message.number, request
 
     def _take(self, wire: TcpConnection, message: Message) -> None:
         board = self._board
         if message.kind == HELLO and wire in self._unknown:
             self._greet(wire, message)
-        elif message.kind == POST and 0 <= wire.peer < board.workers and message.lane // LANES == wire.peer:
-            lane = self._lanes[message.lane]
-            if board.posted[lane.index] == message.number:
+        elif message.kind == POST and 0 <= wire.peer < board.workers and message.mailbox // MAILBOXES == wire.peer:
+            mailbox = self._mailboxes[message.mailbox]
+            if board.posted[mailbox.index] == message.number:
                 return  # it came before, over a connection that has broken since
             self.owed.had(wire.peer, message.more)
-            lane.request[HEAD_WORDS - 1] = message.value
-            put(lane.request, message.words)
-            board.posted[lane.index] = message.number
-        elif message.kind == AGAIN and 0 <= wire.peer < board.workers and message.lane // LANES == wire.peer:
-            lane = self._lanes[message.lane]
-            if board.answered[self._shard][lane.index] == message.number:
-                self.answer(lane)
+            mailbox.request[HEAD_WORDS - 1] = message.value
+            put(mailbox.request, message.words)
+            board.posted[mailbox.index] = message.number
+        elif message.kind == AGAIN and 0 <= wire.peer < board.workers and message.mailbox // MAILBOXES == wire.peer:
+            mailbox = self._mailboxes[message.mailbox]
+            if board.answered[self._shard][mailbox.index] == message.number:
+                self.answer(mailbox)
         else:
             raise ProtocolError(f"a message of kind {message.kind} from {wire.peer}")
 
@@ -150,7 +150,7 @@ class TcpServer:
                 hyper = dict(zip(values[::2], values[1::2], strict=True))
                 if not all(isinstance(name, str) for name in hyper) or len(json.dumps(hyper)) > OVERRIDES - WORD:
                     raise ValueError("no names, or more than there is room for")
-                build.scheme_of(self._stage.scheme, hyper).check(self._board.workers)
+                build.scheme_of(self._memory.scheme, hyper).check(self._board.workers)
         except (ValueError, TypeError, PacelineError) as error:
             raise ProtocolError(f"call {kind} with words that mean nothing here: {error}") from None
         if kind == SET or (kind in (SAVE, SHOW) and not count):
@@ -160,7 +160,7 @@ class TcpServer:
             raise ProtocolError(f"call {kind} with {count} values, which the scheme does not have")
 
     def _greet(self, wire: TcpConnection, message: Message) -> None:
-        board, peer = self._board, message.lane
+        board, peer = self._board, message.mailbox
         if peer >= board.workers + board.servers:
             raise ProtocolError(f"there is no worker {peer}")
         if (other := self._wires.get(peer)) is not None:
@@ -168,8 +168,8 @@ class TcpServer:
         self._unknown.discard(wire)
         wire.peer, self._wires[peer] = peer, wire
         if peer < board.workers:
-            wire.areas = WritableRanges(self._stage.spans_from_worker(peer))
-            own = slice(peer * LANES, peer * LANES + LANES)
+            wire.areas = WritableRanges(self._memory.spans_from_worker(peer))
+            own = slice(peer * MAILBOXES, peer * MAILBOXES + MAILBOXES)
             words = array("q", board.posted[own].tolist() + board.answered[self._shard][own].tolist())
             wire.send(Message(WELCOME, peer, words=words))
         elif message.number == board.run[GENERATION]:
@@ -180,32 +180,32 @@ class TcpServer:
                 self._tell_order(wire, position)
 
     def far(self, rank: int) -> bool:
-        return not self._stage.beside(rank)
+        return not self._memory.beside(rank)
 
-    def answer(self, lane: Mailbox) -> None:
+    def answer(self, mailbox: Mailbox) -> None:
         """A call of another node's worker is performed: its answer goes there."""
-        wire = self._wires.get(lane.rank)
+        wire = self._wires.get(mailbox.rank)
         if wire is None:
             return  # it will ask when it is back
-        if lane.told is None:  # a predecessor has performed it, if anybody has
-            lane.told = array("q", got(lane.reply))
-            lane.pieces = of_words(lane.told, self._cutting) if lane.told else []
-        told = lane.told if self._cutting.lead else array("q")
-        data: Sequence[memoryview | Piece] | None = lane.data
-        if owed := self.owed.of(lane):
+        if mailbox.told is None:  # a predecessor has performed it, if anybody has
+            mailbox.told = array("q", got(mailbox.reply))
+            mailbox.pieces = of_words(mailbox.told, self._cutting) if mailbox.told else []
+        told = mailbox.told if self._cutting.lead else array("q")
+        data: Sequence[memoryview | Piece] | None = mailbox.data
+        if owed := self.owed.of(mailbox):
             source, *place = owed
-            data = [(source, one[1]) if one == tuple(place) else one for one in lane.pieces]
-        version = self._stage.versions()[0] if self._shard == 0 else 0
-        number = self._board.answered[self._shard][lane.index]
+            data = [(source, one[1]) if one == tuple(place) else one for one in mailbox.pieces]
+        version = self._memory.versions()[0] if self._shard == 0 else 0
+        number = self._board.answered[self._shard][mailbox.index]
         # who hears of the last update hears of the stop too
-        message = Message(REPLY, lane.index, number, version, self._board.run[STOP], words=told)
-        self._guarded(wire, lambda: wire.send(message, lane.pieces, data))
+        message = Message(REPLY, mailbox.index, number, version, self._board.run[STOP], words=told)
+        self._guarded(wire, lambda: wire.send(message, mailbox.pieces, data))
 
     def settle(self) -> None:
         """The state is about to change: what lies there, and has not gone or may be asked for again, is copied."""
-        for lane, source, at, size in self.owed.settle():
-            if (wire := self._wires.get(lane.rank)) is not None:
-                wire.move(lane.index, source, size, at)
+        for mailbox, source, at, size in self.owed.settle():
+            if (wire := self._wires.get(mailbox.rank)) is not None:
+                wire.move(mailbox.index, source, size, at)
 
     def order(self, position: int) -> None:
         """Tell those who follow on other nodes what comes next."""
@@ -224,7 +224,7 @@ class TcpServer:
         """The last answers go, then the door is shut."""
         until = time.monotonic() + LAST
         while any(wire.pending for wire in self._wires.values()) and time.monotonic() < until:
-            self._bells.wait(lambda: not any(wire.pending for wire in self._wires.values()), 0.1)
+            self._wakeup.wait(lambda: not any(wire.pending for wire in self._wires.values()), 0.1)
         self._board.server_port[self._shard] = 0
         for wire in [*self._wires.values(), *self._unknown]:
             self._drop(wire)
@@ -234,13 +234,13 @@ class TcpServer:
 class OrderFollower:
     """How a server on another node than the first hears of the order of the calls."""
 
-    def __init__(self, stage: RunMemory, shard: int) -> None:
-        self._stage, self._shard, self._board = stage, shard, stage.board
+    def __init__(self, memory: RunMemory, shard: int) -> None:
+        self._memory, self._shard, self._board = memory, shard, memory.board
         self._wire: TcpConnection | None = None
         self._tried = 0.0
         self._early: list[Message] = []  # of a generation that this server has not gone back to yet
         self.ordered, self.generation = self._board.performed[shard], self._board.get("generation")
-        stage.bells.restless = self._reconnect
+        memory.wakeup.restless = self._reconnect
 
     def go_back(self, generation: int) -> None:
         """The order begins anew."""
@@ -250,7 +250,7 @@ class OrderFollower:
             self._take(message)
 
     def _reconnect(self) -> bool:
-        stage, board = self._stage, self._board
+        memory, board = self._memory, self._board
         port = board.server_port[0]
         if self._wire is not None and self._wire.port != port:
             self._drop()
@@ -258,21 +258,21 @@ class OrderFollower:
             return False
         if port and time.monotonic() - self._tried >= AGAIN_AFTER:
             self._tried = time.monotonic()
-            assert stage.node.secret is not None
+            assert memory.node.secret is not None
             address = address_of(board.server_high[0], board.server_low[0])
             with contextlib.suppress(OSError, PacelineError):
-                connection = enter(address, port, stage.node.secret, timeout=REACH, tls=tls.client_side(stage.node))
-                notice_within(connection, stage.plan.patience / 3)
-                self._wire = wire = TcpConnection(connection, stage.segment, WritableRanges(()))
+                connection = enter(address, port, memory.node.secret, timeout=REACH, tls=tls.client_side(memory.node))
+                notice_within(connection, memory.plan.patience / 3)
+                self._wire = wire = TcpConnection(connection, memory.segment, WritableRanges(()))
                 wire.port = port
-                stage.bells.attend(wire.fileno(), self._pull)
+                memory.wakeup.attend(wire.fileno(), self._pull)
                 peer = board.server_place(self._shard)
                 wire.send(Message(HELLO, peer, self.generation, self.ordered))
         return self._wire is None
 
     def _drop(self) -> None:
         assert self._wire is not None
-        self._stage.bells.ignore(self._wire.fileno())
+        self._memory.wakeup.ignore(self._wire.fileno())
         self._wire.close()
         self._wire = None
 
@@ -284,7 +284,7 @@ class OrderFollower:
             if wire.pending:
                 wire.push()
             wire.pull(self._take)
-            self._stage.bells.modify(wire.fileno(), wire.events)
+            self._memory.wakeup.modify(wire.fileno(), wire.events)
         except (Closed, ProtocolError):
             self._drop()
 
@@ -310,6 +310,6 @@ class OrderFollower:
             self.ordered += 1
 
     def close(self) -> None:
-        self._stage.bells.restless = None
+        self._memory.wakeup.restless = None
         if self._wire is not None:
             self._drop()

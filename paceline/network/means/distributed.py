@@ -108,7 +108,7 @@ class DistributedMeans(GroupFormation):
     def wait(self, ready: Callable[[], bool]) -> None:
         """Wait for something else, and give the others meanwhile what they may want of this worker."""
         while not ready():
-            self._bells.wait(lambda: ready() or self.rung())
+            self._wakeup.wait(lambda: ready() or self.rung())
             if self.rung():
                 self.answer()
 

@@ -48,15 +48,15 @@ class PendingMean:
 class GroupFormation(ABC):
     """One worker's part in it."""
 
-    def __init__(self, stage: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
-        assert stage.node.store is not None, "a launcher that wants means across processes gives them a store"
-        self.stage, self.rank, self._wait_for = stage, rank, wait_for
-        self._board, self._bells = stage.board, stage.bells
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
+        assert memory.node.store is not None, "a launcher that wants means across processes gives them a store"
+        self.memory, self.rank, self._wait_for = memory, rank, wait_for
+        self._board, self._wakeup = memory.board, memory.wakeup
         self._maker = maker
         self._on_gpu = maker.device == "cuda"
-        self._hold = stage.plan.quorum == "hold"
-        self._everybody = tuple(range(stage.plan.workers))
-        self._serverless = not stage.scheme.methods
+        self._hold = memory.plan.quorum == "hold"
+        self._everybody = tuple(range(memory.plan.workers))
+        self._serverless = not memory.scheme.methods
         self._store = self._new_store()
         self._builders: list[StoreClient] = []  # for groups in the making, each in a thread of its own
         self._board.life[rank] += 1
@@ -193,8 +193,8 @@ class GroupFormation(ABC):
 
     def _own_cells(self) -> list[Tensor]:
         """A worker's cells and buffers as they lie in shared memory, and its step."""
-        stage, rank = self.stage, self.rank
-        state, buffers = stage.worker_state(rank), stage.buffers(rank)
+        memory, rank = self.memory, self.rank
+        state, buffers = memory.worker_state(rank), memory.buffers(rank)
         cells = [state.cell(name) for name in sorted(state)] + [buffers[name] for name in sorted(buffers)]
         return [*cells, torch.tensor([self._board.t[rank]])]
 
@@ -243,13 +243,13 @@ class GroupFormation(ABC):
 
     def _build(self, place: str, members: list[int]) -> GroupBuilder:
         store = self._builders.pop() if self._builders else self._new_store()
-        self._maker.prepare(self.stage)
+        self._maker.prepare(self.memory)
 
         def made(building: GroupBuilder) -> Group:
             mine = members.index(self.rank)
             request = GroupRequest(store, place, members, mine, self._device(), building, self._ring_self)
             try:
-                group = self._maker.group(self.stage, request)
+                group = self._maker.group(self.memory, request)
             except BaseException:
                 store.close()
                 raise
@@ -294,18 +294,18 @@ class GroupFormation(ABC):
 
     def _ring(self) -> None:
         self._board.called[self.rank] += 1
-        self._bells.ring_all()
+        self._wakeup.ring_all()
 
     def _ring_self(self) -> None:
-        self._bells.ring(self.rank)
+        self._wakeup.ring(self.rank)
 
     def _device(self) -> torch.device:
-        return self.stage.device(self.rank) if self._on_gpu else torch.device("cpu")
+        return self.memory.device(self.rank) if self._on_gpu else torch.device("cpu")
 
     def _new_store(self) -> StoreClient:
-        address, port, secret = self.stage.node.store or ("", 0, b"")
+        address, port, secret = self.memory.node.store or ("", 0, b"")
         return StoreClient(
-            address, port, secret, patience=self.stage.plan.patience, tls=tls.client_side(self.stage.node)
+            address, port, secret, patience=self.memory.plan.patience, tls=tls.client_side(self.memory.node)
         )
 
     def _await(self, exchange: Exchange, circle: MeanGroup) -> None:
@@ -323,7 +323,7 @@ class GroupFormation(ABC):
         except Stopped:
             # whoever has had this mean, and ended the run with it, has sent its part: it may still be on its way
             if board.run[STOP] != FAILED:
-                self._bells.wait(there, min(LAST, self.stage.plan.patience / 4))
+                self._wakeup.wait(there, min(LAST, self.memory.plan.patience / 4))
             if not exchange.over or exchange.failed:
                 raise
         if not exchange.over:

@@ -90,7 +90,7 @@ class Agent(NodeMemory):
         if self._doorstep is not None:
             register(self._doorstep, selectors.EVENT_READ)
         for place in self._remote:
-            register(self._bells[2 * place], selectors.EVENT_READ)
+            register(self._wakeup[2 * place], selectors.EVENT_READ)
             self.board.sleeping[place] = 1
         try:
             if not self.plan.script:
@@ -140,7 +140,7 @@ class Agent(NodeMemory):
             self._bulk.channel.close()
             if self._doorstep is not None:
                 self._doorstep.close()
-            for descriptor in (*self._bells, self._state, self.board.descriptor):
+            for descriptor in (*self._wakeup, self._state, self.board.descriptor):
                 os.close(descriptor)
             if self._temporary is not None:
                 shutil.rmtree(self._temporary, ignore_errors=True)
@@ -199,7 +199,7 @@ class Agent(NodeMemory):
     def _start(self, part: Role) -> None:
         """Fork a role, as the hub has decided."""
         log = Path(self.plan.directory) / "logs" / f"{part.file}.log"
-        props = RoleContext(self.plan, self.board, self._bells, self._state, self._objects, node=self.node)
+        context = RoleContext(self.plan, self.board, self._wakeup, self._state, self._objects, node=self.node)
 
         def play(control: Any) -> int:
             self._selector.close()
@@ -207,7 +207,7 @@ class Agent(NodeMemory):
             self._bulk.channel.close()
             if self._doorstep is not None:
                 self._doorstep.close()
-            return (become if self.plan.start == "exec" else main.main)(part, props, control)
+            return (become if self.plan.start == "exec" else main.main)(part, context, control)
 
         for place in main.places(part, self.plan):
             if place in self._remote:
@@ -280,10 +280,10 @@ class Agent(NodeMemory):
         if not self._guest:  # who has the memory tells what is in it
             self._ship_parts()
         self._bulk.feed()
-        stage, mine = self._stage, None
-        if stage is not None:
-            servers = bool(stage.scheme.methods)
-            mine = [stage.near(0)] if servers else [stage.beside(rank) for rank in range(self.plan.workers)]
+        memory, mine = self._memory, None
+        if memory is not None:
+            servers = bool(memory.scheme.methods)
+            mine = [memory.near(0)] if servers else [memory.beside(rank) for rank in range(self.plan.workers)]
         news = b"" if self._guest else self._mirror.news(mine)
         now = time.monotonic()
         if news or now - self._told >= LOOK:
@@ -295,8 +295,8 @@ class Agent(NodeMemory):
         if len(self._signals) > 1:
             raise KeyboardInterrupt
         if self._ended and not self._bulk.busy:
-            for part, code, memory in self._ended:
-                self._control.send_json(protocol.DIED, {"part": str(part), "code": code, "memory": memory})
+            for part, code, peak in self._ended:
+                self._control.send_json(protocol.DIED, {"part": str(part), "code": code, "memory": peak})
             self._ended.clear()
         self._control.flush()
 

@@ -25,13 +25,13 @@ class BoardReplica:
         self._clocks = np.zeros(board.common, dtype=bool)
         self._clocks[list(board.clocks)] = True
         self._ahead = ahead
-        self._stage: RunMemory | None = None
+        self._memory: RunMemory | None = None
         self._counts: list[int] = []  # of versions, as the other knows them
         self.withheld: frozenset[int] = frozenset()  # words that go another way
 
-    def open(self, stage: RunMemory) -> None:
+    def open(self, memory: RunMemory) -> None:
         """From now on also the versions of the centre, which lie in the state."""
-        self._stage, self._counts = stage, [-1] * len(stage.version_words())
+        self._memory, self._counts = memory, [-1] * len(memory.version_words())
 
     def news(self, mine: list[bool] | None = None) -> bytes:
         """What the other does not know yet. `mine`: which versions are this side's to tell."""
@@ -45,8 +45,8 @@ class BoardReplica:
             shifted = self._clocks[changed] & (values != 0)
             values = np.where(shifted, values + self._ahead, values)
         pairs = np.stack([changed, values], axis=1).tobytes() if len(changed) else b""
-        if self._stage is not None:
-            for number, version in enumerate(self._stage.versions()):
+        if self._memory is not None:
+            for number, version in enumerate(self._memory.versions()):
                 if version != self._counts[number] and (mine is None or mine[number]):
                     self._counts[number] = version
                     pairs += np.array([self._board.common + number, version], dtype=np.int64).tobytes()
@@ -80,7 +80,7 @@ class BoardReplica:
     def _hear_version(self, number: int, version: int) -> None:
         """Answers bring versions too, and may have been quicker. Only a return to a checkpoint lowers one: then it is
         lower than what was told last."""
-        assert self._stage is not None
-        if version < self._counts[number] or version > self._stage.versions()[number]:
-            self._stage.set_version(number, version)
+        assert self._memory is not None
+        if version < self._counts[number] or version > self._memory.versions()[number]:
+            self._memory.set_version(number, version)
         self._counts[number] = version

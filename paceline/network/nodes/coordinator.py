@@ -75,7 +75,7 @@ class Coordinator(PeerConnections):
                 "whoever can reach the workers' ports can read and change them; --collective tcp protects them",
             )
         self._node, self._here = node, here
-        self._props = replace(self._props, node=node)
+        self._context = replace(self._context, node=node)
         self._nonce = os.urandom(16).hex()
         (self.directory.path / SHARED).write_text(self._nonce, encoding="ascii")
         self._peers: dict[int, Peer] = {}
@@ -108,7 +108,7 @@ class Coordinator(PeerConnections):
         self._doorstep: MemoryHandover | None = None
         if node.share:
             self._doorstep = MemoryHandover(
-                self._nonce, 0, node.secret, [self.board.descriptor, self._state, *self._bells]
+                self._nonce, 0, node.secret, [self.board.descriptor, self._state, *self._wakeup]
             )
         listening(node.address, socket.getsockname()[1])
 
@@ -121,7 +121,7 @@ class Coordinator(PeerConnections):
 
     def _set_remote(self, place: int, remote: bool) -> None:
         """Whether a bell is heard by this launcher, which tells other nodes, or by a role of this node."""
-        end = self._bells[2 * place]
+        end = self._wakeup[2 * place]
         if remote and place not in self._remote:
             self._remote.add(place)
             self._selector.register(end, selectors.EVENT_READ)
@@ -160,7 +160,7 @@ class Coordinator(PeerConnections):
     def _attend(self) -> None:
         for place in self._remote:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._bells[2 * place], 4096)
+                os.read(self._wakeup[2 * place], 4096)
         self._admit()
         if self._doorstep is not None:
             self._doorstep.pump()
@@ -335,7 +335,7 @@ class Coordinator(PeerConnections):
     def _begin_all(self) -> None:
         self._complete = True
         self.board.put("joined", 1)
-        self.bells.ring_all()
+        self.wakeup.ring_all()
 
     def _warn(self, text: str) -> None:
         """A warning that is also kept in the result."""

@@ -53,12 +53,12 @@ class NodeMemory:
         self._temporary: Path | None = None
         self._settle_directory()
         self._take_memory(int(welcome["servers"]), int(welcome["beside"]))
-        self.bells = Wakeup(self.board, self._bells, self.board.launcher)
+        self.wakeup = Wakeup(self.board, self._wakeup, self.board.launcher)
         self._mirror = BoardReplica(self.board, int(welcome["clock"]) - time.monotonic_ns())
         saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
         self._mirror.withheld = frozenset(saved)
         self._shipped = [0] * self.plan.workers
-        self._stage: RunMemory | None = None
+        self._memory: RunMemory | None = None
         self._segment: Segment | None = None
         self._selector = selectors.DefaultSelector()
         self._remote = set() if self._guest else set(range(self.board.roles)) - {self.board.launcher}
@@ -75,13 +75,13 @@ class NodeMemory:
                 self._guest = True
                 self.node = replace(self.node, number=beside)
                 self.board = Board(held[0], self.plan.workers, servers)
-                self._state, self._bells = held[1], held[2:]
+                self._state, self._wakeup = held[1], held[2:]
                 return
         self.board = Board.create(self.plan.workers, servers)
-        self._bells = Wakeup.create(self.board.roles)
+        self._wakeup = Wakeup.create(self.board.roles)
         self._state = anonymous("paceline-state")
         if self.node.share:
-            descriptors = [self.board.descriptor, self._state, *self._bells]
+            descriptors = [self.board.descriptor, self._state, *self._wakeup]
             self._doorstep = MemoryHandover(self._hub, self.node.number, self._way.node.secret, descriptors)
 
     def _second(self, nonce: str) -> Channel:
@@ -114,7 +114,7 @@ class NodeMemory:
             self._leave_bells_to_guests()
             for place in range(self.board.roles):
                 if place not in self._remote:
-                    self.bells.ring(place)
+                    self.wakeup.ring(place)
 
     def _notice(self) -> None:
         """Let the chief know what this node has heard of."""
@@ -141,7 +141,7 @@ class NodeMemory:
 
     def _hear_no_more(self, place: int) -> None:
         self._remote.discard(place)
-        self._selector.unregister(self._bells[2 * place])
+        self._selector.unregister(self._wakeup[2 * place])
 
     def _lay_out(self, told: dict[str, Any]) -> None:
         text, size = told["text"].encode(), int(told["size"])
@@ -153,23 +153,23 @@ class NodeMemory:
         segment.memory[WORD : WORD + len(text)] = text
         segment.words[0] = len(text)
         self.board.put("size", size)
-        self._stage = RunMemory(
-            self.plan, from_plan.scheme_of(self.plan, self._objects), self.board, self.bells, self._state, self.node
+        self._memory = RunMemory(
+            self.plan, from_plan.scheme_of(self.plan, self._objects), self.board, self.wakeup, self._state, self.node
         )
-        self._stage.open()
-        self._mirror.open(self._stage)
+        self._memory.open()
+        self._mirror.open(self._memory)
 
     def _ship_parts(self) -> None:
         """What this node's workers have put aside for a checkpoint goes to the hub before the word that says so."""
-        board, stage = self.board, self._stage
+        board, memory = self.board, self._memory
         for rank in range(self.plan.workers):
             number = board.saved[rank]
-            if number == self._shipped[rank] or stage is None or not stage.beside(rank) or self._bulk.busy:
+            if number == self._shipped[rank] or memory is None or not memory.beside(rank) or self._bulk.busy:
                 continue
             parts = []
-            for name in own_names(stage, rank):
-                (offset, size), *_ = stage.spans([KEEP + name])
-                parts.append((offset, memoryview(bytes(stage.segment.memory[offset : offset + size]))))
+            for name in own_names(memory, rank):
+                (offset, size), *_ = memory.spans([KEEP + name])
+                parts.append((offset, memoryview(bytes(memory.segment.memory[offset : offset + size]))))
             if board.saved[rank] != number:
                 return  # overtaken by the next while it was copied: once more
             self._shipped[rank] = number

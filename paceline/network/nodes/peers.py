@@ -153,7 +153,7 @@ class PeerConnections(Launcher, ABC):
                 "servers": self.board.servers,
                 "nonce": self._nonce,
                 "beside": beside,
-                "store": self._props.node.store[:2] if self._props.node.store is not None else None,
+                "store": self._context.node.store[:2] if self._context.node.store is not None else None,
                 "clock": time.monotonic_ns(),
             },
         )
@@ -226,8 +226,8 @@ class PeerConnections(Launcher, ABC):
         match kind:
             case protocol.PIECES if self.opened():
                 own = [rank for rank in range(self.plan.workers) if self.board.node[rank] == peer.number]
-                names = [KEEP + name for rank in own for name in own_names(self.stage, rank)]
-                protocol.write_piece(payload, self.stage.segment, WritableRanges(self.stage.spans(names)))
+                names = [KEEP + name for rank in own for name in own_names(self.memory, rank)]
+                protocol.write_piece(payload, self.memory.segment, WritableRanges(self.memory.spans(names)))
             case protocol.AFTER:
                 peer.mirror.hear(payload)
                 self._ring_here()
@@ -244,7 +244,7 @@ class PeerConnections(Launcher, ABC):
     def _ring_here(self) -> None:
         for place in range(self.board.roles):
             if place not in self._remote:
-                self.bells.ring(place)
+                self.wakeup.ring(place)
 
     def _tell_peer(self, peer: Peer) -> None:
         if peer.bulk is not None and peer.ready:
@@ -270,7 +270,7 @@ class PeerConnections(Launcher, ABC):
         if not peer.laid_out:
             return None
         node, board = peer.number, self.board
-        if self.stage.scheme.methods:
+        if self.memory.scheme.methods:
             return [board.server_node[0] != node]
         return [board.node[rank] != node for rank in range(self.plan.workers)]
 
@@ -281,10 +281,10 @@ class PeerConnections(Launcher, ABC):
             return
         if not peer.laid_out and self.board.get("ready") and self.opened():
             peer.laid_out = True
-            segment = self.stage.segment
+            segment = self.memory.segment
             text = bytes(segment.memory[WORD : WORD + segment.words[0]])
-            peer.bulk.give(protocol.layout(text, self.stage.layout.size))
-            peer.mirror.open(self.stage)
+            peer.bulk.give(protocol.layout(text, self.memory.layout.size))
+            peer.mirror.open(self.memory)
             for one in self._peers.values():
                 for part in one.parts if one is peer or one.home == peer.number else ():
                     self._fill(peer, part)
@@ -304,22 +304,22 @@ class PeerConnections(Launcher, ABC):
         """A role's part of the state: as it was when the run began, or in the last snapshot."""
         assert peer.bulk is not None
         peer.filled.append(part)
-        stage = self.stage
-        memory = memoryview(stage.segment.memory)
+        memory = self.memory
+        content = memoryview(memory.segment.memory)
         chosen: list[tuple[int, memoryview]] = []
 
         def add(target: str, source: str) -> None:
-            (offset, size), (at, _) = stage.spans([target, source])
-            chosen.append((offset, memoryview(bytes(memory[at : at + size]))))
+            (offset, size), (at, _) = memory.spans([target, source])
+            chosen.append((offset, memoryview(bytes(content[at : at + size]))))
 
         for rank in ranks(part, self.plan):
-            for name in own_names(stage, rank):
+            for name in own_names(memory, rank):
                 add(name, KEEP + name)
                 add(KEEP + name, KEEP + name)
         if part.kind == "server":
             own = (f"server.{part.index}.", f"ledger.{part.index}.")
-            names = [name for name in stage.layout.places if name.startswith(own)]
-            for name in [*names, *(f"server.{vector}" for vector in stage.layout.notes["vectors"])]:
+            names = [name for name in memory.layout.places if name.startswith(own)]
+            for name in [*names, *(f"server.{vector}" for vector in memory.layout.notes["vectors"])]:
                 add(name, name)
         add("overrides", "overrides")
         peer.bulk.give(protocol.pieces(chosen))

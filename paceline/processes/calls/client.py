@@ -14,7 +14,7 @@ from paceline.errors import SchemeError
 from paceline.ops import Call
 from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Mailbox, got, put
 from paceline.processes.calls.zero_copy import SMALLEST, BufferPool, ReceiveBuffer, over
-from paceline.processes.memory.board import FAILED, GENERATION, LANES, STOP, fence
+from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, STOP, fence
 from paceline.processes.memory.byte_ranges import Span, size_of
 from paceline.processes.memory.call_codec import decode, encode
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
@@ -37,15 +37,15 @@ class RolledBack(Exception):
 class CallClient:
     """A worker's way to the servers."""
 
-    def __init__(self, stage: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
-        self.stage, self.rank = stage, rank
-        self._board = board = stage.board
+    def __init__(self, memory: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
+        self.memory, self.rank = memory, rank
+        self._board = board = memory.board
         self._wait_for = wait_for
-        self._lanes = [Mailbox(stage, rank, number) for number in range(LANES)]
-        self._free = list(reversed(self._lanes))
+        self._mailboxes = [Mailbox(memory, rank, number) for number in range(MAILBOXES)]
+        self._free = list(reversed(self._mailboxes))
         self._void: list[Mailbox] = []  # forgotten, and perhaps still being read by a server
-        self._methods = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
-        self._servers = range(stage.plan.servers)
+        self._methods = {name: number for number, name in enumerate(sorted(memory.scheme.methods))}
+        self._servers = range(memory.plan.servers)
         self.generation = board.get("generation")  # the one that this worker has gone back with
         self.device = torch.device("cpu")  # where the worker's own tensors lie
         self._recycled = BufferPool()
@@ -54,16 +54,16 @@ class CallClient:
         self._silent: list[tuple[Mailbox, str, list[tuple[Tensor, int]]]] = []
         self.journal: OrderLogWriter | None = None
         self._unheard = False
-        self._grads = {stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
-        self._reach: RemoteCalls | None = stage.transport.calls(stage, rank, self._lanes, self._given_up)
-        self._near = [shard for shard in self._servers if stage.near(shard)]
+        self._grads = {memory.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
+        self._reach: RemoteCalls | None = memory.transport.calls(memory, rank, self._mailboxes, self._given_up)
+        self._near = [shard for shard in self._servers if memory.near(shard)]
         latest = self._reach.latest % GENERATIONS if self._reach is not None else 0
-        self._count = max(latest, *(board.posted[lane.index] % GENERATIONS for lane in self._lanes))
-        self._state = stage.server_state()
+        self._count = max(latest, *(board.posted[mailbox.index] % GENERATIONS for mailbox in self._mailboxes))
+        self._state = memory.server_state()
         self._x = self._state.x.data_ptr()
-        self._held = stage.tensor("ledger.0.held").numpy()
-        if stage.direct():
-            self._tally = stage.ledger(f"tally.{rank}.")
+        self._held = memory.tensor("ledger.0.held").numpy()
+        if memory.direct():
+            self._tally = memory.ledger(f"tally.{rank}.")
             cells = {name: self._state.cell(name) for name in self._state}
             self._open = State.over(cells | {"v": torch.zeros((), dtype=torch.int64)})
             self._open.keep_ledger(self._tally)
@@ -71,7 +71,7 @@ class CallClient:
     def call(self, call: Call[Any]) -> Any:
         """Have a call performed and give its result."""
         method = call.method
-        if self.stage.scheme.methods.get(method.name) is not method:
+        if self.memory.scheme.methods.get(method.name) is not method:
             raise SchemeError(f"worker:{self.rank} called {method.name}(), which is not a method of its own scheme")
         here = not self._reach
         if not method.atomic and here:
@@ -94,10 +94,10 @@ class CallClient:
 
     def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
         """Send a call without waiting for it. `ahead`: its answer will be wanted later."""
-        lane = self._send(self._methods[call.method.name], call.args)
+        mailbox = self._send(self._methods[call.method.name], call.args)
         if ahead and self._reach:
-            self._reach.ahead.add(lane.index)
-        return lane
+            self._reach.ahead.add(mailbox.index)
+        return mailbox
 
     def _given_up(self) -> bool:
         return bool(self._board.run[STOP] == FAILED or self._board.run[GENERATION] != self.generation)
@@ -108,16 +108,16 @@ class CallClient:
         if self._reach is not None:
             self._reach.meet()
             self._reach.void()
-            self._near = [shard for shard in self._servers if self.stage.near(shard)]
+            self._near = [shard for shard in self._servers if self.memory.near(shard)]
 
     def _go_on(self, call: Call[Any]) -> None:
         """Send a call that gives nothing back, and go on: the server performs a worker's calls in their order, so
         whatever this worker asks for next comes after it. Gradients stay where they are, all else is copied. The server
         is woken when this worker waits or computes: often another call follows at once."""
-        segment = self.stage.segment
+        segment = self.memory.segment
         held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in self._grads]
-        lane = self._send(self._methods[call.method.name], call.args, silent=True)
-        self._silent.append((lane, call.method.name, [(a, a._version) for a in held]))
+        mailbox = self._send(self._methods[call.method.name], call.args, silent=True)
+        self._silent.append((mailbox, call.method.name, [(a, a._version) for a in held]))
         self._unheard = True
 
     def flush(self) -> None:
@@ -134,7 +134,7 @@ class CallClient:
     def _ring(self) -> None:
         self._unheard = False
         for shard in self._near:
-            self.stage.bells.ring(self._board.server_place(shard))
+            self.memory.wakeup.ring(self._board.server_place(shard))
 
     def _settle(self) -> None:
         """Wait until everything that was sent on the way is done."""
@@ -147,8 +147,8 @@ class CallClient:
 
     def _settled(self) -> None:
         sent, self._silent = self._silent, []
-        for lane, name, held in sent:
-            self._free.append(lane)
+        for mailbox, name, held in sent:
+            self._free.append(mailbox)
             for gradient, version in held:
                 if gradient._version != version:
                     raise SchemeError(
@@ -160,7 +160,7 @@ class CallClient:
         """Whether no call under way still needs what lies there."""
         if self._silent and self.ready(self._silent[-1][0]):
             self._settled()
-        offset = self.stage.segment.offset
+        offset = self.memory.segment.offset
         return not any(offset(gradient) == place for _, _, held in self._silent for gradient, _ in held)
 
     def special(self, kind: int, *args: Any) -> None:
@@ -168,62 +168,64 @@ class CallClient:
         self.collect(self.ask(kind, *args))
 
     def ask(self, kind: int, *args: Any) -> Mailbox:
-        lane = self._send(kind, args)
-        self._board.awaited[self.rank] = lane.index + 1
-        return lane
+        mailbox = self._send(kind, args)
+        self._board.awaited[self.rank] = mailbox.index + 1
+        return mailbox
 
     def _send(self, method: int, args: tuple[Any, ...], *, silent: bool = False) -> Mailbox:
-        lane = self._vacant(method)
-        segment, room = self.stage.segment, lane.area("args")
+        mailbox = self._vacant(method)
+        segment, room = self.memory.segment, mailbox.area("args")
         spans: list[Span] = []
 
         def place(tensor: Tensor) -> int:
             at = segment.offset(tensor)  # what lies in shared memory already is not copied, if the caller waits
             if at is None or (silent and at not in self._grads):
-                at = lane.copy_in(tensor, room)
+                at = mailbox.copy_in(tensor, room)
             spans.append((at, tensor.dtype, tuple(tensor.shape)))
             return at
 
         words = encode(args, place)
-        lane.request[HEAD_WORDS - 1] = method
-        put(lane.request, words)
+        mailbox.request[HEAD_WORDS - 1] = method
+        put(mailbox.request, words)
         if self.journal is not None:  # whoever sees this call sees all that led to it
             if method >= 0:
                 self.journal.add(ASK if method >= TELL else POST, method % TELL)
             self.journal.flush()
         self._count += 1
         board = self._board
-        board.posted[lane.index] = self.generation * GENERATIONS + self._count
+        board.posted[mailbox.index] = self.generation * GENERATIONS + self._count
         if self._reach:
-            self._reach.post(lane, words, spans)
+            self._reach.post(mailbox, words, spans)
             if method in self._gave and not silent:  # while the call is on its way; a faster answer lies in its lane
-                self._reach.expect(lane, self._landing(lane, *self._gave[method]))
+                self._reach.expect(mailbox, self._landing(mailbox, *self._gave[method]))
         if not silent:
             self._ring()
-        return lane
+        return mailbox
 
     def _vacant(self, method: int) -> Mailbox:
         """A lane in which nothing lies that anybody wants."""
         if self._void:
-            self._free += [lane for lane in self._void if self.ready(lane)]
-            self._void = [lane for lane in self._void if lane not in self._free]
+            self._free += [mailbox for mailbox in self._void if self.ready(mailbox)]
+            self._void = [mailbox for mailbox in self._void if mailbox not in self._free]
         if not self._free:
             self._settle()
         if not self._free and method < 0 and self._void:  # the end must not fail because calls wait for ever
             self._free.append(self._void.pop(0))
         if not self._free:
-            raise SchemeError(f"worker:{self.rank} has {LANES} calls under way; await some before it starts another")
+            raise SchemeError(
+                f"worker:{self.rank} has {MAILBOXES} calls under way; await some before it starts another"
+            )
         return self._free.pop()
 
-    def ready(self, lane: Mailbox) -> bool:
-        number = self._board.posted[lane.index]
-        return all(answered[lane.index] == number for answered in self._answered)
+    def ready(self, mailbox: Mailbox) -> bool:
+        number = self._board.posted[mailbox.index]
+        return all(answered[mailbox.index] == number for answered in self._answered)
 
-    def collect(self, lane: Mailbox) -> Any:
+    def collect(self, mailbox: Mailbox) -> Any:
         """Wait for a call's result."""
-        self._awaited(lane)
-        segment, own = self.stage.segment, self.device.type == "cpu"
-        landing = self._reach.landed(lane) if self._reach else None
+        self._awaited(mailbox)
+        segment, own = self.memory.segment, self.device.type == "cpu"
+        landing = self._reach.landed(mailbox) if self._reach else None
         spans: list[Span] = []
 
         def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -231,13 +233,13 @@ class CallClient:
                 return landing.tensor
             if landing is not None:  # it is another result than the last time
                 landing.put_back(segment)
-            spans.append((offset - lane.reply_at, dtype, shape))
+            spans.append((offset - mailbox.reply_at, dtype, shape))
             found = segment.tensor(offset, dtype, shape)
             return self._recycled.copy(found) if own else found.to(self.device)
 
-        (result,) = decode(got(lane.reply), tensor)
+        (result,) = decode(got(mailbox.reply), tensor)
         if spans and own and self._reach:
-            self._learn(lane.request[HEAD_WORDS - 1], spans)
+            self._learn(mailbox.request[HEAD_WORDS - 1], spans)
         return result
 
     def _learn(self, method: int, spans: list[Span]) -> None:
@@ -248,20 +250,20 @@ class CallClient:
         if len(spans) == 1 and len(self._reach) == len(self._servers) and size_of(dtype, shape) >= SMALLEST:
             self._gave[method] = spans[0]
 
-    def _landing(self, lane: Mailbox, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> ReceiveBuffer:
+    def _landing(self, mailbox: Mailbox, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> ReceiveBuffer:
         block = self._recycled.block(size_of(dtype, shape))
-        return ReceiveBuffer(lane.reply_at + at, len(block), block, over(block, dtype, shape))
+        return ReceiveBuffer(mailbox.reply_at + at, len(block), block, over(block, dtype, shape))
 
-    def _awaited(self, lane: Mailbox) -> None:
+    def _awaited(self, mailbox: Mailbox) -> None:
         """Wait until a call is answered. Its lane is free then; the result lies there until this worker sends again."""
-        index, number, answered = lane.index, self._board.posted[lane.index], self._answered
+        index, number, answered = mailbox.index, self._board.posted[mailbox.index], self._answered
         self._board.awaited[self.rank] = index + 1
         if len(answered) == 1:
             first = answered[0]
             self._wait_for(lambda: first[index] == number, "the server")
         else:
             self._wait_for(lambda: all(one[index] == number for one in answered), "the servers")
-        self._free.append(lane)
+        self._free.append(mailbox)
         if self._reach:
             self._reach.ahead.discard(index)
         if self._silent:  # sent before this one, so done before it
@@ -269,8 +271,8 @@ class CallClient:
 
     def forget(self) -> None:
         """Whatever was under way is void; its lanes serve again once no server can be reading them any more."""
-        self._void = [lane for lane in self._lanes if not self.ready(lane)]
-        self._free = [lane for lane in reversed(self._lanes) if lane not in self._void]
+        self._void = [mailbox for mailbox in self._mailboxes if not self.ready(mailbox)]
+        self._free = [mailbox for mailbox in reversed(self._mailboxes) if mailbox not in self._void]
         self._silent.clear()
         if self._reach is not None:
             self._reach.forget()
@@ -279,11 +281,11 @@ class CallClient:
         """Have the servers' state as it is now in this node's memory, if it is not there anyhow."""
         if not self._reach:
             return
-        lane = self.ask(SHOW)  # also after the stop: whoever sums up wants to see the end
-        self.stage.bells.wait(lambda: self.ready(lane) or self._given_up())
-        if not self.ready(lane):
+        mailbox = self.ask(SHOW)  # also after the stop: whoever sums up wants to see the end
+        self.memory.wakeup.wait(lambda: self.ready(mailbox) or self._given_up())
+        if not self.ready(mailbox):
             raise Stopped if self._board.run[STOP] == FAILED else RolledBack
-        self._free.append(lane)
+        self._free.append(mailbox)
 
     def _look(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
         """Perform a method that only reads, at a moment at which no server writes."""
@@ -294,9 +296,9 @@ class CallClient:
             if any(one % 2 for one in before) or (len(before) > 1 and len(set(position)) > 1):
                 time.sleep(0)  # let the server run: it may share this core
                 continue
-            if method.when is not None and not method.when(self.stage.scheme, state, *args):
+            if method.when is not None and not method.when(self.memory.scheme, state, *args):
                 return False, None
-            result = method.function(self.stage.scheme, state, *args)
+            result = method.function(self.memory.scheme, state, *args)
             version = state.v
             own = _cloned(result, self.device)
             fence()
@@ -306,17 +308,17 @@ class CallClient:
                 if self.journal is not None:
                     self.journal.add(READ, self._methods[method.name], position[0])
                 if _gives(result, self._x):
-                    self._held[self.stage.scheme.holder(self.rank)] = version
+                    self._held[self.memory.scheme.holder(self.rank)] = version
                 return True, own
         return False, None
 
     def _here(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
         """Perform a call that is not atomic in the shared vector itself, without any lock."""
-        state, before = self._open, self.stage.updates
+        state, before = self._open, self.memory.updates
         state.v = before
-        self._tally.caller = holder = self.stage.scheme.holder(self.rank)
+        self._tally.caller = holder = self.memory.scheme.holder(self.rank)
         args = tuple(a.cpu() if isinstance(a, Tensor) else a for a in args)
-        result = method.function(self.stage.scheme, state, *args)
+        result = method.function(self.memory.scheme, state, *args)
         self._board.direct[self.rank] += state.v - before
         if _gives(result, self._x):
             self._tally.pulled(holder, before)

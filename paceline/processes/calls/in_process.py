@@ -21,9 +21,9 @@ from paceline.runtime.call_scheduler import CallScheduler
 class InProcess(CallClient):
     """The only worker's way to the desk beside it. What changes the vector without a lock is done in place as ever."""
 
-    def __init__(self, stage: RunMemory) -> None:
-        super().__init__(stage, 0, _never)
-        self.desk = CallScheduler(stage.scheme, stage.server_state(), 1, stage.ledger("ledger.0."))
+    def __init__(self, memory: RunMemory) -> None:
+        super().__init__(memory, 0, _never)
+        self.desk = CallScheduler(memory.scheme, memory.server_state(), 1, memory.ledger("ledger.0."))
         self._calls: dict[int, Call[Any]] = {}  # under way, by their lane
         self._results: dict[int, Any] = {}
 
@@ -33,27 +33,27 @@ class InProcess(CallClient):
         return self.collect(self.post(call))
 
     def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
-        board, stage = self.stage.board, self.stage
+        board, memory = self.memory.board, self.memory
         if board.run[STOP]:
             raise Stopped  # a server takes no more calls either
         if not self._free:
             raise SchemeError("the worker has too many calls under way; await some before it starts another")
-        lane = self._free.pop()
+        mailbox = self._free.pop()
         args = tuple(arg.cpu() if isinstance(arg, Tensor) else arg for arg in call.args)
-        self._calls[lane.index] = call = Call(call.method, args)
-        for answer in self.desk.submit(0, call, lane):
+        self._calls[mailbox.index] = call = Call(call.method, args)
+        for answer in self.desk.submit(0, call, mailbox):
             self._results[answer.ticket.index] = answer.result
         if 0 <= board.get("goal") <= self.desk.state.v and board.run[STOP] == RUNNING:
             board.put("stop", STOPPING)
-            board.put("stopped", stage.now())
-        return lane
+            board.put("stopped", memory.now())
+        return mailbox
 
-    def collect(self, lane: Mailbox) -> Any:
-        call = self._calls.pop(lane.index)
-        if lane.index not in self._results:
+    def collect(self, mailbox: Mailbox) -> Any:
+        call = self._calls.pop(mailbox.index)
+        if mailbox.index not in self._results:
             raise Deadlock(f"the only worker waits for {self.desk.explain(call)}")
-        self._free.append(lane)
-        return self._moved(self._results.pop(lane.index))
+        self._free.append(mailbox)
+        return self._moved(self._results.pop(mailbox.index))
 
     def _moved(self, result: Any) -> Any:
         if isinstance(result, Tensor):
@@ -65,14 +65,14 @@ class InProcess(CallClient):
 
     def ask(self, kind: int, *args: Any) -> Mailbox:
         if kind == SAVE:
-            snapshot.keep_shard(self.stage, 0)
+            snapshot.keep_shard(self.memory, 0)
         elif kind == SET:
             hyper = dict(zip(args[::2], args[1::2], strict=True))
-            self.stage.save_overrides(self.stage.load_overrides() | hyper)
-            self.stage.scheme = self.desk.scheme = build.scheme_of(self.stage.scheme, hyper)
-        return self._lanes[0]
+            self.memory.save_overrides(self.memory.load_overrides() | hyper)
+            self.memory.scheme = self.desk.scheme = build.scheme_of(self.memory.scheme, hyper)
+        return self._mailboxes[0]
 
-    def ready(self, lane: Mailbox) -> bool:
+    def ready(self, mailbox: Mailbox) -> bool:
         return True
 
     def forget(self) -> None:

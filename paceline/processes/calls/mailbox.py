@@ -30,13 +30,13 @@ GENERATIONS = 1 << 32
 class Mailbox:
     """One call's place: where its words, its arguments and its result lie."""
 
-    def __init__(self, stage: RunMemory, rank: int, number: int) -> None:
-        self.rank, self.number, self.index = rank, number, stage.board.lane(rank, number)
-        self._segment = stage.segment
-        head = stage.layout.places[f"lane.{rank}.{number}.head"].offset // 8
-        self.request = stage.segment.words[head : head + HEAD_WORDS]
-        self.reply = stage.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
-        args, reply = (stage.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
+    def __init__(self, memory: RunMemory, rank: int, number: int) -> None:
+        self.rank, self.number, self.index = rank, number, memory.board.mailbox(rank, number)
+        self._segment = memory.segment
+        head = memory.layout.places[f"lane.{rank}.{number}.head"].offset // 8
+        self.request = memory.segment.words[head : head + HEAD_WORDS]
+        self.reply = memory.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
+        args, reply = (memory.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
         self.taken = 0  # the number of the call that the server has taken from here
         self.tell = False  # the server only says when the call may be done
         self.prepared: tuple[int, Any] | None = None  # a call's number, and what it asks for, if that is known already
@@ -77,18 +77,20 @@ def got(words: memoryview) -> list[int]:
     return taken
 
 
-def received(stage: RunMemory, lane: Mailbox, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]) -> Any:
+def received(
+    memory: RunMemory, mailbox: Mailbox, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]
+) -> Any:
     """What lies in a lane: a call with its arguments in place (its range of the vectors), or a special request."""
-    prepared, lane.prepared = lane.prepared, None
-    lane.taken = stage.board.posted[lane.index]
-    if prepared is not None and prepared[0] == lane.taken:
+    prepared, mailbox.prepared = mailbox.prepared, None
+    mailbox.taken = memory.board.posted[mailbox.index]
+    if prepared is not None and prepared[0] == mailbox.taken:
         return prepared[1]
-    return understood(stage, lane, got(lane.request), lane.request[HEAD_WORDS - 1], methods, bounds)
+    return understood(memory, mailbox, got(mailbox.request), mailbox.request[HEAD_WORDS - 1], methods, bounds)
 
 
 def understood(
-    stage: RunMemory,
-    lane: Mailbox,
+    memory: RunMemory,
+    mailbox: Mailbox,
     words: list[int],
     number: int,
     methods: list[ServerMethod[Any, Any]],
@@ -96,8 +98,8 @@ def understood(
 ) -> Any:
     """What words in a lane, or on their way there, ask for."""
     low, high = bounds
-    length = stage.layout.notes["length"]
-    segment = stage.segment
+    length = memory.layout.notes["length"]
+    segment = memory.segment
     whole = high - low == length
 
     def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -107,5 +109,5 @@ def understood(
     args = decode(words, tensor)
     if number < 0:
         return number, args
-    lane.tell = number >= TELL
+    mailbox.tell = number >= TELL
     return Call(methods[number % TELL], args)

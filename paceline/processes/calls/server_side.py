@@ -27,20 +27,20 @@ class SharedCallScheduler(CallScheduler):
 
     def __init__(
         self,
-        stage: RunMemory,
+        memory: RunMemory,
         shard: int,
         before_answer: Callable[[], None] | None = None,
         door: CallPort | None = None,
     ) -> None:
-        state = stage.shard_state(shard)
-        super().__init__(stage.scheme, state, stage.plan.workers, stage.ledger(f"ledger.{shard}."))
-        self._stage, self._shard = stage, shard
-        self._mark, self._performed = stage.board.mark, stage.board.performed
-        self._answered = stage.board.answered[shard]
+        state = memory.shard_state(shard)
+        super().__init__(memory.scheme, state, memory.plan.workers, memory.ledger(f"ledger.{shard}."))
+        self._memory, self._shard = memory, shard
+        self._mark, self._performed = memory.board.mark, memory.board.performed
+        self._answered = memory.board.answered[shard]
         self._to_wake: set[int] = set()
-        self._length = stage.layout.notes["length"]
-        self._low, self._high = stage.bounds(shard)
-        self._cut = stage.plan.servers > 1
+        self._length = memory.layout.notes["length"]
+        self._low, self._high = memory.bounds(shard)
+        self._cut = memory.plan.servers > 1
         self._lead = shard == 0 and self._cut
         self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
         self._door = door
@@ -50,17 +50,17 @@ class SharedCallScheduler(CallScheduler):
         self._then = self._version.item(), self._refused.item()  # as the last call has left them
         self._until_probe = SELDOM
         self.befalls = 0  # to a worker: what the server has seen last
-        self._numbers = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
+        self._numbers = {name: number for number, name in enumerate(sorted(memory.scheme.methods))}
 
     def order(self, entry: int) -> None:
         """Fix what comes next for all servers; the lead does, and the others follow."""
-        board, stage = self._stage.board, self._stage
+        board, memory = self._memory.board, self._memory
         number = board.get("ordered")
-        followers = range(1, stage.plan.servers)
+        followers = range(1, memory.plan.servers)
         while number - min(board.performed[shard] for shard in followers) >= len(board.ring):
             if board.run[STOP] == 2:
                 raise RunError("the run has failed")
-            stage.bells.look()
+            memory.wakeup.look()
             time.sleep(0)
         at = number % len(board.ring)
         board.ring[at], board.ring_numbers[at] = entry, board.posted[entry] if entry >= 0 else 0
@@ -68,21 +68,21 @@ class SharedCallScheduler(CallScheduler):
         if self._door is not None:
             self._door.order(number)
         for shard in followers:
-            stage.bells.ring(board.server_place(shard))
+            memory.wakeup.ring(board.server_place(shard))
 
     def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
-        lane: Mailbox = ticket
+        mailbox: Mailbox = ticket
         if self._lead:
-            self.order(lane.index)
+            self.order(mailbox.index)
         self.settle_answers()
         self._mark[self._shard] += 1
-        result = None if lane.tell else self._noted(rank, call, ticket)
-        if lane.tell and self.journal is not None:
+        result = None if mailbox.tell else self._noted(rank, call, ticket)
+        if mailbox.tell and self.journal is not None:
             self.journal.add(TOLD, self._numbers[call.method.name], rank)
             self.journal.flush()
         if self._before_answer is not None:
             self._before_answer()
-        self.done(lane)
+        self.done(mailbox)
         return result
 
     def _noted(self, rank: int, call: Call[Any], ticket: Any) -> Any:
@@ -103,17 +103,17 @@ class SharedCallScheduler(CallScheduler):
         journal.flush()
         return result
 
-    def done(self, lane: Mailbox) -> None:
+    def done(self, mailbox: Mailbox) -> None:
         """A call is performed: first the count, then the answer, then the end of the mark."""
-        board = self._stage.board
+        board = self._memory.board
         self._performed[self._shard] += 1
-        self._answered[lane.index] = lane.taken  # this call, whatever lies in the lane by now
+        self._answered[mailbox.index] = mailbox.taken  # this call, whatever lies in the lane by now
         self._mark[self._shard] += 1
         fence()
-        if self._door is not None and self._door.far(lane.rank):
-            self._door.answer(lane)
-        elif board.awaited[lane.rank] == lane.index + 1:
-            self._to_wake.add(lane.rank)
+        if self._door is not None and self._door.far(mailbox.rank):
+            self._door.answer(mailbox)
+        elif board.awaited[mailbox.rank] == mailbox.index + 1:
+            self._to_wake.add(mailbox.rank)
 
     def settle_answers(self) -> None:
         """The state is about to change: what lies there and may still be wanted is copied."""
@@ -123,14 +123,14 @@ class SharedCallScheduler(CallScheduler):
     def wake(self) -> None:
         """Wake those whose answers are there, when nothing is left to do: they may want this core."""
         for rank in self._to_wake:
-            self._stage.bells.ring(rank)
+            self._memory.wakeup.ring(rank)
         self._to_wake.clear()
 
     def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
         self.settle_answers()
         self._mark[self._shard] += 1
         if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
-            self._stage.board.known[rank] = int(event == "joined")
+            self._memory.board.known[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
         self._then = self._version.item(), self._refused.item()
         if self.journal is not None:
@@ -143,23 +143,23 @@ class SharedCallScheduler(CallScheduler):
         """What could not cross would not be here; what cannot go back is refused when it is written."""
 
     def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
-        lane: Mailbox = ticket
-        room, low, high, length = lane.area("reply"), self._low, self._high, self._length
-        segment = self._stage.segment
-        owed = self._door.owed if self._door is not None and self._door.far(lane.rank) else None
-        lane.pieces, lane.data = pieces, _ = [], None
+        mailbox: Mailbox = ticket
+        room, low, high, length = mailbox.area("reply"), self._low, self._high, self._length
+        segment = self._memory.segment
+        owed = self._door.owed if self._door is not None and self._door.far(mailbox.rank) else None
+        mailbox.pieces, mailbox.data = pieces, _ = [], None
 
         def place(tensor: Tensor) -> int:
             size = tensor.numel() * tensor.element_size()
             at = room(tensor, size)
-            if owed is None or not owed.note(lane, tensor, at):
+            if owed is None or not owed.note(mailbox, tensor, at):
                 segment.tensor(at, tensor.dtype, tensor.shape).copy_(tensor)
             pieces.append((at, size))
             return at
 
         if not self._cut:
-            lane.told = encode((result,), place)
-            put(lane.reply, lane.told)
+            mailbox.told = encode((result,), place)
+            put(mailbox.reply, mailbox.told)
             return None
 
         def place_part(tensor: Tensor) -> int:
@@ -171,15 +171,15 @@ class SharedCallScheduler(CallScheduler):
             at = room(tensor, count * tensor.element_size())
             part = segment.tensor(at, tensor.dtype, whole)[..., low:high]
             own = at + low * tensor.element_size()
-            if owed is None or tensor.dim() > 1 or not owed.note(lane, tensor, own):
+            if owed is None or tensor.dim() > 1 or not owed.note(mailbox, tensor, own):
                 part.copy_(tensor)
             if owed is not None:
                 pieces.extend(of_tensors(segment, [part]))
             return at
 
-        lane.told = words = encode((_widened(result, high - low, length),), _parts_in_order(result, place_part))
-        if self._lead or not self._stage.near(0):
-            put(lane.reply, words)
+        mailbox.told = words = encode((_widened(result, high - low, length),), _parts_in_order(result, place_part))
+        if self._lead or not self._memory.near(0):
+            put(mailbox.reply, words)
         return None
 
 

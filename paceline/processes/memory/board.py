@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from paceline.processes.memory.segment import WORD, Segment, anonymous
 
-LANES = 4  # calls that one worker may have under way
+MAILBOXES = 4  # calls that one worker may have under way
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
 # what the word `stop` says
@@ -131,8 +131,8 @@ class Board:
         self.evaluator_words = self._words(4)
         self.common = self._at  # words before this are the same on every node; those after it are a node's own
         self.sleeping = self._words(self.roles)
-        self.posted = self._words(workers * LANES)
-        self.answered = [self._words(workers * LANES) for _ in range(max(servers, 1))]
+        self.posted = self._words(workers * MAILBOXES)
+        self.answered = [self._words(workers * MAILBOXES) for _ in range(max(servers, 1))]
         self.ring = self._words(RING)
         self.ring_numbers = self._words(RING)  # which call of a lane it is
 
@@ -183,7 +183,9 @@ class Board:
     def size(cls, workers: int, servers: int) -> int:
         crew = max(servers, 1)
         words = len(cls.RUN) + workers * (len(cls.WORKER) + len(cls.REALS)) + crew * len(cls.SERVER)
-        words += 4 * workers + workers + servers + 2 + workers * LANES * (1 + crew) + workers * workers + 2 * RING + 4
+        words += (
+            4 * workers + workers + servers + 2 + workers * MAILBOXES * (1 + crew) + workers * workers + 2 * RING + 4
+        )
         return words * WORD
 
     @classmethod
@@ -215,8 +217,8 @@ class Board:
         """Which of all words a worker's word is."""
         return self._starts[name] + rank
 
-    def lane(self, rank: int, number: int) -> int:
-        return rank * LANES + number
+    def mailbox(self, rank: int, number: int) -> int:
+        return rank * MAILBOXES + number
 
     def server_place(self, shard: int) -> int:
         return self.workers + shard

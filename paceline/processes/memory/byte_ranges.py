@@ -30,9 +30,9 @@ class ShardRange:
     lead: bool
 
     @classmethod
-    def of(cls, stage: RunMemory, shard: int) -> ShardRange:
-        low, high = stage.bounds(shard)
-        return cls(low, high, stage.layout.notes["length"], shard == 0)
+    def of(cls, memory: RunMemory, shard: int) -> ShardRange:
+        low, high = memory.bounds(shard)
+        return cls(low, high, memory.layout.notes["length"], shard == 0)
 
     @property
     def whole(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.config import build, discovery
 from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
-from paceline.processes.memory.board import LANES, Board
+from paceline.processes.memory.board import MAILBOXES, Board
 from paceline.processes.memory.segment import WORD, Layout, Segment
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.transport import Collective, Transport
@@ -27,8 +27,8 @@ from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.state import State, Vector
 
-LANE_VECTORS = 4  # a call may carry so many vectors each way, and
-LANE_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
+MAILBOX_VECTORS = 4  # a call may carry so many vectors each way, and
+MAILBOX_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
 
@@ -41,11 +41,11 @@ class RunMemory:
         plan: Plan,
         scheme: Scheme,
         board: Board,
-        bells: Wakeup,
+        wakeup: Wakeup,
         descriptor: int,
         node: Endpoint = ALONE,
     ) -> None:
-        self.plan, self.board, self.bells, self.node = plan, board, bells, node
+        self.plan, self.board, self.wakeup, self.node = plan, board, wakeup, node
         self.transport: Transport = discovery.transport(node.transport)
         self.first_scheme = self.scheme = scheme
         self._descriptor = descriptor
@@ -62,7 +62,7 @@ class RunMemory:
     def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
         """Decide where everything lies, and make the memory so large. Only the chief does this."""
         plan, scheme, layout = self.plan, self.scheme, Layout()
-        cap = LANE_VECTORS * x0.numel() * x0.element_size() + LANE_BYTES
+        cap = MAILBOX_VECTORS * x0.numel() * x0.element_size() + MAILBOX_BYTES
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
         saved: dict[str, Tensor] = {}
         if scheme.methods:
@@ -92,15 +92,15 @@ class RunMemory:
                 layout.like(f"grad.{rank}.{number}", x0)
             layout.add(f"slot.{rank}", (cap,), torch.uint8)
             layout.add(f"sum.{rank}", (cap,), torch.uint8)
-            for lane in range(LANES):
-                layout.add(f"lane.{rank}.{lane}.head", (2 * HEAD_WORDS,), torch.int64)
-                layout.add(f"lane.{rank}.{lane}.args", (cap,), torch.uint8)
-                layout.add(f"lane.{rank}.{lane}.reply", (cap,), torch.uint8)
+            for mailbox in range(MAILBOXES):
+                layout.add(f"lane.{rank}.{mailbox}.head", (2 * HEAD_WORDS,), torch.int64)
+                layout.add(f"lane.{rank}.{mailbox}.args", (cap,), torch.uint8)
+                layout.add(f"lane.{rank}.{mailbox}.reply", (cap,), torch.uint8)
         for name, tensor in saved.items():
             layout.like(name, tensor)
             layout.like(f"keep.{name}", tensor)
         layout.add("overrides", (OVERRIDES,), torch.uint8)
-        layout.add("owed", (plan.servers, plan.workers * LANES, 3), torch.int64)
+        layout.add("owed", (plan.servers, plan.workers * MAILBOXES, 3), torch.int64)
         os.ftruncate(self._descriptor, 0)  # what a predecessor had begun to fill is void
         os.ftruncate(self._descriptor, layout.size)
         self.segment, self.layout = Segment(self._descriptor, layout.size), layout
@@ -156,14 +156,16 @@ class RunMemory:
     def spans_from_worker(self, rank: int) -> list[tuple[int, int]]:
         """What a worker of another node may write in this node's memory."""
         own = (f"grad.{rank}.", f"worker.{rank}.", f"buffer.{rank}.")
-        lanes = [f"lane.{rank}.{number}.args" for number in range(LANES)]  # words come beside, and are looked at
-        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *lanes])
+        mailboxes = [
+            f"lane.{rank}.{number}.args" for number in range(MAILBOXES)
+        ]  # words come beside, and are looked at
+        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *mailboxes])
 
     def spans_from_server(self, rank: int) -> list[tuple[int, int]]:
         """What a server of another node may write in the memory of a worker's node."""
         own = ("server.", "ledger.", "keep.server.", "keep.ledger.", "overrides")
-        lanes = [f"lane.{rank}.{number}.reply" for number in range(LANES)]
-        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *lanes])
+        mailboxes = [f"lane.{rank}.{number}.reply" for number in range(MAILBOXES)]
+        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *mailboxes])
 
     def direct(self) -> bool:
         """Whether workers change the server's vector themselves."""

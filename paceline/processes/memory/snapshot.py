@@ -27,91 +27,91 @@ from paceline.state import Vector
 KEEP = "keep."
 
 
-def own_names(stage: RunMemory, rank: int) -> list[str]:
+def own_names(memory: RunMemory, rank: int) -> list[str]:
     """The names of a worker's part."""
     whole = {f"rng.{rank}", f"person.{rank}"}
     prefixes = (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.")
-    return [name for name in stage.layout.places if name in whole or name.startswith(prefixes)]
+    return [name for name in memory.layout.places if name in whole or name.startswith(prefixes)]
 
 
-def keep_worker(stage: RunMemory, rank: int, generator: torch.Generator | None) -> None:
+def keep_worker(memory: RunMemory, rank: int, generator: torch.Generator | None) -> None:
     """Copy a worker's part aside; it stands between two steps."""
-    board = stage.board
+    board = memory.board
     if generator is not None:
-        stage.tensor(f"rng.{rank}").copy_(generator.get_state())
+        memory.tensor(f"rng.{rank}").copy_(generator.get_state())
     counted = [board.t[rank], board.gradients[rank], board.samples[rank]]
-    stage.tensor(f"person.{rank}").copy_(torch.tensor(counted))
-    for name in own_names(stage, rank):
-        stage.tensor(KEEP + name).copy_(stage.tensor(name))
+    memory.tensor(f"person.{rank}").copy_(torch.tensor(counted))
+    for name in own_names(memory, rank):
+        memory.tensor(KEEP + name).copy_(memory.tensor(name))
 
 
-def keep_shard(stage: RunMemory, shard: int) -> None:
+def keep_shard(memory: RunMemory, shard: int) -> None:
     """Copy a server's part aside; it stands between two calls."""
-    low, high = stage.bounds(shard)
-    for name in stage.layout.notes["vectors"]:
-        stage.tensor(f"{KEEP}server.{name}")[..., low:high] = stage.tensor(f"server.{name}")[..., low:high]
+    low, high = memory.bounds(shard)
+    for name in memory.layout.notes["vectors"]:
+        memory.tensor(f"{KEEP}server.{name}")[..., low:high] = memory.tensor(f"server.{name}")[..., low:high]
     if shard == 0:
-        _copy(stage, "server.0.")
-        _copy(stage, "ledger.0.")
-        stage.tensor(f"{KEEP}server.0.v").add_(sum(stage.board.direct))
+        _copy(memory, "server.0.")
+        _copy(memory, "ledger.0.")
+        memory.tensor(f"{KEEP}server.0.v").add_(sum(memory.board.direct))
 
 
-def shard_part(stage: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
+def shard_part(memory: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
     """All that is a server's to tell: its range of the vectors, and if it is the first, numbers and ledger."""
-    low, high = stage.bounds(shard)
-    part = [stage.tensor(f"{prefix}server.{name}")[..., low:high] for name in stage.layout.notes["vectors"]]
+    low, high = memory.bounds(shard)
+    part = [memory.tensor(f"{prefix}server.{name}")[..., low:high] for name in memory.layout.notes["vectors"]]
     if shard == 0:
         own = (f"{prefix}server.0.", f"{prefix}ledger.0.")
-        part += [stage.tensor(name) for name in stage.layout.places if name.startswith(own)]
+        part += [memory.tensor(name) for name in memory.layout.places if name.startswith(own)]
     return part
 
 
-def _copy(stage: RunMemory, prefix: str) -> None:
-    for name in stage.layout.places:
+def _copy(memory: RunMemory, prefix: str) -> None:
+    for name in memory.layout.places:
         if name.startswith(prefix):
-            stage.tensor(KEEP + name).copy_(stage.tensor(name))
+            memory.tensor(KEEP + name).copy_(memory.tensor(name))
 
 
-def keep_all(stage: RunMemory) -> None:
+def keep_all(memory: RunMemory) -> None:
     """Everything as it is now; only while nobody works on it."""
-    for rank in range(stage.plan.workers):
-        keep_worker(stage, rank, None)
-    if stage.scheme.methods:
-        for shard in range(stage.plan.servers):
-            keep_shard(stage, shard)
+    for rank in range(memory.plan.workers):
+        keep_worker(memory, rank, None)
+    if memory.scheme.methods:
+        for shard in range(memory.plan.servers):
+            keep_shard(memory, shard)
 
 
-def model_of(stage: RunMemory, *, prefix: str = "") -> Vector:
+def model_of(memory: RunMemory, *, prefix: str = "") -> Vector:
     """What is evaluated and saved; not copied."""
-    if stage.scheme.methods:
-        return stage.scheme.model(stage.server_state(prefix=prefix))
-    return stage.scheme.model(stage.worker_state(stage.centre_of(), prefix=prefix))
+    if memory.scheme.methods:
+        return memory.scheme.model(memory.server_state(prefix=prefix))
+    return memory.scheme.model(memory.worker_state(memory.centre_of(), prefix=prefix))
 
 
-def steady(stage: RunMemory) -> Vector:
+def steady(memory: RunMemory) -> Vector:
     """A copy of the model, taken while no server is inside a call."""
-    mark, direct = stage.board.mark, stage.direct()
-    if not all(stage.near(shard) for shard in range(stage.plan.servers if stage.scheme.methods else 0)):
-        return model_of(stage).clone()  # a copy that they have sent
+    mark, direct = memory.board.mark, memory.direct()
+    if not all(memory.near(shard) for shard in range(memory.plan.servers if memory.scheme.methods else 0)):
+        return model_of(memory).clone()  # a copy that they have sent
     while True:
         before = mark.tolist()
-        copy = model_of(stage).clone()
+        copy = model_of(memory).clone()
         fence()
-        if direct or not stage.scheme.methods or stage.board.run[STOP] == FAILED:
+        if direct or not memory.scheme.methods or memory.board.run[STOP] == FAILED:
             return copy
         if mark.tolist() == before and not any(one % 2 for one in before):
             return copy
         time.sleep(0)  # the server may share this core
 
 
-def buffers_of(stage: RunMemory, policy: str, *, prefix: str = "", late: Sequence[int] = ()) -> dict[str, Tensor]:
+def buffers_of(memory: RunMemory, policy: str, *, prefix: str = "", late: Sequence[int] = ()) -> dict[str, Tensor]:
     """The buffers that go with the model: the mean over those who have trained, or the chief's. `late`: workers that
     may be writing theirs at this moment."""
-    chief = stage.centre_of()
-    rows = {rank: stage.buffers(rank, prefix=prefix) for rank in range(stage.plan.workers)}
+    chief = memory.centre_of()
+    rows = {rank: memory.buffers(rank, prefix=prefix) for rank in range(memory.plan.workers)}
     if policy == "chief" or not rows[chief]:
         return {name: buffer.clone() for name, buffer in rows[chief].items()}
-    trained = [rows[rank] for rank in rows if stage.board.gradients[rank] and rank not in late] or [rows[chief]]
+    trained = [rows[rank] for rank in rows if memory.board.gradients[rank] and rank not in late] or [rows[chief]]
     averaged = {}
     for name in rows[chief]:
         stacked = torch.stack([row[name] for row in trained])
@@ -119,19 +119,19 @@ def buffers_of(stage: RunMemory, policy: str, *, prefix: str = "", late: Sequenc
     return averaged
 
 
-def write(stage: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
+def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
     """What was copied aside, as the newest checkpoint. `own`: tensors of the chief's hooks; `late`: workers that have
     not put their part aside, and may do so at any moment: theirs is taken from the checkpoint before."""
-    names = [name for name in stage.layout.places if name.startswith(KEEP)]
-    tensors = {name.removeprefix(KEEP): stage.tensor(name) for name in names}
+    names = [name for name in memory.layout.places if name.startswith(KEEP)]
+    tensors = {name.removeprefix(KEEP): memory.tensor(name) for name in names}
     if late:
-        before = find(stage, stage.board.get("checkpoint")).tensors
-        tensors |= {name: before[name] for rank in late for name in own_names(stage, rank)}
-    tensors["model"] = model_of(stage, prefix=KEEP).clone()
-    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(stage, policy, prefix=KEEP, late=late).items()}
+        before = find(memory, memory.board.get("checkpoint")).tensors
+        tensors |= {name: before[name] for rank in late for name in own_names(memory, rank)}
+    tensors["model"] = model_of(memory, prefix=KEEP).clone()
+    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(memory, policy, prefix=KEEP, late=late).items()}
     tensors |= {f"hook.{name}": tensor for name, tensor in own.items()}
-    plan, scheme = stage.plan, stage.scheme
-    centre = "server.0.v" if scheme.methods else f"worker.{stage.centre_of()}.v"
+    plan, scheme = memory.plan, memory.scheme
+    centre = "server.0.v" if scheme.methods else f"worker.{memory.centre_of()}.v"
     step = int(tensors[centre])
     numbers = {
         "task": plan.task,
@@ -141,18 +141,18 @@ def write(stage: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[
         "servers": plan.servers,
         "seed": plan.seed,
         "exact": plan.exact,
-        "cut": common(stage),
-        "present": stage.board.known.tolist(),
-        "overrides": stage.load_overrides(),
-        "parameters": stage.layout.notes.get("parameters"),
-        "seconds": stage.seconds(),
-        "restarts": stage.board.get("restarts"),
-        "rolled_back": stage.board.get("rolled_back"),
+        "cut": common(memory),
+        "present": memory.board.known.tolist(),
+        "overrides": memory.load_overrides(),
+        "parameters": memory.layout.notes.get("parameters"),
+        "seconds": memory.seconds(),
+        "restarts": memory.board.get("restarts"),
+        "rolled_back": memory.board.get("rolled_back"),
     }
     path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=_kept(plan))
-    stage.board.put("checkpoint", step)
-    stage.board.put("written", stage.now())
-    stage.bells.ring(stage.board.evaluator)
+    memory.board.put("checkpoint", step)
+    memory.board.put("written", memory.now())
+    memory.wakeup.ring(memory.board.evaluator)
     return path
 
 
@@ -161,29 +161,29 @@ def _kept(plan: Plan) -> int:
     return max(plan.keep, 2) if plan.exact else plan.keep
 
 
-def common(stage: RunMemory) -> bool:
+def common(memory: RunMemory) -> bool:
     """Whether all that was copied aside is of one and the same step."""
-    steps = {int(stage.tensor(f"{KEEP}person.{rank}")[0]) for rank in range(stage.plan.workers)}
-    return len(steps) == 1 and not stage.board.get("uncut")
+    steps = {int(memory.tensor(f"{KEEP}person.{rank}")[0]) for rank in range(memory.plan.workers)}
+    return len(steps) == 1 and not memory.board.get("uncut")
 
 
-def evened(stage: RunMemory, final: int, left: int) -> bool:
+def evened(memory: RunMemory, final: int, left: int) -> bool:
     """Without a server: whether all who were there at the end have put parts of the same step aside. Whoever was not
     there (it had died, or had `left` before) takes over the chief's cells, as it would on joining."""
-    board, others = stage.board, range(1, stage.plan.workers)
+    board, others = memory.board, range(1, memory.plan.workers)
 
     def reached(rank: int) -> tuple[int, int]:
-        return int(stage.tensor(f"{KEEP}worker.{rank}.v")), int(stage.tensor(f"{KEEP}person.{rank}")[0])
+        return int(memory.tensor(f"{KEEP}worker.{rank}.v")), int(memory.tensor(f"{KEEP}person.{rank}")[0])
 
     if board.get("midway") or any(board.saved[rank] == final and reached(rank) != reached(0) for rank in others):
         return False
     for rank in others:
         if board.saved[rank] < left or reached(rank) != reached(0):
-            stage.worker_state(rank).restore(stage.worker_state(0).saved())
-            for name, buffer in stage.buffers(0).items():
-                stage.buffers(rank)[name].copy_(buffer)
+            memory.worker_state(rank).restore(memory.worker_state(0).saved())
+            for name, buffer in memory.buffers(0).items():
+                memory.buffers(rank)[name].copy_(buffer)
             board.t[rank] = board.t[0]
-            keep_worker(stage, rank, None)
+            keep_worker(memory, rank, None)
     return True
 
 
@@ -222,29 +222,29 @@ def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None
                 )
 
 
-def restore_shard(stage: RunMemory, shard: int, saved: Checkpoint) -> None:
+def restore_shard(memory: RunMemory, shard: int, saved: Checkpoint) -> None:
     """A server's part as it was in the checkpoint."""
-    low, high = stage.bounds(shard)
-    for name in stage.layout.notes["vectors"]:
-        stage.tensor(f"server.{name}")[..., low:high] = saved.tensors[f"server.{name}"][..., low:high]
+    low, high = memory.bounds(shard)
+    for name in memory.layout.notes["vectors"]:
+        memory.tensor(f"server.{name}")[..., low:high] = saved.tensors[f"server.{name}"][..., low:high]
     for part in ("server", "ledger"):
-        for name in stage.layout.places:
+        for name in memory.layout.places:
             if name.startswith(f"{part}.{shard}."):
-                stage.tensor(name).copy_(saved.tensors[f"{part}.0." + name.split(".", 2)[2]])
+                memory.tensor(name).copy_(saved.tensors[f"{part}.0." + name.split(".", 2)[2]])
 
 
-def restore_worker(stage: RunMemory, rank: int, saved: Checkpoint) -> None:
+def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
     """A worker's part as it was in the checkpoint."""
-    board = stage.board
-    for name in own_names(stage, rank):
-        stage.tensor(name).copy_(saved.tensors[name])
-    board.t[rank], board.gradients[rank], board.samples[rank] = stage.tensor(f"person.{rank}").tolist()
+    board = memory.board
+    for name in own_names(memory, rank):
+        memory.tensor(name).copy_(saved.tensors[name])
+    board.t[rank], board.gradients[rank], board.samples[rank] = memory.tensor(f"person.{rank}").tolist()
     board.direct[rank] = 0
 
 
-def find(stage: RunMemory, step: int) -> Checkpoint:
+def find(memory: RunMemory, step: int) -> Checkpoint:
     """The checkpoint of that step."""
-    directory = Path(stage.plan.directory) / "checkpoints"
+    directory = Path(memory.plan.directory) / "checkpoints"
     path = checkpoint.find(directory, step)
     if path is None:
         raise DataError(f"the checkpoint of update {step} is not in {directory}")

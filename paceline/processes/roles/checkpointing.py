@@ -41,12 +41,12 @@ class Saving(Membership):
         board = self.board
         if self.chief:
             self._wait_for(self._all_saved, "the others' parts of a checkpoint")
-            if all(board.alive) and not snapshot.common(self.stage):
+            if all(board.alive) and not snapshot.common(self.memory):
                 raise SchemeError(
-                    f"{self.stage.scheme.name} says that it can be exact, but its workers are not in step"
+                    f"{self.memory.scheme.name} says that it can be exact, but its workers are not in step"
                 )
             return
-        self.stage.bells.ring(0)
+        self.memory.wakeup.ring(0)
         if self._link is not None:
             self._wait_for(lambda: board.get("cut") >= wanted, "the servers' part of a checkpoint")
 
@@ -63,13 +63,13 @@ class Saving(Membership):
         of its step within patience is not waited for: its part is then the one of the checkpoint before."""
         if not self._late():
             return True
-        patience = self.stage.plan.patience
-        return self._link is not None and not self._exact and self.stage.now() - self._asked_at > patience * 1e9
+        patience = self.memory.plan.patience
+        return self._link is not None and not self._exact and self.memory.now() - self._asked_at > patience * 1e9
 
     def _late(self) -> list[int]:
         board = self.board
         return [
-            rank for rank in range(self.stage.plan.workers) if board.saved[rank] < self._writing and board.alive[rank]
+            rank for rank in range(self.memory.plan.workers) if board.saved[rank] < self._writing and board.alive[rank]
         ]
 
     def _write(self) -> None:
@@ -79,10 +79,10 @@ class Saving(Membership):
         if self._link is not None:
             self._link.special(SAVE)
             self.board.put("cut", number)
-            self.stage.bells.ring_all()
+            self.memory.wakeup.ring_all()
         if self.board.run[GENERATION] == self._generation and self._begin_to_write():
             self._tell_late(late)
-            path = snapshot.write(self.stage, self.task.buffer_policy, self._kept, late)
+            path = snapshot.write(self.memory, self.task.buffer_policy, self._kept, late)
             restored = self.board.get("restore")
             if self.board.run[GENERATION] != self._generation and self.board.get("checkpoint") > restored:
                 atomic_files.discard(
@@ -92,11 +92,11 @@ class Saving(Membership):
             else:
                 self._record_checkpoint()
             self.board.put("saving", 0)
-            self.stage.bells.ring_all()
+            self.memory.wakeup.ring_all()
 
     def _tell_late(self, late: list[int]) -> None:
         for rank in sorted(set(late) - self._told_late):
-            what = f"worker:{rank} has not finished a step for {self.stage.plan.patience:g} s"
+            what = f"worker:{rank} has not finished a step for {self.memory.plan.patience:g} s"
             self.control.send({"warn": f"{what}: checkpoints hold an earlier part of it until it does"})
         self._told_late = set(late)
 

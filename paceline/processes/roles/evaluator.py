@@ -18,13 +18,13 @@ from paceline.task import Task
 STATE, STEP, PID = range(3)
 
 
-def follow(stage: RunMemory, task: Task, device: torch.device, control: Control) -> None:
+def follow(memory: RunMemory, task: Task, device: torch.device, control: Control) -> None:
     """Evaluate each new checkpoint (the newest, if several came meanwhile) until the last one."""
-    board, plan, words = stage.board, stage.plan, stage.board.evaluator_words
+    board, plan, words = memory.board, memory.plan, memory.board.evaluator_words
     if plan.eval_steps is not None:
         task = task.limited(plan.eval_steps * task.batch)
     done = words[STEP] - 1 if words[STEP] else -1  # a predecessor has done so far
-    ready_at = stage.seconds() + plan.delay
+    ready_at = memory.seconds() + plan.delay
     generation, summaries = board.get("generation"), None
 
     def due() -> bool:
@@ -32,16 +32,16 @@ def follow(stage: RunMemory, task: Task, device: torch.device, control: Control)
 
     while True:
         words[STATE] = WAITING
-        while stage.seconds() < ready_at and not due():
-            stage.bells.wait(due, ready_at - stage.seconds())
-        stage.bells.wait(lambda seen=done: board.get("checkpoint") > seen or due())  # type: ignore[misc]
+        while memory.seconds() < ready_at and not due():
+            memory.wakeup.wait(due, ready_at - memory.seconds())
+        memory.wakeup.wait(lambda seen=done: board.get("checkpoint") > seen or due())  # type: ignore[misc]
         step = board.get("checkpoint")
         if board.get("generation") != generation:  # the run went back: what comes now are other checkpoints
             generation, done = board.get("generation"), min(done, step)
         if step > done:
             words[STATE] = TRAINING
             try:
-                saved = snapshot.find(stage, step)
+                saved = snapshot.find(memory, step)
             except DataError as error:
                 if board.get("checkpoint") == step:  # and not because a newer one has taken its place
                     control.send({"warn": f"evaluator: {error}"})
@@ -65,7 +65,7 @@ def follow(stage: RunMemory, task: Task, device: torch.device, control: Control)
             control.send({"say": f"evaluator: update {step:,}  {shown}"})
             metric = plan.best or ("accuracy" if "accuracy" in metrics else "loss")
             checkpoint.keep_best(Path(plan.directory), saved, metrics, metric, smaller_is_better=metric != "accuracy")
-            ready_at = stage.seconds() + plan.throttle
+            ready_at = memory.seconds() + plan.throttle
         elif due():
             break
     if summaries is not None:

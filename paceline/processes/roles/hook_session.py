@@ -32,7 +32,7 @@ SNAPSHOTS = 1 << 20  # numbers of snapshots before a return to a checkpoint, and
 class View:
     """What a session shows and lets hooks do; `paceline.hook.Session` says what each member means."""
 
-    stage: RunMemory
+    memory: RunMemory
     board: Board
     task: Task
     control: Control
@@ -55,13 +55,13 @@ class View:
         # without a server all who take part have the centre: by another's count, schedules would differ among workers
         if self._link is None and self.board.alive[self.rank]:
             return int(self.worker.state.v)
-        if self.stage.plan.exact:  # each step is one update; whether the server has made it yet is chance
+        if self.memory.plan.exact:  # each step is one update; whether the server has made it yet is chance
             return self.worker.t
-        return self.stage.updates
+        return self.memory.updates
 
     @property
     def seconds(self) -> float:
-        return self.stage.seconds()
+        return self.memory.seconds()
 
     @property
     def samples(self) -> int:
@@ -70,15 +70,15 @@ class View:
     @property
     def staleness(self) -> Staleness:
         self._show()
-        return self.stage.staleness()
+        return self.memory.staleness()
 
     @property
     def directory(self) -> Path | None:
-        return Path(self.stage.plan.directory)
+        return Path(self.memory.plan.directory)
 
     def model(self) -> Vector:
         self._show()
-        return snapshot.steady(self.stage)
+        return snapshot.steady(self.memory)
 
     def _show(self) -> None:
         """Have what lies at servers of other nodes here."""
@@ -86,7 +86,7 @@ class View:
             self._link.show()
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
-        buffers = snapshot.buffers_of(self.stage, self.task.buffer_policy)
+        buffers = snapshot.buffers_of(self.memory, self.task.buffer_policy)
         vector = self.model() if x is None else x
         there = {name: buffer.to(self.device) for name, buffer in buffers.items()}
         with self.turn:
@@ -102,7 +102,7 @@ class View:
     def stop(self, reason: str) -> None:
         if self.board.run[STOP] == RUNNING:
             self.control.send({"stopped": reason})
-            if (self._link is None or self.stage.plan.exact) and math.isfinite(self.board.loss[self.rank]):
+            if (self._link is None or self.memory.plan.exact) and math.isfinite(self.board.loss[self.rank]):
                 self.board.put("halt", 1)  # a step will be found at which all can end
             else:
                 self._set_stop(STOPPING)
@@ -114,7 +114,7 @@ class View:
         if not self.chief or self._writing:
             return
         board = self.board
-        self._asked_at = self.stage.now()
+        self._asked_at = self.memory.now()
         # a snapshot that a return to a checkpoint has overtaken must not be taken for one of the new course
         self._writing = max(board.get("snapshot"), self._generation * SNAPSHOTS) + 1
         if self._link is not None:
@@ -124,56 +124,56 @@ class View:
             # every worker passes this version between two steps, and none can be past it yet
             board.put("snapshot_version", self.worker.state.v + 2)
         board.put("snapshot", self._writing)
-        if self._link is None or self.stage.plan.exact:
+        if self._link is None or self.memory.plan.exact:
             self._announce()
 
     def _announce(self) -> None:
         """Go on when every node has heard: nobody may pass a step that was named for all without knowing of it."""
-        stage, board = self.stage, self.board
-        if stage.node.secret is None:
+        memory, board = self.memory, self.board
+        if memory.node.secret is None:
             return
         number = board.get("notice") + 1
         board.put("notice", number)
-        stage.bells.ring_all()
+        memory.wakeup.ring_all()
 
         def heard() -> bool:
             ranks, shards = range(board.workers), range(board.servers)
-            workers = all(stage.beside(r) or board.noticed[r] >= number or not board.alive[r] for r in ranks)
-            return workers and all(stage.near(shard) or board.server_noticed[shard] >= number for shard in shards)
+            workers = all(memory.beside(r) or board.noticed[r] >= number or not board.alive[r] for r in ranks)
+            return workers and all(memory.near(shard) or board.server_noticed[shard] >= number for shard in shards)
 
-        stage.bells.wait(lambda: heard() or self._interrupted())
+        memory.wakeup.wait(lambda: heard() or self._interrupted())
 
     def keep(self, name: str, tensor: Tensor) -> None:
         self._kept[name] = tensor.detach().cpu()
 
     def kept(self, name: str) -> Tensor | None:
         step = self.board.get("checkpoint")
-        return snapshot.find(self.stage, step).tensors.get(f"hook.{name}") if step >= 0 else None
+        return snapshot.find(self.memory, step).tensors.get(f"hook.{name}") if step >= 0 else None
 
     def set(self, **hyper: Any) -> None:
-        self.stage.scheme = build.scheme_of(self.stage.scheme, hyper)
-        self.stage.scheme.check(self.stage.plan.workers)
-        self._driver.scheme = self.stage.scheme
+        self.memory.scheme = build.scheme_of(self.memory.scheme, hyper)
+        self.memory.scheme.check(self.memory.plan.workers)
+        self._driver.scheme = self.memory.scheme
         if self.journal is not None:
             self.journal.text(CHANGE, hyper)
             self.journal.flush()
         if self.chief and self._link is not None:
-            if self.stage.plan.exact:
+            if self.memory.plan.exact:
                 self._await_updates()  # it comes between two of them, and always the same two
             flat = [part for pair in hyper.items() for part in pair]
             self._link.special(SET, *flat)
         elif self.chief:
-            self.stage.save_overrides(self.stage.load_overrides() | hyper)
+            self.memory.save_overrides(self.memory.load_overrides() | hyper)
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         if condition():
             return
-        if away and self.stage.plan.exact:
+        if away and self.memory.plan.exact:
             raise UsageError(f"an exact run cannot go on without a worker, and this one would wait for {what}")
         if away:
             self._step_aside()
         while not condition():  # others do not ring for what a hook waits for: look now and then
-            self.stage.bells.wait(lambda: bool(condition() or self._interrupted()), 0.02)
+            self.memory.wakeup.wait(lambda: bool(condition() or self._interrupted()), 0.02)
             if self.board.run[STOP] and not condition():
                 raise Stopped
             if self._interrupted():
@@ -192,16 +192,16 @@ class View:
         """Wait until the servers have made every update that this worker has taken part in."""
         assert self._link is not None
         self._link.flush()
-        while self.stage.updates < self.worker.t:  # nobody rings for that: look now and then
-            self.stage.bells.wait(lambda: self.stage.updates >= self.worker.t or self._interrupted(), 0.001)
+        while self.memory.updates < self.worker.t:  # nobody rings for that: look now and then
+            self.memory.wakeup.wait(lambda: self.memory.updates >= self.worker.t or self._interrupted(), 0.001)
             if self._interrupted():
                 raise Stopped if self.board.run[STOP] else RolledBack
 
     def _set_stop(self, why: int) -> None:
         board = self.board
-        board.put("stopped", self.stage.now())
+        board.put("stopped", self.memory.now())
         board.put("stop", why)
-        self.stage.bells.ring_all()
+        self.memory.wakeup.ring_all()
 
     def _step_aside(self) -> None:
         """Not be counted for a while."""

@@ -65,7 +65,7 @@ class RoleContext:
 
     plan: Plan
     board: Board
-    bells: list[int]
+    wakeup: list[int]
     state: int  # the descriptor of the memory for the state
     objects: dict[str, Any] = field(default_factory=dict)  # task, scheme, hooks that have no name
     node: Endpoint = ALONE
@@ -120,37 +120,37 @@ def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
     return [hook for hook in hooks if kind in hook.roles]
 
 
-def main(part: Role, props: RoleContext, control: Control) -> int:
+def main(part: Role, context: RoleContext, control: Control) -> int:
     """Play a role to its end; gives the exit code."""
-    plan, board = props.plan, props.board
+    plan, board = context.plan, context.board
     torch.set_num_threads(plan.threads)
-    if props.node.secret is None:  # elsewhere engines signal every process, and SIGTERM stays ignored
+    if context.node.secret is None:  # elsewhere engines signal every process, and SIGTERM stays ignored
         signal.signal(signal.SIGTERM, lambda *_: _terminated(board))
     try:
-        bells = Wakeup(board, props.bells, place(part, plan))
-        stage = RunMemory(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
+        wakeup = Wakeup(board, context.wakeup, place(part, plan))
+        memory = RunMemory(plan, scheme_of(plan, context.objects), board, wakeup, context.state, context.node)
         crowded = len(os.sched_getaffinity(0)) < plan.hosts + board.servers
         if crowded:
             (cpu_scheduling.serve if part.kind == "server" else cpu_scheduling.compute)()
         if part.kind == "server":
-            wait_until_ready(stage)
-            if stage.scheme.methods:
-                Server(stage, part.index).run()
+            wait_until_ready(memory)
+            if memory.scheme.methods:
+                Server(memory, part.index).run()
         elif part.kind == "evaluator":
-            wait_until_ready(stage)
-            device = stage.device(plan.hosts, plan.eval_device or "cpu")  # the next GPU behind the workers'
-            evaluator.follow(stage, _on(task_of(plan, props.objects), device), device, control)
+            wait_until_ready(memory)
+            device = memory.device(plan.hosts, plan.eval_device or "cpu")  # the next GPU behind the workers'
+            evaluator.follow(memory, _on(task_of(plan, context.objects), device), device, control)
         elif plan.script:
-            own = list(props.objects.get("hooks", ()))
+            own = list(context.objects.get("hooks", ()))
             script_role.play(
-                stage, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control
+                memory, part.index, lambda given: hooks_of(plan, {"hooks": own + given}, part.kind), control
             )
-        elif not _work(stage, part, props, control):
+        elif not _work(memory, part, context, control):
             return 1
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return 0
-        _report(part, props, control, error)
+        _report(part, context, control, error)
         return 1
     return 0
 
@@ -169,11 +169,11 @@ def _terminated(board: Board) -> None:
     timer.start()
 
 
-def _report(part: Role, props: RoleContext, control: Control, error: BaseException, rank: int | None = None) -> None:
+def _report(part: Role, context: RoleContext, control: Control, error: BaseException, rank: int | None = None) -> None:
     """Tell the launcher, and let everybody else end."""
     traceback.print_exc()
     sys.stderr.flush()
-    board = props.board
+    board = context.board
     place = str(part)
     if part.kind in ("chief", "worker"):
         place += f", step {board.t[part.index if rank is None else rank]}"
@@ -191,57 +191,57 @@ def _report(part: Role, props: RoleContext, control: Control, error: BaseExcepti
     control.send({"error": {"kind": kind, "where": place, "text": text, "notes": notes}})
     board.put("stop", FAILED)
     for descriptor in range(board.roles):
-        Wakeup(board, props.bells, descriptor).ring(descriptor)
+        Wakeup(board, context.wakeup, descriptor).ring(descriptor)
 
 
-def wait_until_ready(stage: RunMemory) -> None:
+def wait_until_ready(memory: RunMemory) -> None:
     """The chief lays everything out; the others wait for it, however long its data take."""
-    board = stage.board
-    stage.bells.wait(lambda: bool(board.get("ready") or board.run[STOP]))
+    board = memory.board
+    memory.wakeup.wait(lambda: bool(board.get("ready") or board.run[STOP]))
     if not board.get("ready"):
         raise SystemExit(0)
-    stage.open()
+    memory.open()
 
 
-def wait_until_joined(stage: RunMemory) -> None:
+def wait_until_joined(memory: RunMemory) -> None:
     """Nobody begins a step before all workers and servers are there: one rule of start for every scheme."""
-    board = stage.board
-    stage.bells.wait(lambda: bool(board.get("joined") or board.run[STOP]))
+    board = memory.board
+    memory.wakeup.wait(lambda: bool(board.get("joined") or board.run[STOP]))
 
 
-def prepare(stage: RunMemory, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
+def prepare(memory: RunMemory, task: Task, x0: Any, notes: dict[str, Any], control: Control) -> None:
     """The chief's first duty: lay out the state and fill it, from the start or from the newest checkpoint."""
-    plan, board = stage.plan, stage.board
-    for text in stage.scheme.warnings(plan.workers, task.curvature() if plan.curvature is None else plan.curvature):
+    plan, board = memory.plan, memory.board
+    for text in memory.scheme.warnings(plan.workers, task.curvature() if plan.curvature is None else plan.curvature):
         control.send({"warn": text})
-    stage.lay_out(x0, task.buffers(), notes)
+    memory.lay_out(x0, task.buffers(), notes)
     directory = RunDirectory.open(plan.directory).checkpoints
     saved = checkpoint.resumed_from(directory, lambda text: control.send({"warn": text}))
     if saved is not None:
-        snapshot.check(plan, stage.scheme, saved)
+        snapshot.check(plan, memory.scheme, saved)
         if plan.exact and not saved.numbers.get("cut"):
             text = "its workers stood at different steps: the bits will not be those of an unbroken run"
             control.send({"warn": f"the checkpoint of update {saved.step:,} is not exact, {text}"})
-        for shard in range(plan.servers if stage.scheme.methods else 0):
-            snapshot.restore_shard(stage, shard, saved)
+        for shard in range(plan.servers if memory.scheme.methods else 0):
+            snapshot.restore_shard(memory, shard, saved)
         for rank in range(plan.workers):
-            snapshot.restore_worker(stage, rank, saved)
+            snapshot.restore_worker(memory, rank, saved)
         for rank, present in enumerate(saved.numbers["present"]):
             board.known[rank] = present
-        stage.save_overrides(saved.numbers["overrides"])
+        memory.save_overrides(saved.numbers["overrides"])
         board.put("checkpoint", saved.step)
-        board.put("written", stage.now())  # it is as good as new: training has only begun to go beyond it
-        snapshot.keep_all(stage)  # other nodes get their parts from there
+        board.put("written", memory.now())  # it is as good as new: training has only begun to go beyond it
+        snapshot.keep_all(memory)  # other nodes get their parts from there
         control.send({"say": f"going on from the checkpoint of update {saved.step:,}"})
     else:
-        snapshot.keep_all(stage)
-        snapshot.write(stage, task.buffer_policy, {})
-    base = stage.updates
+        snapshot.keep_all(memory)
+        snapshot.write(memory, task.buffer_policy, {})
+    base = memory.updates
     board.put("goal", -1 if plan.steps is None else plan.steps)
     board.put("ready", 1)
     if plan.steps is not None and base >= plan.steps:
         board.put("stop", STOPPING)  # after `ready`: who sees a stop first believes that nothing will begin
-    stage.bells.ring_all()
+    memory.wakeup.ring_all()
 
 
 def _on(task: Task, device: torch.device) -> Task:
@@ -253,38 +253,40 @@ def _on(task: Task, device: torch.device) -> Task:
     return task.on(device)
 
 
-def _work(stage: RunMemory, part: Role, props: RoleContext, control: Control) -> bool:
+def _work(memory: RunMemory, part: Role, context: RoleContext, control: Control) -> bool:
     """The whole life of a worker, or of all workers of this process; False if it broke off and that has been told."""
-    plan, board = stage.plan, stage.board
-    task = task_of(plan, props.objects)
-    task = _on(task, stage.device(part.index))
+    plan, board = memory.plan, memory.board
+    task = task_of(plan, context.objects)
+    task = _on(task, memory.device(part.index))
     if part.kind == "chief" and not board.get("ready"):
         if task.notice:
             control.send({"notice": task.notice})
         notes = {"parameters": task.parameters()} if isinstance(task, TorchTask) else {}
         control.send({"batch": task.batch, "task": task.name})
-        prepare(stage, task, task.start(plan.seed).cpu(), notes, control)
-        stage.open()
+        prepare(memory, task, task.start(plan.seed).cpu(), notes, control)
+        memory.open()
     else:
-        wait_until_ready(stage)
-    wait_until_joined(stage)
+        wait_until_ready(memory)
+    wait_until_joined(memory)
     mine = ranks(part, plan)
     if len(mine) == 1:
-        _live(WorkerSession(stage, task, part.index, hooks_of(plan, props.objects, part.kind), control), task)
+        _live(WorkerSession(memory, task, part.index, hooks_of(plan, context.objects, part.kind), control), task)
         return True
     turn = worker_threads.turn()
 
     def play(rank: int) -> None:
         torch.set_num_threads(plan.threads)
-        bells = Wakeup(board, props.bells, rank)
-        bells.spin = 0  # whoever looks on keeps the others of this process from computing
-        own = RunMemory(plan, scheme_of(plan, props.objects), board, bells, props.state, props.node)
+        wakeup = Wakeup(board, context.wakeup, rank)
+        wakeup.spin = 0  # whoever looks on keeps the others of this process from computing
+        own = RunMemory(plan, scheme_of(plan, context.objects), board, wakeup, context.state, context.node)
         own.open()
-        objects = props.objects | {"hooks": copy.deepcopy(props.objects.get("hooks", []))}  # each worker has its own
+        objects = context.objects | {
+            "hooks": copy.deepcopy(context.objects.get("hooks", []))
+        }  # each worker has its own
         hooks = hooks_of(plan, objects, "worker" if rank else "chief")
         _live(WorkerSession(own, task, rank, hooks, control, turn), task)
 
-    return worker_threads.hosted(mine, play, lambda rank, error: _report(part, props, control, error, rank))
+    return worker_threads.hosted(mine, play, lambda rank, error: _report(part, context, control, error, rank))
 
 
 def _live(session: WorkerSession, task: Task) -> None:
@@ -341,7 +343,7 @@ class BatchSupply:
         if self._returns != self._session.returns:  # at first, and after a return to a checkpoint
             self._ready.clear()
             self._returns = self._session.returns
-            plan, rank = self._session.stage.plan, self._session.rank
+            plan, rank = self._session.memory.plan, self._session.rank
             first = self._session.board.gradients[rank]
             self._batches = self._task.batches(rank, plan.workers, plan.seed, first=first)
         return self._ready.pop() if self._ready else next(self._batches, None)
@@ -358,7 +360,7 @@ class GradientBuffers:
     def __init__(self, session: WorkerSession) -> None:
         self._like = session.worker.state.x
         shared = session.device.type == "cpu"
-        self._places = [session.stage.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
+        self._places = [session.memory.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
         self._returned = session.returned
         # what a place is held by when no step holds it
         self._idle = sys.getrefcount(self._places[0]) if self._places else 0

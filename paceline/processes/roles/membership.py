@@ -54,7 +54,7 @@ class Membership(View):
                         raise
                     # a chief that comes back at the end must be counted: servers save for nobody else
             if self._link is not None:  # until then what it sends, and where the servers stand, is of the old course
-                self.stage.bells.wait(self._servers_are_back)
+                self.memory.wakeup.wait(self._servers_are_back)
             if not board.alive[rank]:
                 self._join()
             self._refresh()  # the launcher may have set its cells back after this life had looked at them first
@@ -65,10 +65,10 @@ class Membership(View):
 
     def _join(self) -> None:
         """Be counted again. Where there is no server, take over the cells of a worker that stands still."""
-        board, rank, stage = self.board, self.rank, self.stage
+        board, rank, memory = self.board, self.rank, self.memory
         if self._link is None:
             board.joining[rank] = 1
-            stage.bells.ring_all()
+            memory.wakeup.ring_all()
             others = [other for other in range(board.workers) if other != rank]
 
             def nobody() -> bool:
@@ -76,7 +76,7 @@ class Membership(View):
 
             means = self._means
             while (donor := means.invited()) is None and not nobody():
-                stage.bells.wait(
+                memory.wakeup.wait(
                     lambda: bool(
                         board.grant[rank] or means.rung() or nobody() or board.run[STOP] or self._rolled_back()
                     ),
@@ -86,7 +86,7 @@ class Membership(View):
                     board.joining[rank] = 0
                     if not self.chief:
                         raise Stopped
-                    stage.bells.wait(lambda: all(board.gone[other] for other in others))
+                    memory.wakeup.wait(lambda: all(board.gone[other] for other in others))
             self._take_over(donor)
             self._record_cells()
         else:
@@ -95,46 +95,46 @@ class Membership(View):
         board.alive[rank] = 1
         fence()
         board.joining[rank] = board.grant[rank] = 0  # last: the donor stands still until this worker is counted
-        stage.bells.ring_all()
+        memory.wakeup.ring_all()
 
     def _step_aside(self) -> None:
         """Not be counted for a while."""
         self.board.alive[self.rank] = 0
         self._means.step_aside()
-        self.stage.bells.ring_all()
+        self.memory.wakeup.ring_all()
 
     def _wait_until_missed(self) -> None:
         """The servers must have seen that this worker was gone: until then a call of its predecessor may be under way,
         and what is posted now would be taken for it."""
-        board, rank, bells = self.board, self.rank, self.stage.bells
-        bells.wait(lambda: bool(not board.known[rank] or board.run[STOP]))
+        board, rank, wakeup = self.board, self.rank, self.memory.wakeup
+        wakeup.wait(lambda: bool(not board.known[rank] or board.run[STOP]))
         ordered = board.get("ordered")  # that it has left is among these; a return to a checkpoint empties the order
 
         def missed() -> bool:
             return min(board.performed) >= min(ordered, board.get("ordered")) or bool(board.run[STOP])
 
-        while not bells.wait(missed, 0.02):
+        while not wakeup.wait(missed, 0.02):
             pass  # a server rings only for who is to have an answer: look now and then
 
     def _rolled_back(self) -> bool:
         return bool(self.board.run[GENERATION] != self._generation)
 
     def _take_over(self, donor: int | None) -> None:
-        board, rank, stage = self.board, self.rank, self.stage
+        board, rank, memory = self.board, self.rank, self.memory
         if donor is None:  # nobody is left: the newest whole cells, or the last checkpoint
             whole = [r for r in range(board.workers) if not board.busy[r] % 2]
             if not whole:
-                saved = snapshot.find(stage, board.get("checkpoint"))
+                saved = snapshot.find(memory, board.get("checkpoint"))
                 lost = self._state.v
-                snapshot.restore_worker(stage, rank, saved)
+                snapshot.restore_worker(memory, rank, saved)
                 board.put("rolled_back", board.get("rolled_back") + max(lost - self._state.v, 0))
                 self._refresh()
                 return
-            donor = max(whole, key=lambda r: int(stage.tensor(f"worker.{r}.v")))
+            donor = max(whole, key=lambda r: int(memory.tensor(f"worker.{r}.v")))
         if donor != rank:
-            self._state.restore(stage.worker_state(donor).saved())
+            self._state.restore(memory.worker_state(donor).saved())
             board.t[rank] = board.t[donor]
-            for name, buffer in stage.buffers(donor).items():
+            for name, buffer in memory.buffers(donor).items():
                 self.buffers[name].copy_(buffer)
         self._refresh()
 
@@ -165,27 +165,27 @@ class Membership(View):
     def _return(self, *, noted: bool = True) -> None:
         """The run has gone back to a checkpoint: so does this worker, also when the run ends, or its part of the last
         checkpoint would be of the old course. `noted`: it is told in its log."""
-        board, stage = self.board, self.stage
+        board, memory = self.board, self.memory
         self._writing = 0
         self._generation = -1
         while self._rolled_back():  # once more if somebody else dies meanwhile
             self._generation = generation = self._means.generation = board.get("generation")
-            saved = snapshot.find(stage, board.get("restore"))
+            saved = snapshot.find(memory, board.get("restore"))
             if self._link is not None:
                 self._link.generation = generation
-                stage.bells.wait(self._servers_are_back)
+                memory.wakeup.wait(self._servers_are_back)
             if board.run[STOP] == FAILED:
                 raise Stopped
             if self._link is not None and not self._rolled_back():
                 self._link.go_back(generation)
-        snapshot.restore_worker(stage, self.rank, saved)
-        self.worker.rng.set_state(stage.tensor(f"rng.{self.rank}"))
+        snapshot.restore_worker(memory, self.rank, saved)
+        self.worker.rng.set_state(memory.tensor(f"rng.{self.rank}"))
         self._refresh()
         board.followed[self.rank] = generation
-        if self._link is not None and not stage.near(0):
-            stage.save_overrides(saved.numbers["overrides"])  # as the first server does on its own node
-        stage.load_overrides()
-        self._driver = StepDriver(stage.scheme, self.worker)
+        if self._link is not None and not memory.near(0):
+            memory.save_overrides(saved.numbers["overrides"])  # as the first server does on its own node
+        memory.load_overrides()
+        self._driver = StepDriver(memory.scheme, self.worker)
         self.returns += 1
         if noted and self.journal is not None:
             self.journal.note({"return": generation})
@@ -200,7 +200,7 @@ class Membership(View):
 
     def finish(self) -> None:
         """Say goodbye. The chief goes last: it waits for the others, saves for the last time, and tells the result."""
-        board, rank, bells = self.board, self.rank, self.stage.bells
+        board, rank, wakeup = self.board, self.rank, self.memory.wakeup
         self._abandon()
         if self.journal is not None:
             self.journal.add(END)
@@ -215,31 +215,31 @@ class Membership(View):
             board.alive[rank] = 0
             board.state[rank] = DONE
             board.gone[rank] = 1
-            bells.ring_all()
+            wakeup.ring_all()
             return
         if board.run[STOP] == RUNNING:  # it has left by itself: barriers must not wait for it
             board.alive[rank] = 0
-            bells.ring_all()
-            bells.wait(lambda: bool(board.run[STOP]) or all(board.gone[other] for other in others))
+            wakeup.ring_all()
+            wakeup.wait(lambda: bool(board.run[STOP]) or all(board.gone[other] for other in others))
             board.alive[rank] = 1
             if board.run[STOP] == RUNNING:
                 self._set_stop(STOPPING)
-            bells.wait(lambda: all(board.gone[other] for other in others))
+            wakeup.wait(lambda: all(board.gone[other] for other in others))
             if self._link is None:
                 self._take_over(None)  # the others have gone on without it
                 self._record_cells()
                 self._keep(FINAL)
-        bells.wait(lambda: all(board.gone[other] for other in others))
+        wakeup.wait(lambda: all(board.gone[other] for other in others))
         if board.run[STOP] != FAILED:
             self._last_word()
             board.put("closing", 1)
             self._end_hooks()
-            if self._link is None and not self.stage.plan.script and not snapshot.evened(self.stage, FINAL, LEFT):
+            if self._link is None and not self.memory.plan.script and not snapshot.evened(self.memory, FINAL, LEFT):
                 self._end_at_the_last_checkpoint()
                 return
-            snapshot.write(self.stage, self.task.buffer_policy, self._kept)
+            snapshot.write(self.memory, self.task.buffer_policy, self._kept)
             self._record_checkpoint()
-            if self.stage.plan.exact and not snapshot.common(self.stage):
+            if self.memory.plan.exact and not snapshot.common(self.memory):
                 self.control.send(
                     {"warn": "the run was broken off between two steps: its last checkpoint is not exact"}
                 )
@@ -255,7 +255,7 @@ class Membership(View):
         board.state[rank] = DONE
         board.alive[rank] = 0
         board.gone[rank] = 1
-        self.stage.bells.ring_all()
+        self.memory.wakeup.ring_all()
 
     def _writes(self) -> tuple[int, ...]:
         state = self.worker.state
@@ -265,7 +265,7 @@ class Membership(View):
         """This worker's part of the last checkpoint. Where there is no server it must be of the step that all have
         ended with: one that was stopped inside a step says so, and one that is not counted has nothing to give."""
         board, left = self.board, self.board.run[STOP] == RUNNING
-        if self._link is not None or self.stage.plan.script:  # of a script's steps nobody else knows
+        if self._link is not None or self.memory.plan.script:  # of a script's steps nobody else knows
             self._keep_undisturbed(FINAL)
         elif not board.alive[self.rank]:
             board.saved[self.rank] = 0
@@ -278,10 +278,10 @@ class Membership(View):
         """Put this worker's last part aside, but not while the chief writes the one before to disk."""
         board = self.board
         # from another node the part is sent once its number is there, so it must not come first
-        if not self.chief and self.stage.beside(0):
+        if not self.chief and self.memory.beside(0):
             board.saved[self.rank] = number  # first: from now on the chief begins to write nothing
             fence()
-            while not self.stage.bells.wait(lambda: bool(not board.get("saving") or not board.alive[0]), 0.05):
+            while not self.memory.wakeup.wait(lambda: bool(not board.get("saving") or not board.alive[0]), 0.05):
                 pass
         self._keep(number)
 
@@ -297,7 +297,7 @@ class Membership(View):
 
     def _end_at_the_last_checkpoint(self) -> None:
         """There is no common step to save: what is saved, evaluated and told is the checkpoint before."""
-        saved = snapshot.find(self.stage, self.board.get("checkpoint"))
+        saved = snapshot.find(self.memory, self.board.get("checkpoint"))
         text = "the run was stopped inside a step, and its workers have no common one"
         self.control.send({"warn": f"{text}: what is saved is the checkpoint of update {saved.step:,}"})
         self.control.send({"result": {"metrics": {}}})
@@ -309,27 +309,27 @@ class Membership(View):
 
     def _last_word(self) -> None:
         """The servers' part of the last checkpoint. Should one of them die inside it, all go back once more."""
-        board, link, stage = self.board, self._link, self.stage
+        board, link, memory = self.board, self._link, self.memory
         if link is None:
             return
         while board.run[STOP] != FAILED:
             if self._rolled_back():
                 self._generation = link.generation = board.get("generation")
-                stage.bells.wait(lambda: all(one == self._generation for one in board.server_generation))
+                memory.wakeup.wait(lambda: all(one == self._generation for one in board.server_generation))
                 link.go_back(self._generation)
             behind = [rank for rank in range(board.workers) if board.followed[rank] != self._generation]
-            saved = snapshot.find(stage, board.get("restore")) if behind else None
+            saved = snapshot.find(memory, board.get("restore")) if behind else None
             for rank in behind:  # they have gone, or will not come back: their parts go back with the servers'
                 assert saved is not None
-                snapshot.restore_worker(stage, rank, saved)
-                snapshot.keep_worker(stage, rank, None)
+                snapshot.restore_worker(memory, rank, saved)
+                snapshot.keep_worker(memory, rank, None)
                 board.followed[rank] = self._generation
-            lane = link.ask(SAVE)
+            mailbox = link.ask(SAVE)
 
-            def heard(at: Mailbox = lane) -> bool:
+            def heard(at: Mailbox = mailbox) -> bool:
                 return link.ready(at) or self._rolled_back() or board.run[STOP] == FAILED
 
-            stage.bells.wait(heard)
+            memory.wakeup.wait(heard)
             if not self._rolled_back():
                 return
             link.forget()
@@ -369,12 +369,12 @@ class Membership(View):
             return
         board, rank, self._recorded_cells = self.board, self.rank, True
         self._mirror()
-        name = None if first else recorder.save_cells(self.stage, rank, self.life, self.worker._rng)
+        name = None if first else recorder.save_cells(self.memory, rank, self.life, self.worker._rng)
         told = {
             "t": board.t[rank],
             "v": int(self._state.v),
             "gradients": board.gradients[rank],
-            "overrides": self.stage.load_overrides(),
+            "overrides": self.memory.load_overrides(),
         }
         place = {"generation": self._generation, "position": position, "cells": name}
         self.journal.note(told | place)
@@ -382,14 +382,14 @@ class Membership(View):
 
     def _record_checkpoint(self) -> None:
         if self.journal is not None:
-            model = snapshot.model_of(self.stage, prefix=snapshot.KEEP)
+            model = snapshot.model_of(self.memory, prefix=snapshot.KEEP)
             told = {"checkpoint": self.board.get("checkpoint"), "digest": digest(model)}
             self.journal.note(told | {"generation": self._generation})
             self.journal.flush()
 
     def _keep(self, number: int) -> None:
         self._mirror()
-        snapshot.keep_worker(self.stage, self.rank, self.worker._rng)
+        snapshot.keep_worker(self.memory, self.rank, self.worker._rng)
         self.board.saved[self.rank] = number
 
     def _mirror(self) -> None:

@@ -55,10 +55,10 @@ def keep_return(plan: Plan, generation: int, saved: Path) -> None:
         _linked(saved, returned(place(plan.directory, plan.launch), generation))
 
 
-def journal_of(stage: RunMemory, role: str, **header: Any) -> tuple[OrderLogWriter | None, int]:
+def journal_of(memory: RunMemory, role: str, **header: Any) -> tuple[OrderLogWriter | None, int]:
     """A new log for a role that begins, and how often it has begun; none where the order of things is not known."""
-    at = place(stage.plan.directory, stage.plan.launch)
-    if not stage.plan.record or stage.plan.script or stage.direct() or not at.is_dir():
+    at = place(memory.plan.directory, memory.plan.launch)
+    if not memory.plan.record or memory.plan.script or memory.direct() or not at.is_dir():
         return None, 1
     for life in count(1):
         path = at / f"{role}-{life}.log"
@@ -69,14 +69,14 @@ def journal_of(stage: RunMemory, role: str, **header: Any) -> tuple[OrderLogWrit
     raise AssertionError("numbers do not end")
 
 
-def save_cells(stage: RunMemory, rank: int, life: int, generator: torch.Generator | None) -> str:
+def save_cells(memory: RunMemory, rank: int, life: int, generator: torch.Generator | None) -> str:
     """A worker's cells as they are now, beside its log; gives the file's name."""
-    state = stage.worker_state(rank)
+    state = memory.worker_state(rank)
     tensors = {f"cell.{name}": state.cell(name).clone() for name in state}
-    tensors |= {f"buffer.{name}": buffer.clone() for name, buffer in stage.buffers(rank).items()}
+    tensors |= {f"buffer.{name}": buffer.clone() for name, buffer in memory.buffers(rank).items()}
     if generator is not None:
         tensors["rng"] = generator.get_state()
-    at = place(stage.plan.directory, stage.plan.launch)
+    at = place(memory.plan.directory, memory.plan.launch)
     for number in count():
         name = f"worker-{rank}-{life}.{number}.safetensors"
         if not (at / name).exists():

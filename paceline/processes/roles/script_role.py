@@ -32,7 +32,7 @@ class ScriptLoop(Protocol):
 class ScriptRole:
     """What a launcher has given this process to do."""
 
-    stage: RunMemory
+    memory: RunMemory
     rank: int
     hooks_with: HooksWith
     control: Control
@@ -47,13 +47,13 @@ def role() -> ScriptRole | None:
     return _role
 
 
-def play(stage: RunMemory, rank: int, hooks_with: HooksWith, control: Control) -> None:
+def play(memory: RunMemory, rank: int, hooks_with: HooksWith, control: Control) -> None:
     """Run the plan's script as a worker."""
     global _role
-    script, *arguments = stage.plan.script
+    script, *arguments = memory.plan.script
     if not Path(script).is_file():
         raise UsageError(f"no script {script!r} (looked in {Path.cwd()})")
-    _role = own = ScriptRole(stage, rank, hooks_with, control)
+    _role = own = ScriptRole(memory, rank, hooks_with, control)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -61,7 +61,7 @@ def play(stage: RunMemory, rank: int, hooks_with: HooksWith, control: Control) -
     except SystemExit as error:
         if error.code:
             raise RunError(f"{script} called sys.exit({error.code!r})") from error
-    if stage.board.run[STOP] == FAILED:
+    if memory.board.run[STOP] == FAILED:
         return  # the process that failed has said why
     if own.loop is None:
         raise UsageError(

@@ -10,7 +10,17 @@ from paceline.ops import Call
 from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, Mailbox, put, received
 from paceline.processes.calls.server_side import SharedCallScheduler
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import DONE, FAILED, GENERATION, LANES, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.processes.memory.board import (
+    DONE,
+    FAILED,
+    GENERATION,
+    MAILBOXES,
+    RUNNING,
+    STOP,
+    STOPPING,
+    TRAINING,
+    WAITING,
+)
 from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import RunMemory
@@ -23,46 +33,48 @@ from paceline.runs.order_log import MemberEvent, OrderLogWriter
 class Server:
     """One shard of the state. The first server leads: it alone evaluates guards and fixes the order of the calls."""
 
-    def __init__(self, stage: RunMemory, shard: int) -> None:
-        self.stage, self.shard, self.board = stage, shard, stage.board
+    def __init__(self, memory: RunMemory, shard: int) -> None:
+        self.memory, self.shard, self.board = memory, shard, memory.board
         self.journal: OrderLogWriter | None = None
         if shard == 0:
-            self.journal, _ = recorder.journal_of(stage, "server", generation=stage.board.get("generation"))
+            self.journal, _ = recorder.journal_of(memory, "server", generation=memory.board.get("generation"))
         self._lead = shard == 0
-        self._several = stage.plan.servers > 1
-        self._shrink = stage.plan.quorum == "shrink"
-        self._lanes = [Mailbox(stage, rank, number) for rank in range(stage.plan.workers) for number in range(LANES)]
-        self._methods = [stage.scheme.methods[name] for name in sorted(stage.scheme.methods)]
-        self._posted, self._answered = stage.board.posted, stage.board.answered[shard]
-        self._alive, self._known = stage.board.alive, stage.board.known
-        self._bounds = stage.bounds(shard)
-        self._goal = stage.board.get("goal")
-        self._exact = stage.plan.exact
-        self._door = stage.transport.port(stage, shard, self._lanes)
+        self._several = memory.plan.servers > 1
+        self._shrink = memory.plan.quorum == "shrink"
+        self._mailboxes = [
+            Mailbox(memory, rank, number) for rank in range(memory.plan.workers) for number in range(MAILBOXES)
+        ]
+        self._methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
+        self._posted, self._answered = memory.board.posted, memory.board.answered[shard]
+        self._alive, self._known = memory.board.alive, memory.board.known
+        self._bounds = memory.bounds(shard)
+        self._goal = memory.board.get("goal")
+        self._exact = memory.plan.exact
+        self._door = memory.transport.port(memory, shard, self._mailboxes)
         self._following: CallOrder | None = None
         self._follow_lead()
-        self._enter(stage.board.get("generation"))
+        self._enter(memory.board.get("generation"))
 
     def _follow_lead(self) -> None:
         """Find out whether the first server is on another node: then the order of the calls comes over a connection."""
-        board, stage = self.board, self.stage
-        stage.bells.wait(lambda: bool(board.server_node[0] >= 0 or board.run[STOP]))
-        apart = not self._lead and not stage.near(0)
+        board, memory = self.board, self.memory
+        memory.wakeup.wait(lambda: bool(board.server_node[0] >= 0 or board.run[STOP]))
+        apart = not self._lead and not memory.near(0)
         if apart and self._following is None:
-            self._following = stage.transport.order(stage, self.shard)
+            self._following = memory.transport.order(memory, self.shard)
         elif not apart and self._following is not None:
             self._following.close()
             self._following = None
 
     def _enter(self, generation: int) -> None:
         self._generation = generation
-        self.desk = SharedCallScheduler(self.stage, self.shard, before_answer=self._stop_at_goal, door=self._door)
+        self.desk = SharedCallScheduler(self.memory, self.shard, before_answer=self._stop_at_goal, door=self._door)
         self._taken = [0] * len(self._posted)  # calls that wait at the desk
         self._found: list[int] = []  # that have come while this server waited
         self.desk.journal = self.journal
 
     def run(self) -> None:
-        board, bells = self.board, self.stage.bells
+        board, wakeup = self.board, self.memory.wakeup
         if board.server_generation[self.shard] != self._generation:
             self._return()
         self._stop_at_goal()  # a predecessor may have died between the last update and saying so
@@ -72,13 +84,13 @@ class Server:
                 self._return()
             moved = self._lead_on() if self._lead else self._follow()
             self.desk.wake()
-            bells.look()
+            wakeup.look()
             if moved:
                 continue
             if all(board.gone) or board.get("over"):
                 break
             board.server_state[self.shard] = WAITING
-            bells.wait(self._wanted)
+            wakeup.wait(self._wanted)
         if self._door is not None:
             self._door.close()
         if self._following is not None:
@@ -106,22 +118,22 @@ class Server:
         # Words are read one after the other: a worker may send two calls meanwhile, and the second be seen without the
         # first. What had been sent before a call that is seen now is seen at the next look.
         seen = self._posted.tolist()
-        last = [max(seen[first : first + LANES]) for first in range(0, len(seen), LANES)]
+        last = [max(seen[first : first + MAILBOXES]) for first in range(0, len(seen), MAILBOXES)]
         rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
         new = [
-            (self._lanes[index].request[-1] < 0, posted, index)
+            (self._mailboxes[index].request[-1] < 0, posted, index)
             for index, (posted, answered, taken) in enumerate(rows)
-            if posted != answered and posted != taken and posted <= last[index // LANES]
+            if posted != answered and posted != taken and posted <= last[index // MAILBOXES]
         ]
         # each worker's calls in the order in which it sent them; what is saved holds all that had been sent before
         return [index for *_, index in sorted(new)]
 
     def _due(self, index: int) -> bool:
         """A call of this generation that may still be performed: after the stop only what the end itself needs."""
-        lane = self._lanes[index]
-        if self._posted[index] // GENERATIONS != self._generation or not self._alive[lane.rank]:
+        mailbox = self._mailboxes[index]
+        if self._posted[index] // GENERATIONS != self._generation or not self._alive[mailbox.rank]:
             return False
-        number = lane.request[-1]
+        number = mailbox.request[-1]
         return self.board.run[STOP] == RUNNING or number < 0 or self._owed(number)
 
     def _owed(self, number: int) -> bool:
@@ -160,22 +172,22 @@ class Server:
     def _last_calls(self, rank: int) -> None:
         """What a worker had sent whole before it died, and did not wait for, counts."""
         for index in self._new():
-            lane = self._lanes[index]
-            number = lane.request[-1]
+            mailbox = self._mailboxes[index]
+            number = mailbox.request[-1]
             current = self._posted[index] // GENERATIONS == self._generation
-            if lane.rank == rank and current and number >= 0 and self._owed(number):
+            if mailbox.rank == rank and current and number >= 0 and self._owed(number):
                 self._take(index)
 
     def _take(self, index: int) -> None:
-        lane = self._lanes[index]
+        mailbox = self._mailboxes[index]
         self._taken[index] = self._posted[index]
-        request = received(self.stage, lane, self._methods, self._bounds)
+        request = received(self.memory, mailbox, self._methods, self._bounds)
         if isinstance(request, Call):
-            self.desk.submit(lane.rank, request, lane)
+            self.desk.submit(mailbox.rank, request, mailbox)
         else:
             if self._several:
                 self.desk.order(index)
-            self._special(lane, *request)
+            self._special(mailbox, *request)
 
     def _stop_at_goal(self) -> None:
         if self._exact:  # the chief may have said that the run ends sooner, and may have to make an update again
@@ -184,51 +196,53 @@ class Server:
                 return
         if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
             self.board.put("stop", STOPPING)
-            self.board.put("stopped", self.stage.now())
-            self.stage.bells.ring_all()
+            self.board.put("stopped", self.memory.now())
+            self.memory.wakeup.ring_all()
 
-    def _special(self, lane: Mailbox, kind: int, args: tuple[object, ...]) -> None:
+    def _special(self, mailbox: Mailbox, kind: int, args: tuple[object, ...]) -> None:
         board = self.board
         self.desk.settle_answers()
         board.mark[self.shard] += 1
-        lane.told, lane.pieces, lane.data = encode((None,), lambda _: 0), [], None
+        mailbox.told, mailbox.pieces, mailbox.data = encode((None,), lambda _: 0), [], None
         if kind == SAVE:
-            snapshot.keep_shard(self.stage, self.shard)
-            lane.pieces = of_tensors(self.stage.segment, snapshot.shard_part(self.stage, self.shard, snapshot.KEEP))
+            snapshot.keep_shard(self.memory, self.shard)
+            mailbox.pieces = of_tensors(
+                self.memory.segment, snapshot.shard_part(self.memory, self.shard, snapshot.KEEP)
+            )
         elif kind == SHOW:
-            part = snapshot.shard_part(self.stage, self.shard)
-            lane.pieces = of_tensors(self.stage.segment, part)
-            memory = memoryview(self.stage.segment.memory)  # copied: it may change before it has gone
-            lane.data = [memoryview(bytes(memory[at : at + size])) for at, size in lane.pieces]
+            part = snapshot.shard_part(self.memory, self.shard)
+            mailbox.pieces = of_tensors(self.memory.segment, part)
+            content = memoryview(self.memory.segment.memory)  # copied: it may change before it has gone
+            mailbox.data = [memoryview(bytes(content[at : at + size])) for at, size in mailbox.pieces]
         elif kind == SET:
             hyper = dict(zip(args[::2], args[1::2], strict=True))
             if self._lead:
-                self.stage.save_overrides(self.stage.load_overrides() | hyper)  # type: ignore[arg-type]
-                lane.pieces = of_tensors(self.stage.segment, [self.stage.tensor("overrides")])
-            self.stage.scheme = self.desk.scheme = build.scheme_of(self.stage.scheme, hyper)  # type: ignore[arg-type]
+                self.memory.save_overrides(self.memory.load_overrides() | hyper)  # type: ignore[arg-type]
+                mailbox.pieces = of_tensors(self.memory.segment, [self.memory.tensor("overrides")])
+            self.memory.scheme = self.desk.scheme = build.scheme_of(self.memory.scheme, hyper)  # type: ignore[arg-type]
         if self.journal is not None:
             if kind in (SAVE, SHOW):  # either way somebody has had the state as it is now
-                self.journal.add(order_log.SAVE, lane.rank)
+                self.journal.add(order_log.SAVE, mailbox.rank)
             else:
                 self.journal.text(order_log.SET, dict(zip(args[::2], args[1::2], strict=True)))  # type: ignore[arg-type]
             self.journal.flush()
         if self._lead:
-            put(lane.reply, lane.told)
-        self.desk.done(lane)
+            put(mailbox.reply, mailbox.told)
+        self.desk.done(mailbox)
 
     def _member(self, rank: int, kind: int) -> None:
         """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
         present = kind == MemberEvent.JOINED
         self.desk.befalls = kind
-        for number in range(LANES):
-            index = self.board.lane(rank, number)
+        for number in range(MAILBOXES):
+            index = self.board.mailbox(rank, number)
             if not present:  # what a dead worker had posted is void
                 self._answered[index] = self._posted[index]
         if present:
             self.desk.joined(rank, quorum=self._shrink)
         else:
             self.desk.left(rank, quorum=self._shrink or kind == MemberEvent.PARTED)
-        self.stage.bells.ring(rank)  # a successor may wait until its predecessor is known to be gone
+        self.memory.wakeup.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
     def _follow(self) -> bool:
         """Perform what the lead has put in order."""
@@ -239,12 +253,12 @@ class Server:
                 rank, kind = divmod(-entry, 10)
                 self._member(rank, -kind)
                 continue
-            lane = self._lanes[entry]
-            request = received(self.stage, lane, self._methods, self._bounds)
+            mailbox = self._mailboxes[entry]
+            request = received(self.memory, mailbox, self._methods, self._bounds)
             if isinstance(request, Call):
-                self.desk.perform(lane.rank, request, lane)
+                self.desk.perform(mailbox.rank, request, mailbox)
             else:
-                self._special(lane, *request)
+                self._special(mailbox, *request)
             if board.run[GENERATION] != self._generation:
                 break
         return moved
@@ -259,10 +273,14 @@ class Server:
         at = performed % len(board.ring)
         entry: int = board.ring[at]
         if entry >= 0 and self._posted[entry] != board.ring_numbers[at]:
-            lane = self._lanes[entry]
+            mailbox = self._mailboxes[entry]
             current = board.ring_numbers[at] // GENERATIONS == board.run[GENERATION] == self._generation
-            if not self._alive[lane.rank] and current:
-                tear(self.stage, self.shard, f"worker:{lane.rank} is gone, and a call of it reached only some servers")
+            if not self._alive[mailbox.rank] and current:
+                tear(
+                    self.memory,
+                    self.shard,
+                    f"worker:{mailbox.rank} is gone, and a call of it reached only some servers",
+                )
             return None
         return entry
 
@@ -276,13 +294,13 @@ class Server:
         """Go back to the checkpoint that the launcher names: another server died inside a call."""
         board = self.board
         generation = board.get("generation")
-        saved = snapshot.find(self.stage, board.get("restore"))
+        saved = snapshot.find(self.memory, board.get("restore"))
         if not self._lead:  # the lead empties the order first
-            self.stage.bells.wait(lambda: self._led_back(generation))
+            self.memory.wakeup.wait(lambda: self._led_back(generation))
             if board.run[GENERATION] != generation:
                 return  # somebody else has died meanwhile: once more
         self.desk.settle_answers()
-        snapshot.restore_shard(self.stage, self.shard, saved)
+        snapshot.restore_shard(self.memory, self.shard, saved)
         for index, posted in enumerate(self._posted):
             if posted // GENERATIONS < generation:  # void; a call of the new course is still to be performed
                 self._answered[index] = posted
@@ -295,19 +313,19 @@ class Server:
             board.put("ordered", 0)
             for rank, present in enumerate(saved.numbers["present"]):
                 board.known[rank] = present
-            self.stage.save_overrides(saved.numbers["overrides"])
-            self.stage.scheme = build.scheme_of(self.stage.first_scheme, saved.numbers["overrides"])
+            self.memory.save_overrides(saved.numbers["overrides"])
+            self.memory.scheme = build.scheme_of(self.memory.first_scheme, saved.numbers["overrides"])
         if self.journal is not None:
             self.journal.note({"return": generation})
             self.journal.flush()
         self._enter(generation)  # not the board's: somebody else may have died meanwhile
         board.server_generation[self.shard] = generation
-        self.stage.bells.ring_all()
+        self.memory.wakeup.ring_all()
 
 
-def tear(stage: RunMemory, shard: int, why: str) -> None:
+def tear(memory: RunMemory, shard: int, why: str) -> None:
     """This server cannot do what the first has put in order, and cannot go on: end as one that died inside a call, so
     that everybody goes back to the last checkpoint."""
     print(f"server:{shard}: {why}", flush=True)
-    stage.board.mark[shard] += 1 - stage.board.mark[shard] % 2
+    memory.board.mark[shard] += 1 - memory.board.mark[shard] % 2
     os.kill(os.getpid(), signal.SIGKILL)

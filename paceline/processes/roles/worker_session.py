@@ -35,35 +35,35 @@ class WorkerSession(Saving):
 
     def __init__(
         self,
-        stage: RunMemory,
+        memory: RunMemory,
         task: Task,
         rank: int,
         hooks: Sequence[Hook],
         control: Control,
         turn: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self.stage, self.task, self.rank, self.control = stage, task, rank, control
+        self.memory, self.task, self.rank, self.control = memory, task, rank, control
         self.turn = turn or nullcontext()
-        self._exact = stage.plan.exact
-        self.board = stage.board
+        self._exact = memory.plan.exact
+        self.board = memory.board
         self.chief = rank == 0
         self._generation = self.board.get("generation")
-        self._state = stage.worker_state(rank)
-        self.device = stage.device(rank)
-        self.worker = Worker(rank, stage.plan.workers, self._on_device(), stage.plan.seed)
+        self._state = memory.worker_state(rank)
+        self.device = memory.device(rank)
+        self.worker = Worker(rank, memory.plan.workers, self._on_device(), memory.plan.seed)
         self.worker.t = self.board.t[rank]
         if (
             self.board.begun[rank] and not self._exact
         ):  # back from the dead: not the numbers of its first life once more
-            self.worker.rng.manual_seed(mixed(stage.plan.seed, "worker", rank, "again", self.worker.t))
+            self.worker.rng.manual_seed(mixed(memory.plan.seed, "worker", rank, "again", self.worker.t))
         elif self.worker.t or self._exact:
-            self.worker.rng.set_state(stage.tensor(f"rng.{rank}"))
-        self.buffers = stage.buffers(rank)
+            self.worker.rng.set_state(memory.tensor(f"rng.{rank}"))
+        self.buffers = memory.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
-        self._driver = StepDriver(stage.scheme, self.worker)
-        self._means = stage.collective().means(stage, rank, self._wait_for)
+        self._driver = StepDriver(memory.scheme, self.worker)
+        self._means = memory.collective().means(memory, rank, self._wait_for)
         self._means.generation = self._generation
-        self._link = CallClient(stage, rank, self._wait_for) if stage.scheme.methods else None
+        self._link = CallClient(memory, rank, self._wait_for) if memory.scheme.methods else None
         if self._link is not None:
             self._link.device, self._link.generation = self.device, self._generation
         if self.chief:
@@ -85,14 +85,14 @@ class WorkerSession(Saving):
         self._met = -1  # the last step that came to a mean
         self._writing = 0  # the snapshot that the chief has asked for and not yet written
         self._count()
-        self.journal, self.life = recorder.journal_of(stage, f"worker-{rank}", rank=rank)
+        self.journal, self.life = recorder.journal_of(memory, f"worker-{rank}", rank=rank)
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
         try:
             self._enter()
             self.board.begun[self.rank] = 1
-            self.stage.bells.ring_all()
+            self.memory.wakeup.ring_all()
             for hook in self._hooks:
                 self._begun.append(hook)
                 self._begin(hook)
@@ -138,7 +138,7 @@ class WorkerSession(Saving):
         board.gradients[rank] += 1
         board.samples[rank] += size
         if not board.get("first_step"):
-            board.put("first_step", self.stage.now())
+            board.put("first_step", self.memory.now())
         for hook in self._watching:
             hook.after_gradient(self, loss)
         if self._watching and board.run[STOP]:  # a gradient that a hook has stopped the run for goes no further
@@ -152,7 +152,7 @@ class WorkerSession(Saving):
 
     def returned(self, gradient: Vector) -> bool:
         """Whether no other worker reads a gradient that lies in shared memory any more."""
-        place = self.stage.segment.offset(gradient)
+        place = self.memory.segment.offset(gradient)
         return place is None or (self._means.returned(place) and (self._link is None or self._link.returned(place)))
 
     def fed(self, batch: Batch) -> Batch:
@@ -238,7 +238,7 @@ class WorkerSession(Saving):
             case Mean():
                 self._started.append((pending, self._means.arrive(op, first=self._first_mean())))
             case Sleep(seconds):
-                self._started.append((pending, self.stage.now() + int(seconds * 1e9)))
+                self._started.append((pending, self.memory.now() + int(seconds * 1e9)))
             case _:
                 pending.done, pending.result = True, self._performed(op)
         return pending
@@ -250,7 +250,7 @@ class WorkerSession(Saving):
             assert self._link is not None
             result = self._link.collect(ticket)
         elif isinstance(ticket, int):
-            self._pause((ticket - self.stage.now()) / 1e9)
+            self._pause((ticket - self.memory.now()) / 1e9)
             result = None
         else:
             result = self._means.leave(ticket)
@@ -262,9 +262,9 @@ class WorkerSession(Saving):
             raise SchemeError(f"worker:{self.rank} would sleep {seconds} seconds; give a finite number, at least 0")
         if self._link is not None:
             self._link.flush()
-        until = self.stage.now() + int(seconds * 1e9)
-        while (left := (until - self.stage.now()) / 1e9) > 0:
-            self.stage.bells.wait(self._interrupted, left)
+        until = self.memory.now() + int(seconds * 1e9)
+        while (left := (until - self.memory.now()) / 1e9) > 0:
+            self.memory.wakeup.wait(self._interrupted, left)
             if self._interrupted():
                 raise Stopped if self.board.run[STOP] else RolledBack
 
@@ -281,15 +281,15 @@ class WorkerSession(Saving):
                 self._cut(wanted)
         if self._writing and self._all_saved():
             self._write()
-        if board.get("halt") and (rank == self.stage.centre_of() if link is None else self.chief):
+        if board.get("halt") and (rank == self.memory.centre_of() if link is None else self.chief):
             self._bring_to_rest()
         goal = board.get("goal")
         if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
-            self._means.wait(lambda: self.stage.updates >= goal or self._interrupted())
+            self._means.wait(lambda: self.memory.updates >= goal or self._interrupted())
             if self._rolled_back():  # and what was the last update is not made yet
                 raise RolledBack
-        counts_itself = link is None or self.stage.direct()
-        if board.run[STOP] == RUNNING and counts_itself and 0 <= goal <= self.stage.updates:
+        counts_itself = link is None or self.memory.direct()
+        if board.run[STOP] == RUNNING and counts_itself and 0 <= goal <= self.memory.updates:
             self._set_stop(STOPPING)
         if board.run[STOP] or self._leaving is not None:
             return False
@@ -308,14 +308,14 @@ class WorkerSession(Saving):
             self._link.flush()
         if self.meanwhile is not None:
             self.meanwhile()
-        board, run, generation, patience = self.board, self.board.run, self._generation, self.stage.plan.patience
+        board, run, generation, patience = self.board, self.board.run, self._generation, self.memory.plan.patience
 
         def woken() -> bool:
             return ready() or bool(run[STOP]) or run[GENERATION] != generation or self._means.rung()
 
         while True:
             board.state[self.rank] = WAITING
-            if not self.stage.bells.wait(woken, patience / 4):
+            if not self.memory.wakeup.wait(woken, patience / 4):
                 self._outwait(woken, what, patience)
             board.state[self.rank] = TRAINING
             if run[GENERATION] != generation:
@@ -328,11 +328,11 @@ class WorkerSession(Saving):
 
     def _outwait(self, woken: Callable[[], bool], what: str, patience: float) -> None:
         """Go on waiting as long as anything in the run moves, and for `patience` seconds more."""
-        moved, since = self._motion(), self.stage.now() - int(patience / 4 * 1e9)
-        while not self.stage.bells.wait(woken, patience / 4):
+        moved, since = self._motion(), self.memory.now() - int(patience / 4 * 1e9)
+        while not self.memory.wakeup.wait(woken, patience / 4):
             if self._motion() != moved:
-                moved, since = self._motion(), self.stage.now()
-            elif self.stage.now() - since >= patience * 1e9:
+                moved, since = self._motion(), self.memory.now()
+            elif self.memory.now() - since >= patience * 1e9:
                 raise Deadlock(
                     f"worker:{self.rank} waited {patience:g} s at {self._driver.line()} for {self._why(what)}"
                 )
@@ -342,13 +342,13 @@ class WorkerSession(Saving):
         board = self.board
         computing = sum(board.alive[r] and board.state[r] == TRAINING and r != self.rank for r in range(board.workers))
         # while somebody computes, the run moves, however long a gradient may take
-        alive = self.stage.now() if computing else 0
+        alive = self.memory.now() if computing else 0
         return (alive, sum(board.gradients), sum(board.t), sum(board.performed), board.get("alarm"))
 
     def _why(self, what: str) -> str:
         op = self._op.op if isinstance(self._op, Start | Pending) else self._op
         if isinstance(op, Call):
-            return explain(self.stage.scheme, self.stage.server_state(), op)
+            return explain(self.memory.scheme, self.memory.server_state(), op)
         if isinstance(op, Mean):
             board = self.board
             missing = [str(r) for r in range(board.workers) if board.at_key[r] != board.at_key[self.rank]]

@@ -23,24 +23,24 @@ from paceline.processes.supervisor import pickled_objects
 LONGEST = 1 << 22  # bytes of a handle
 
 
-def become(part: Role, props: RoleContext, control: Control) -> int:
+def become(part: Role, context: RoleContext, control: Control) -> int:
     """Replace this (just forked) process by a fresh interpreter that plays the role."""
-    named = {name: one for name, one in props.objects.items() if name != "ready"}  # it makes the task itself
+    named = {name: one for name, one in context.objects.items() if name != "ready"}  # it makes the task itself
     objects = pickled_objects.packed(named) if named else -1
     handle = {
-        "plan": json.loads(props.plan.to_json()),
-        "servers": props.board.servers,
-        "board": props.board.descriptor,
-        "bells": props.bells,
-        "state": props.state,
+        "plan": json.loads(context.plan.to_json()),
+        "servers": context.board.servers,
+        "board": context.board.descriptor,
+        "bells": context.wakeup,
+        "state": context.state,
         "control": control.fileno(),
         "objects": objects,
-        "node": props.node.to_json(),
+        "node": context.node.to_json(),
     }
     data = json.dumps(handle).encode()
     descriptor = anonymous("paceline-handle", len(data))
     os.pwrite(descriptor, data, 0)
-    for one in (descriptor, props.board.descriptor, *props.bells, props.state, control.fileno(), objects):
+    for one in (descriptor, context.board.descriptor, *context.wakeup, context.state, control.fileno(), objects):
         if one >= 0:
             os.set_inheritable(one, True)
     os.execv(sys.executable, [sys.executable, "-m", "paceline", "role", str(part), "--handle", str(descriptor)])

@@ -54,10 +54,10 @@ class Launcher(Recovery):
         self.board.put("joined", 1)
         for rank in range(plan.workers):
             self.board.alive[rank] = self.board.known[rank] = 1
-        self._bells = Wakeup.create(self.board.roles)
-        self.bells = Wakeup(self.board, self._bells, self.board.launcher)
+        self._wakeup = Wakeup.create(self.board.roles)
+        self.wakeup = Wakeup(self.board, self._wakeup, self.board.launcher)
         self._state = anonymous("paceline-state")
-        self._props = RoleContext(plan, self.board, self._bells, self._state, objects)
+        self._context = RoleContext(plan, self.board, self._wakeup, self._state, objects)
         self.outcome = Outcome()
         self.directory = RunDirectory.open(plan.directory)
         self._selector = selectors.DefaultSelector()
@@ -102,18 +102,18 @@ class Launcher(Recovery):
                 self._store.close()
             woken.close()
             wake.close()
-            for descriptor in (*self._bells, self._state, self.board.descriptor):
+            for descriptor in (*self._wakeup, self._state, self.board.descriptor):
                 os.close(descriptor)
         return self.outcome
 
     def _open_store(self) -> None:
         """Where workers whose means go over connections find each other."""
-        node = self._props.node
+        node = self._context.node
         chosen: Collective = discovery.collective(self.plan.collective)
         self._store = chosen.store(node, lambda text: self.tell("warn", text))
         if self._store is not None:
             self._selector.register(self._store, selectors.EVENT_READ)
-            self._props.node = replace(node, store=self._store.place)
+            self._context.node = replace(node, store=self._store.place)
 
     def _attend(self) -> None:
         """Look after roles of other nodes, where there are any."""
@@ -150,7 +150,7 @@ class Launcher(Recovery):
             self.board.put("stopped", time.monotonic_ns())
         if self.board.run[STOP] < how:
             self.board.put("stop", how)
-        self.bells.ring_all()
+        self.wakeup.ring_all()
 
     def _heed(self) -> None:
         """Do what signals have asked for: an end in order, then an end at once."""
@@ -186,7 +186,7 @@ class Launcher(Recovery):
     def _start(self, child: Child) -> None:
         part = child.part
         log = self.directory.logs / f"{part.file}.log"
-        keep = {*self._bells, self._state, self.board.descriptor}
+        keep = {*self._wakeup, self._state, self.board.descriptor}
 
         def play(control: Any) -> int:
             for other in self.children:
@@ -196,7 +196,7 @@ class Launcher(Recovery):
             self._leave_behind()
             if self._store is not None:
                 self._store.close()
-            return (become if self.plan.start == "exec" else main)(part, self._props, control)
+            return (become if self.plan.start == "exec" else main)(part, self._context, control)
 
         child.progress_at_start = self._progress(part)
         child.pid, connection = forked(str(part), log, play)
@@ -272,7 +272,7 @@ class Launcher(Recovery):
             self.board.alive[rank] = 0
             self.board.gone[rank] = 1
             self.board.state[rank] = DONE
-        self.bells.ring_all()
+        self.wakeup.ring_all()
 
     def _died(self, child: Child, code: int, lost: str = "", *, excused: bool = False) -> None:
         """Somebody went without a goodbye: the others hear of it at once, and it is brought back. `lost`: why the
@@ -318,7 +318,7 @@ class Launcher(Recovery):
         if not afresh:
             self._restore_absent(part)
         self.tell("warn", f"{part}: {cause}" if lost else f"{part} died ({cause}); restarting it")
-        self.bells.ring_all()
+        self.wakeup.ring_all()
         self._start(child)
 
     def _count_restart(self, child: Child) -> None:

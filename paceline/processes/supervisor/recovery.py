@@ -63,14 +63,14 @@ class Recovery:
     plan: Plan
     scheme: Scheme
     board: Board
-    bells: Wakeup
+    wakeup: Wakeup
     directory: RunDirectory
     outcome: Outcome
     children: list[Child]
     tell: Callable[[str, str], None]
     _state: int  # the descriptor of the memory for the state
     _node: Endpoint = ALONE
-    _stage: RunMemory | None = None
+    _memory: RunMemory | None = None
     _restored: Checkpoint | None = None  # what the run went back to last
 
     def stop(self, reason: str, how: int) -> None:
@@ -155,7 +155,7 @@ class Recovery:
             "warn",
             f"{what}: going back to the checkpoint of update {saved.step:,} ({wasted:,} updates are lost)",
         )
-        self.bells.ring_all()
+        self.wakeup.ring_all()
         return True
 
     def _restore_absent(self, part: Role) -> None:
@@ -166,26 +166,26 @@ class Recovery:
             if board.parted[rank]:  # it has put its last part aside, which the chief will set back with the servers'
                 continue
             if self._restored is not None and not board.alive[rank] and board.followed[rank] != generation:
-                snapshot.restore_worker(self.stage, rank, self._restored)
-                if self.stage.beside(rank):
+                snapshot.restore_worker(self.memory, rank, self._restored)
+                if self.memory.beside(rank):
                     board.followed[rank] = generation
 
     def opened(self) -> bool:
         """Whether the state can be looked at; the chief lays it out."""
-        if self._stage is None and self.board.get("ready"):
-            self._stage = RunMemory(self.plan, self.scheme, self.board, self.bells, self._state, self._node)
-            self._stage.open()
-            self.plan, self.scheme = self._stage.plan, self._stage.first_scheme  # a script has said what it wants
-        return self._stage is not None
+        if self._memory is None and self.board.get("ready"):
+            self._memory = RunMemory(self.plan, self.scheme, self.board, self.wakeup, self._state, self._node)
+            self._memory.open()
+            self.plan, self.scheme = self._memory.plan, self._memory.first_scheme  # a script has said what it wants
+        return self._memory is not None
 
     @property
-    def stage(self) -> RunMemory:
-        assert self._stage is not None
-        return self._stage
+    def memory(self) -> RunMemory:
+        assert self._memory is not None
+        return self._memory
 
     def updates(self) -> int:
         """Changes of the centre so far."""
-        return self.stage.furthest if self.opened() else 0
+        return self.memory.furthest if self.opened() else 0
 
     def _progress(self, part: Role) -> int:
         return progress_of(part, self.plan, self.board)

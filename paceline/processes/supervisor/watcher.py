@@ -41,7 +41,7 @@ class Watcher:
         self._seen.append((now, samples, updates))
         span = now - then
         speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
-        staleness = launcher.stage.staleness().mean if launcher.opened() else _NOTHING
+        staleness = launcher.memory.staleness().mean if launcher.opened() else _NOTHING
         return Status(
             title=plan.title,
             roles=tuple(self._role(launcher, child, speeds, staleness) for child in launcher.children),
