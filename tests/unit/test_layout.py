@@ -30,7 +30,7 @@ network.cluster network.calls network.means
 transports collectives network.nodes launchers
 report
 api
-cli
+cli testing
 """
 ONLY_CONTRACTS = ("schemes", "hooks")  # what people write themselves
 
