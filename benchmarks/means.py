@@ -32,7 +32,7 @@ from paceline.api.execute import execute
 from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.validate import planned
 from paceline.network.secure import tls
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector
 from paceline.task import Batch, Task
@@ -102,8 +102,8 @@ def ours(
     place = RunDirectory.create(folder / f"run-{file.name}", "benchmark")
     plan = dataclasses.replace(plan, directory=str(place.path))
 
-    def launcher(*given: Any, **more: Any) -> Launcher:
-        made = Launcher(*given, **more)
+    def launcher(*given: Any, **more: Any) -> Supervisor:
+        made = Supervisor(*given, **more)
         made._context = dataclasses.replace(made._context, node=Endpoint(certificates=certificates))
         return made
 

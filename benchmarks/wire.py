@@ -46,7 +46,7 @@ from paceline.network.nodes.coordinator import Coordinator
 from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.task import Batch, Task
@@ -212,7 +212,7 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
     secret, certificates = secrets.fresh(), tls.generated(folder) if encrypted else None
     agents = []
 
-    def launcher(*args: Any, **rest: Any) -> Launcher:
+    def launcher(*args: Any, **rest: Any) -> Supervisor:
         node = Endpoint(address=LOCAL, secret=secret, certificates=certificates, share=False)  # as on two machines
         ports: list[int] = []
         listening = lambda _, port: ports.append(port)  # noqa: E731

@@ -28,7 +28,7 @@ from paceline.network.nodes import participate
 from paceline.processes.roles.control_channel import Control, Listener
 from paceline.processes.roles.main import error_of
 from paceline.processes.supervisor import pickled_objects
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 
 Tell = Callable[[str, str], None]
@@ -116,9 +116,11 @@ def main() -> int:
             return participate.take_part(seat, participate.Network(), None, say, objects)
         plan = Plan.from_dict(told)
         seat = participate.here(plan.directory)
-        chosen = participate.hub_of(seat, participate.Network(), plan.directory, say) if seat is not None else Launcher
+        chosen = (
+            participate.hub_of(seat, participate.Network(), plan.directory, say) if seat is not None else Supervisor
+        )
 
-        def launched(*given: Any, **rest: Any) -> Launcher:
+        def launched(*given: Any, **rest: Any) -> Supervisor:
             made = chosen(*given, **rest)
             signals.count_from_now_on(made.asked)
             return made

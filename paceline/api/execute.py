@@ -17,7 +17,7 @@ from paceline.errors import DataError, PacelineError, RunError
 from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
 from paceline.processes.roles import main, recorder
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.processes.supervisor.progress import Progress
 from paceline.processes.supervisor.recovery import Outcome
 from paceline.processes.supervisor.status import Status
@@ -42,7 +42,7 @@ def execute(
     *,
     tell: Tell,
     watch: Callable[[Status], None],
-    launcher: Callable[..., Launcher] = Launcher,
+    launcher: Callable[..., Supervisor] = Supervisor,
 ) -> Result:
     """Run a plan in this process as the launcher; the run directory exists and is ours."""
     directory = RunDirectory.open(plan.directory)
@@ -70,7 +70,7 @@ def execute(
         watcher = Watcher()
         hooks = main.hooks_of(plan, objects, "chief")
 
-        def look(one: Launcher) -> None:
+        def look(one: Supervisor) -> None:
             status = watcher.status(one)
             progress.note(status)
             watch(status)

@@ -27,7 +27,7 @@ from paceline.config.validate import check, planned
 from paceline.errors import DataError, RunError, UsageError
 from paceline.network.nodes import participate
 from paceline.processes.supervisor import exec_role
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.report import tables
 from paceline.report.live import Display
 from paceline.result import Result
@@ -400,15 +400,15 @@ def conduct(
     *,
     as_json: bool,
     plain: bool,
-    launcher: Callable[..., Launcher] | None = None,
+    launcher: Callable[..., Supervisor] | None = None,
 ) -> None:
     """Be the launcher, show what happens, and say how it ended."""
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
     if not (place.path / "plan.json").exists():
         place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed, however soon it is interrupted
 
-    def launched(*given: Any, **rest: Any) -> Launcher:
-        made = (launcher or Launcher)(*given, **rest)
+    def launched(*given: Any, **rest: Any) -> Supervisor:
+        made = (launcher or Supervisor)(*given, **rest)
         signals.count_from_now_on(made.asked)  # also after the run: then only the result is left to be told
         return made
 

@@ -21,7 +21,7 @@ from trials import SPAN, Blow, Trial
 from paceline import signals
 from paceline.api.execute import execute
 from paceline.config.validate import planned
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.runs.run_directory import RunDirectory
 
 LIMIT = 100.0  # seconds after which a run hangs
@@ -98,8 +98,8 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
     return 0
 
 
-def _counting(*given: Any, **rest: Any) -> Launcher:
-    made = Launcher(*given, **rest)
+def _counting(*given: Any, **rest: Any) -> Supervisor:
+    made = Supervisor(*given, **rest)
     signals.count_from_now_on(made.asked)
     return made
 

@@ -22,7 +22,7 @@ from paceline.network.nodes.coordinator import Coordinator
 from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.processes.roles.main import roles_of
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.scheme import Scheme
 
 LOCAL = "127.0.0.1"
@@ -50,7 +50,7 @@ class Nodes:
         self.join, self.join_policy, self.late = 30.0, "fail", LATE
         self._objects: dict[str, Any] = {}
 
-    def launcher(self, plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
+    def launcher(self, plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Supervisor:
         self._objects = {name: one for name, one in objects.items() if name != "ready"}
         node = Endpoint(address=LOCAL, secret=self.secret, certificates=self.certificates, share=self._share)
 
@@ -153,4 +153,4 @@ def nodes(
                 os.waitpid(pid, 0)
 
 
-Make = Callable[..., Launcher]
+Make = Callable[..., Supervisor]

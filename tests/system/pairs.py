@@ -20,7 +20,7 @@ from typing import Any
 from processes import Story, leaving_nothing, run
 
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor.launcher import Launcher, is_stopped
+from paceline.processes.supervisor.launcher import Supervisor, is_stopped
 from paceline.processes.supervisor.status import Status
 
 WITHIN = 0.15  # seconds between the two deaths, at most
@@ -45,7 +45,7 @@ def kill(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_inside_a_call(launcher: Launcher, shard: int) -> bool:
+def kill_inside_a_call(launcher: Supervisor, shard: int) -> bool:
     """Whether the server could be had inside a call."""
     board, until = launcher.board, time.monotonic() + TRIES
     pid = board.server_pid[shard]
@@ -75,12 +75,12 @@ class Pairs:
 
     def __init__(self, pairs: Sequence[tuple[str, str]], seed: int, gate: Path) -> None:
         self._todo, self._random, self._gate = list(pairs), random.Random(seed), gate
-        self._launcher: Launcher | None = None
+        self._launcher: Supervisor | None = None
         self._steps: list[int] = []
         self.torn = 0  # servers that were killed inside a call
 
-    def launcher(self, *args: Any, **named: Any) -> Launcher:
-        self._launcher = Launcher(*args, **named)
+    def launcher(self, *args: Any, **named: Any) -> Supervisor:
+        self._launcher = Supervisor(*args, **named)
         return self._launcher
 
     def __call__(self, status: Status) -> None:
@@ -99,7 +99,7 @@ class Pairs:
         self._strike(launcher, first)
         self._after(self._random.random() * WITHIN, lambda: self._strike(launcher, second))
 
-    def _strike(self, launcher: Launcher, name: str) -> None:
+    def _strike(self, launcher: Supervisor, name: str) -> None:
         kind, _, index = name.partition(":")
         if kind == "server":
             self.torn += kill_inside_a_call(launcher, int(index))

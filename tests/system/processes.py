@@ -22,7 +22,7 @@ from typing import Any
 from paceline.api.execute import execute
 from paceline.config.validate import planned
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.processes.supervisor.status import RoleStatus, Status
 from paceline.result import Result
 from paceline.runs import checkpoint
@@ -163,7 +163,7 @@ def run(
     watch: Callable[[Status], None] | None = None,
     resume: bool = False,
     hooks: Sequence[Any] = (),
-    launcher: Callable[..., Launcher] = Launcher,
+    launcher: Callable[..., Supervisor] = Supervisor,
     said: list[str] | None = None,
     **settings: Any,
 ) -> Story:

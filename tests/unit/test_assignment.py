@@ -156,7 +156,7 @@ def test_a_cluster_of_one_named_task_has_one_worker_on_this_machine(kind: str, m
     assert participate.counted(given, {}, scheme_of("allreduce", {})) == {"workers": 1, "servers": 0}
     with pytest.raises(UsageError, match="--workers 2, but TF_CONFIG has 1"):
         participate.counted(given, {"workers": 2}, scheme)
-    assert participate.hub_of(given, participate.Network(), "nowhere", print) is participate.Launcher
+    assert participate.hub_of(given, participate.Network(), "nowhere", print) is participate.Supervisor
 
 
 def test_nobody_waits_for_the_evaluator_of_a_cluster_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

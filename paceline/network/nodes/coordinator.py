@@ -26,7 +26,7 @@ from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
 from paceline.processes.roles.main import Role, places, ranks
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.processes.supervisor.recovery import Child
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
@@ -61,7 +61,7 @@ class Coordinator(PeerConnections):
         join: float,
         join_policy: str,
         tell: Callable[[str, str], None],
-        watch: Callable[[Launcher], None],
+        watch: Callable[[Supervisor], None],
         listening: Callable[[str, int], None],
     ) -> None:
         refuse_open_means(plan.collective, node.certificates is not None)

@@ -22,7 +22,7 @@ from paceline.network.nodes.join import JoinRequest
 from paceline.network.nodes.join_wait import POLICIES
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
-from paceline.processes.supervisor.launcher import Launcher
+from paceline.processes.supervisor.launcher import Supervisor
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
 
@@ -184,10 +184,12 @@ def take_part(
     return 0 if code == EXIT_CODE and ranks else code
 
 
-def hub_of(given: Assignment, network: Network, directory: str, say: Callable[[str], None]) -> Callable[..., Launcher]:
+def hub_of(
+    given: Assignment, network: Network, directory: str, say: Callable[[str], None]
+) -> Callable[..., Supervisor]:
     """What makes the launcher of a run whose chief this process has."""
     if given.alone:
-        return Launcher
+        return Supervisor
     address, port = given.listen(network.interface, network.infiniband, os.environ)
     certificates = certificates_of(network.tls, directory)
     allowed = network.ports or ports.of_environment(os.environ)
@@ -196,7 +198,7 @@ def hub_of(given: Assignment, network: Network, directory: str, say: Callable[[s
     def listening(host: str, chosen: int) -> None:
         given.announce((host, chosen), os.environ, say)
 
-    def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Launcher:
+    def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Supervisor:
         if allowed is not None and plan.collective in ("gloo", "nccl"):
             say(f"warning: --collective {plan.collective} listens on ports of its own choice, not only on {allowed}")
         hub = Coordinator(

@@ -19,7 +19,7 @@ from paceline.processes.memory.segment import WORD
 from paceline.processes.memory.snapshot import KEEP, own_names
 from paceline.processes.roles.main import Role, ranks
 from paceline.processes.supervisor.exec_role import part_of
-from paceline.processes.supervisor.launcher import LOOK, Launcher
+from paceline.processes.supervisor.launcher import LOOK, Supervisor
 from paceline.processes.supervisor.recovery import Child
 from paceline.runs import checkpoint
 
@@ -52,7 +52,7 @@ class Peer:
     saves: bool = False  # and a checkpoint is written before it goes
 
 
-class PeerConnections(Launcher, ABC):
+class PeerConnections(Supervisor, ABC):
     """The part of a hub that talks."""
 
     _here: set[str]  # the roles of its own node

@@ -33,7 +33,7 @@ LOOK = 0.125  # seconds between two looks at the board
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 60.0  # seconds before an evaluator that has died is started again
 
 
-class Launcher(Recovery):
+class Supervisor(Recovery):
     """Runs a plan. `watch` is called a few times a second; `tell` with each message that is for people."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Launcher(Recovery):
         objects: dict[str, Any],
         *,
         tell: Callable[[str, str], None],
-        watch: Callable[[Launcher], None],
+        watch: Callable[[Supervisor], None],
     ) -> None:
         self.plan, self.scheme, self.tell, self.watch = plan, scheme, tell, watch
         self.children = [Child(part) for part in roles_of(plan, scheme)]

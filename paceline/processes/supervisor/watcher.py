@@ -11,7 +11,7 @@ from paceline.processes.roles.main import ranks
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 
 if TYPE_CHECKING:
-    from paceline.processes.supervisor.launcher import Launcher
+    from paceline.processes.supervisor.launcher import Supervisor
     from paceline.processes.supervisor.recovery import Child
 
 STATES = {  # the words on the board
@@ -31,7 +31,7 @@ class Watcher:
     def __init__(self) -> None:
         self._seen: list[tuple[float, list[int], int]] = []
 
-    def status(self, launcher: Launcher) -> Status:
+    def status(self, launcher: Supervisor) -> Status:
         board, plan = launcher.board, launcher.plan
         now = time.monotonic()
         samples = board.samples.tolist()
@@ -56,14 +56,14 @@ class Watcher:
             checkpoint_age=max(now - board.get("written") / 1e9, 0.0) if board.get("written") else _NOTHING,
         )
 
-    def _clock_left(self, launcher: Launcher, now: float) -> float:
+    def _clock_left(self, launcher: Supervisor, now: float) -> float:
         """Until `--seconds` of training have passed: they begin with the first gradient of this launch."""
         limit, first = launcher.plan.seconds, launcher.board.get("first_step")
         if limit is None:
             return _NOTHING
         return max(0.0, limit - (now - first / 1e9)) if first else limit
 
-    def _role(self, launcher: Launcher, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
+    def _role(self, launcher: Supervisor, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
         board, part = launcher.board, child.part
         if part.kind == "server":
             state = STATES[board.server_state[part.index]]
@@ -90,7 +90,7 @@ class Watcher:
         pid = child.pid or self._pid(launcher, child)
         return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
 
-    def _pid(self, launcher: Launcher, child: Child) -> int:
+    def _pid(self, launcher: Supervisor, child: Child) -> int:
         """Of a process on another node: as its own launcher has written it down."""
         board, part = launcher.board, child.part
         if part.kind == "server":
