@@ -28,6 +28,8 @@ QUICK = frozenset(
         "test_replay.py::test_every_scheme_is_repeated_bit_for_bit[averaging]",
         "test_samples.py::test_the_commands",
         "test_verify.py::test_the_same_run_twice_has_one_digest_and_one_fingerprint",
+        "test_old_runs.py::test_it_is_verified_and_replayed[sync]",
+        "test_old_runs.py::test_it_is_resumed[averaging]",
         "test_exact.py::test_one_digest_in_any_number_of_processes[sync]",
         "test_exact.py::test_a_killed_process_changes_no_bit[averaging]",
         # several nodes over loopback, TF_CONFIG
