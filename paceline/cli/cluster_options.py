@@ -1,9 +1,9 @@
-"""`paceline train` past one machine: take part in a cluster as hub or agent, or hand the run to an engine."""
+"""Options of `paceline train` on several machines: be a task of a cluster, or have a launcher start the tasks."""
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,9 +12,11 @@ from typing import Annotated
 
 import typer
 
+from paceline import launchers
+from paceline.config import discovery
 from paceline.config.plan import Plan
 from paceline.config.ports import OPTION, Ports
-from paceline.errors import UnknownName, UsageError
+from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.network.cluster import cluster_file, detect, host_lists, placement
 from paceline.network.cluster.description import Cluster
@@ -22,39 +24,40 @@ from paceline.network.secure import secret as secrets
 from paceline.processes.roles.main import roles_of
 from paceline.scheme import Scheme
 
-ENGINES = ("slurm", "ray", "spark", "mpi", "torchrun", "kubernetes", "hosts")
+# by file names alone: --help reads no launcher, and `paceline list launchers` shows those of other packages, too
+_OURS = ", ".join(found.name for found in pkgutil.iter_modules(launchers.__path__) if not found.name.startswith("_"))
 
-On = Annotated[str | None, typer.Option("--on", help=f"Have it run by {', '.join(ENGINES)}.")]
+On = Annotated[str | None, typer.Option("--on", help=f"Launcher that starts the tasks: {_OURS}, or a package's own.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="With --on: print what would be submitted.")]
 EngineOptions = Annotated[
-    list[str] | None, typer.Option("--engine", help="KEY=VALUE for the engine: partition=long, nodes=4, image=…")
+    list[str] | None, typer.Option("--engine", help="KEY=VALUE for the launcher (`paceline show slurm`): nodes=4")
 ]
 WorkerHosts = Annotated[str, typer.Option(help="host:port,host:port,…: this process is one of a cluster.")]
 PsHosts = Annotated[str, typer.Option("--ps-hosts", "--server-hosts", help="Of the servers, the same way.")]
-ChiefHosts = Annotated[str, typer.Option(help="Of the chief; left away, worker 0 is the chief.")]
+ChiefHosts = Annotated[str, typer.Option(help="Of the chief; default: worker 0 is the chief.")]
 JobName = Annotated[str | None, typer.Option(help="What this process is: chief, worker, ps or evaluator.")]
 TaskIndex = Annotated[int | None, typer.Option(help="Its number among those of that job.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A TOML file that describes the cluster.")]
 By = Annotated[
     str | None, typer.Option("--placement", help="Roles of numbered tasks: ps,worker,… or pack, spread, ps-per-node.")
 ]
-InterfaceOption = Annotated[str | None, typer.Option(help="By name (ib0) or subnet (10.1.0.0/16).")]
-NoIb = Annotated[bool, typer.Option("--no-ib", help="Take no InfiniBand interface.")]
-AddressRule = Annotated[str | None, typer.Option(help="From host name to address: file.py:function.")]
-Join = Annotated[float | None, typer.Option(help="Seconds to wait for the others at the start. Default: 600.")]
+InterfaceOption = Annotated[str | None, typer.Option(help="Network interface: a name (ib0) or subnet (10.1.0.0/16).")]
+NoIb = Annotated[bool, typer.Option("--no-ib", help="Use no InfiniBand interface.")]
+AddressRule = Annotated[str | None, typer.Option(help="Function from host name to address: file.py:function.")]
+Join = Annotated[float | None, typer.Option(help="Seconds to wait for all tasks at the start. Default: 600.")]
 JoinPolicy = Annotated[
     str | None,
-    typer.Option(help="When somebody has not joined by then: fail, go-on (without them), or wait. Default: fail."),
+    typer.Option(help="When a task has not joined by then: fail, go-on (without it), or wait. Default: fail."),
 ]
 Apart = Annotated[
     bool, typer.Option("--apart", help="Use connections also among processes of one host, not its shared memory.")
 ]
 PortRange = Annotated[
-    str | None, typer.Option("--ports", help="FIRST-LAST: every listener takes one of these. Default: any free port.")
+    str | None, typer.Option("--ports", help="FIRST-LAST: the ports to listen on. Default: any free port.")
 ]
 Tls = Annotated[
     str | None,
-    typer.Option(help="Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (made in a directory all see)."),
+    typer.Option(help="Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (in a run directory all share)."),
 ]
 
 
@@ -65,9 +68,9 @@ def described(
     file: Path | None,
     option: str = "--cluster",
 ) -> Cluster | None:
-    """What was asked for by options; without any, what the environment shows."""
+    """The cluster that the options describe; without such options, the one that the environment shows."""
     if file is not None and any(lists):
-        raise UsageError(f"{option} and lists of hosts describe the cluster both; give one of them")
+        raise UsageError(f"{option} and lists of hosts both describe the cluster; give one of them")
     if file is not None:
         return cluster_file.read(file, job_name, task_index)
     if any(lists):
@@ -78,21 +81,35 @@ def described(
 
 
 def fixed_ports(text: str | None, several: bool) -> Ports | None:
-    """The range of `--ports`. `several`: the run has other processes to listen for."""
+    """The range of `--ports`. `several`: the run has tasks of other commands, which connect to it."""
     if text is None:
         return None
     if not several:
         raise UsageError(
             f"{OPTION} is for runs whose processes are started one by one or by --on ENGINE; this run is one command "
-            "on one machine and listens for nobody else"
+            "on one machine and listens on no port"
         )
     return Ports.parse(text)
 
 
 def known(engine: str) -> None:
-    """Refuse an engine that there is not, before anything is made for it."""
-    if engine not in ENGINES:
-        raise UnknownName("engine", engine, ENGINES)
+    """Refuse an unknown launcher before the run directory is made."""
+    discovery.launcher(engine)
+
+
+def typed_on_every_node(engine: str, options: list[str]) -> bool:
+    """Whether the user types this very command on several nodes."""
+    return discovery.launcher(engine).typed_on_every_node(_pairs(options))
+
+
+def _pairs(options: list[str]) -> dict[str, str]:
+    found = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--engine {option}: write KEY=VALUE")
+        found[key] = value
+    return found
 
 
 def submit(
@@ -105,16 +122,10 @@ def submit(
     say: Callable[[str], None],
     ports: Ports | None = None,
 ) -> int:
-    """Hand a run to an engine; gives the exit code."""
-    pairs = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--engine {option}: write KEY=VALUE")
-        pairs[key] = value
-    if by is not None and "," not in by:  # which tasks share a node is for the engine to say
+    """Have a launcher start the tasks of a run. Returns the exit code."""
+    launcher, pairs = discovery.launcher(engine), _pairs(options)
+    if by is not None and "," not in by:  # a policy: only the engine knows which tasks share a node
         pairs.setdefault("placement", by)
-    module = importlib.import_module(f"paceline.launchers.{engine}")
     directory = Path(plan.directory)
     job = Job(
         command=task_command(plan, directory),
@@ -129,19 +140,20 @@ def submit(
         say=say,
         ports=None if ports is None else (ports.first, ports.last),
     )
-    if dry:
-        sys.stdout.write(module.shown(job))
-        return 0
     try:
-        return int(module.launch(job))
-    except UsageError:  # nothing was started: the directory that was made for it goes, if nothing is in it
-        if not any(one.is_file() for one in directory.rglob("*")):
+        launcher.check(job)
+        if dry:
+            sys.stdout.write(launcher.shown(job))
+            return 0
+        return launcher.launch(job)
+    except UsageError:  # nothing was started: an empty run directory is removed
+        if not dry and not any(one.is_file() for one in directory.rglob("*")):
             shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
 def task_command(plan: Plan, directory: Path) -> tuple[str, ...]:
-    """What every task runs: the command that was given, without what was meant for the engine."""
+    """The command of every task: the one that was given, without the options of the launcher."""
     arguments, kept = sys.argv[1:], ["paceline"]
     skipped = {"--on": 1, "--engine": 1, "--dry-run": 0, "--dir": 1, "--placement": 1, "--plain": 0}
     at = 0

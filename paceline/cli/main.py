@@ -174,10 +174,10 @@ app.command(epilog=EXIT_CODES)(verify.diff)
 @app.command("list")
 def list_(
     family: Annotated[
-        str | None, typer.Argument(help="schemes, tasks, rules, hooks, compute or data; all if left away.")
+        str | None, typer.Argument(help="schemes, tasks, rules, hooks, launchers, compute or data; default: all.")
     ] = None,
 ) -> None:
-    """What there is: schemes, tasks, rules, hooks, compute laws, data sets."""
+    """What there is: schemes, tasks, rules, hooks, launchers, compute laws, data sets."""
     if family is not None and family not in discovery.FAMILIES:
         raise UnknownName("family", family, discovery.FAMILIES)
     for name in [family] if family else discovery.FAMILIES:
@@ -187,7 +187,7 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A scheme, task, rule, hook, compute law, data set, or a run directory.")],
+    name: Annotated[str, typer.Argument(help="A scheme, task, rule, hook, launcher, compute law, data set, or a run.")],
 ) -> None:
     """One thing: what it does, where it comes from, what it takes, which file it is; or a run, as it stands."""
     if runs.show_run(name):

@@ -242,8 +242,8 @@ def train_command(
             leave_with(
                 lambda: cluster_options.submit(on or "", submitted, chosen, engine or [], by, True, complain, fixed)
             )
-        # torchrun on several nodes is typed on each: another may have made the directory, or been at work there
-        typed_elsewhere = on == "torchrun" and any(one.startswith("rdzv=") for one in engine or [])
+        # the command of another node may have made the directory, or have trained there
+        typed_elsewhere = on is not None and cluster_options.typed_on_every_node(on, engine or [])
         if typed_elsewhere and directory is not None and (Path(directory) / "plan.json").exists():
             place = RunDirectory.open(directory)
         else:

@@ -20,6 +20,7 @@ from paceline import datasets, user_code
 from paceline.compute_times import ComputeTime, laws
 from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.hook import Hook
+from paceline.launcher import Launcher
 from paceline.rules import Rule
 from paceline.rules import rules as rules_by_name
 from paceline.scheme import Scheme
@@ -95,6 +96,7 @@ FAMILIES: dict[str, Callable[[], dict[str, Member]]] = {
     "tasks": lambda: _members("tasks"),
     "rules": rules,
     "hooks": lambda: _members("hooks"),
+    "launchers": lambda: _members("launchers"),
     "compute": compute,
     "data": data,
 }
@@ -121,6 +123,20 @@ def task(name: str) -> Any:
 def hook(name: str) -> Any:
     """A hook by its name, or by `file.py:Class` or `package.module:Class`."""
     return _reference("hook", name) if ":" in name else _named("hook", name)
+
+
+def launcher(name: str) -> Launcher:
+    """A launcher by its name, or by `file.py:Class` or `package.module:Class`."""
+    found = _reference("launcher", name) if ":" in name else _alone_or_named("launcher", name)
+    if _family(found) != "launchers":
+        raise UsageError(f"{name!r} is not a launcher: it must name a subclass of paceline.launcher.Launcher")
+    made: Launcher = user_code.attempt(f"making the launcher {name}", found)
+    return made
+
+
+def launchers() -> dict[str, Member]:
+    """Every launcher that can be read: public classes of the files in paceline/launchers/."""
+    return _sound(_members("launchers"))
 
 
 def transport(name: str) -> Any:
@@ -153,7 +169,7 @@ def anything(name: str) -> tuple[str, Member]:
     for family, found in every:
         if found.name == name:
             return family, _checked(found)
-    what = "scheme, task, rule, hook, compute law or data set"
+    what = "scheme, task, rule, hook, launcher, compute law or data set"
     raise _unknown(what, name, (found for _, found in every))
 
 
@@ -222,7 +238,10 @@ def _members(family: str) -> dict[str, Member]:
 
 
 def _of_file(family: str, name: str) -> dict[str, Member]:
-    kinds = {"schemes": _classes(Scheme), "hooks": _classes(Hook), "tasks": _tasks_of}
+    kinds = {
+        **{"schemes": _classes(Scheme), "hooks": _classes(Hook), "launchers": _classes(Launcher)},
+        "tasks": _tasks_of,
+    }
     members = kinds.get(family) or _classes_like(family)
     return {name: Member(name, value) for name, value in members(importlib.import_module(name))}
 
@@ -231,13 +250,16 @@ def _family(value: Any) -> str | None:
     """The family of a thing, told by what it is."""
     if not inspect.isclass(value):
         return "tasks" if isinstance(value, Task) or callable(value) else None
-    families = {"schemes": Scheme, "hooks": Hook, "rules": Rule, "compute": ComputeTime, "tasks": Task}
+    families = {
+        **{"schemes": Scheme, "hooks": Hook, "launchers": Launcher},
+        **{"rules": Rule, "compute": ComputeTime, "tasks": Task},
+    }
     alike = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
     found = next((family for family, of in families.items() if issubclass(value, of)), None)
     return found or next((family for family, has in alike.items() if all(hasattr(value, one) for one in has)), None)
 
 
-def _classes(of: type[Scheme] | type[Hook]) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
+def _classes(of: type[Scheme] | type[Hook] | type[Launcher]) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
     def members(module: ModuleType) -> Iterator[tuple[str, Any]]:
         for name, value in vars(module).items():
             own = inspect.isclass(value) and value.__module__ == module.__name__

@@ -1,6 +1,6 @@
-"""An engine's own command in the foreground: it prints where we do, hears of Ctrl-C from us, and does not outlive us.
+"""An engine's command as a child of this process: it shares our output, gets Ctrl-C from us, and ends when we end.
 
-Where an engine ends everybody as soon as one process dies, the run is begun again from its newest checkpoint.
+Some engines end all processes as soon as one dies. Then the run is restarted from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -21,51 +21,35 @@ from paceline.launcher import Job
 from paceline.network.secure import secret
 from paceline.runs import checkpoint
 
-FINAL = (0, 2, 3, 130)  # done, wrong usage, data missing, interrupted: the same would come out again
-PAUSE = 1.0  # seconds before the next beginning: what held the ports and the lock of the last one is going
+FINAL = (0, 2, 3, 130)  # done, wrong usage, data missing, interrupted: a restart would end the same way
+PAUSE = 1.0  # seconds before a restart: processes that hold ports and the lock of the run directory are ending
 _PR_SET_PDEATHSIG = 1
 
 
-def number(job: Job, key: str, default: int) -> int:
-    """An `--engine` option that is a whole number."""
-    text = job.options.get(key, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UsageError(f"--engine {key}= must be a whole number of at least 0, not {text!r}")
-    return int(text)
-
-
-def truth(job: Job, key: str, default: bool) -> bool:
-    """An `--engine` option that is yes or no."""
-    text = job.options.get(key, "yes" if default else "no").lower()
-    if text not in ("yes", "no", "true", "false"):
-        raise UsageError(f"--engine {key}= must be yes or no, not {text!r}")
-    return text in ("yes", "true")
-
-
 def seats(hosts: Sequence[str], tasks: int) -> list[str]:
-    """The host of each task: as many on each as on the next, the first ones one more; a host named twice has two."""
+    """The host of each task: spread evenly, the first hosts take one more; a host named twice counts twice."""
     if len(hosts) > tasks:
-        raise UsageError(f"there are more hosts ({len(hosts)}) than tasks ({tasks}): leave some away")
+        raise UsageError(f"there are more hosts ({len(hosts)}) than tasks ({tasks}): omit some")
     each, more = divmod(tasks, len(hosts))
     return [host for place, host in enumerate(hosts) for _ in range(each + (place < more))]
 
 
 def roles(tasks: Sequence[str]) -> str:
-    """PACELINE_PLACEMENT: the role of each task in the order of the engine's numbers."""
+    """PACELINE_PLACEMENT: the role of each task, in the order in which the engine numbers them."""
     return ",".join(task.partition(":")[0] for task in tasks)
 
 
 def as_script(environment: Mapping[str, str], command: Sequence[str]) -> str:
-    """What will be run, as one would type it."""
+    """Environment and command as a shell script."""
     return "".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(environment.items())) + (
         shlex.join(command) + "\n"
     )
 
 
 def followed(command: Sequence[str], environment: Mapping[str, str], stop: signal.Signals = signal.SIGTERM) -> int:
-    """Run an engine's command to its end; gives its exit code, and 130 after an interruption.
+    """Run an engine's command to its end. Returns its exit code; 130 after an interruption.
 
-    The first Ctrl-C (or SIGTERM) hands `stop` on, by which the run ends in order; the second one kills.
+    The first Ctrl-C (or SIGTERM) sends `stop`, after which the run ends in order; the second one kills.
     """
     process: subprocess.Popen[bytes] | None = None
     interrupts = handed_on = 0
@@ -90,17 +74,17 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
             command,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C would reach it besides us
+            start_new_session=True,  # otherwise a terminal's Ctrl-C would reach it directly, too
             preexec_fn=_ends_with_us,
         )
-        hand_on()  # what came before it was there
+        hand_on()  # signals that came before the process existed
         code = process.wait()
     return 130 if interrupts else code if code >= 0 else 128 - code  # MPICH may forget a rank's code
 
 
 @contextmanager
 def handling(interrupted: Callable[..., None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call this inside."""
+    """Inside, Ctrl-C and SIGTERM call `interrupted`."""
     before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -110,9 +94,9 @@ def handling(interrupted: Callable[..., None]) -> Iterator[None]:
 
 
 def repeated(job: Job, begin: Callable[[], int], restarts: int, over: Callable[[int], bool] | None = None) -> int:
-    """Begin, and begin again after every breakdown; not more than `restarts` times in a row without a newer checkpoint.
+    """Call `begin` until the run ends, at most `restarts` more times in a row without a newer checkpoint.
 
-    `over` says of an exit code whether the run has ended by itself.
+    `begin` returns an exit code; `over` says whether the run has ended with that code.
     """
     in_vain, saved = 0, -1
     while True:
@@ -132,10 +116,10 @@ def repeated(job: Job, begin: Callable[[], int], restarts: int, over: Callable[[
 
 
 def ended_by_itself(code: int, directory: Path) -> bool:
-    """Whether a run has come to an end of its own, good or bad; otherwise somebody died on the way."""
+    """Whether the run itself has ended, well or with an error; otherwise one of its processes was killed."""
     if code in FINAL:
         return True
-    if code != 1:  # a signal's: engines tell it as 128 + number, or as the number
+    if code != 1:  # of a signal: engines report 128 + number, or the number
         return False
     try:
         return "error" in json.loads((directory / "result.json").read_text(encoding="utf-8"))
@@ -144,12 +128,12 @@ def ended_by_itself(code: int, directory: Path) -> bool:
 
 
 def _ends_with_us() -> None:
-    """However rudely we end, the kernel tells the engine to."""
+    """The kernel sends SIGTERM to the engine when this process ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def secret_file(job: Job) -> Path:
-    """A file that only this user can read, for tasks that see the run directory."""
+    """The secret in a file that only this user can read, for tasks that share the run directory."""
     path = job.directory / "secret"
     if not path.exists():
         secret.write(path, job.secret)

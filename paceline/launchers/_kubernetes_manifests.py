@@ -107,11 +107,11 @@ def _job(job: Job, settings: KubernetesSettings) -> Manifest:
         **{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata},
         "spec": {
             **waits,
-            **_indexed(len(job.tasks), settings.number("restarts", 3)),
+            **_indexed(len(job.tasks), settings.restarts),
             # the chief's end is the run's: a pod that was replaced at the last moment has nobody to meet, and a worker
             # that has failed too often was done without
             "successPolicy": {"rules": [{"succeededIndexes": str(job.tasks.index("chief"))}]},
-            "ttlSecondsAfterFinished": settings.number("ttl", 86_400),
+            "ttlSecondsAfterFinished": settings.ttl,
             "template": pod(job, settings, None, volume=True),
         },
     }
@@ -129,7 +129,7 @@ def _jobset(job: Job, settings: KubernetesSettings) -> Manifest:
         # a wrong request is the chief's to find; others end with 2 also where a predecessor is not yet known dead
         hopeless = (2, 3) if chief else (3,)
         # a job that fails would fail the set: workers and servers, which a run can do without, are replaced for ever
-        limit = settings.number("restarts", 3) if chief else ENDLESS
+        limit = settings.restarts if chief else ENDLESS
         spec = {**_indexed(len(tasks), limit, hopeless), "template": template}
         jobs.append({"name": role, "replicas": 1, "template": {"spec": spec}})
     metadata, waits = _queued(settings)
@@ -140,7 +140,7 @@ def _jobset(job: Job, settings: KubernetesSettings) -> Manifest:
             "network": {"enableDNSHostnames": True, "subdomain": settings.name, "publishNotReadyAddresses": True},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
             "failurePolicy": {"maxRestarts": 0},  # the chief's own job counts its restarts
-            "ttlSecondsAfterFinished": settings.number("ttl", 86_400),
+            "ttlSecondsAfterFinished": settings.ttl,
             "replicatedJobs": jobs,
         },
     }

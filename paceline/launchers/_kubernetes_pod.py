@@ -20,7 +20,7 @@ def pod(
     """The template of a role's pods; `role` None: of all tasks. `tasks`: those of the role, which the config lacks."""
     spec: Manifest = {
         "restartPolicy": "Never",  # the pod is replaced whole: its name and number stay
-        "terminationGracePeriodSeconds": settings.number("grace", 120),  # for the last checkpoint
+        "terminationGracePeriodSeconds": settings.grace,  # for the last checkpoint
         **{"automountServiceAccountToken": False, "enableServiceLinks": False},
         "securityContext": {
             **{"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER},

@@ -1,26 +1,37 @@
-"""What `--engine` says to `--on kubernetes`, checked before anything is submitted."""
+"""The values of `--engine` for `--on kubernetes`, checked before anything is submitted."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.config.ports import Ports
 from paceline.errors import UnknownName, UsageError
-from paceline.launchers._foreground import truth
+from paceline.launcher import Job
 from paceline.launchers._kubernetes_template import CONTAINER, ROLES, Manifest, merged, read
 
-if TYPE_CHECKING:
-    from paceline.launcher import Job
-
-KEYS = (
-    *("image", "namespace", "kind", "memory", "cpu", "gpus", "volume", "service-account", "image-pull-policy", "ttl"),
-    *("restarts", "grace", "shm", "queue", "network-policy", "code", "template"),
-    *(f"template-{role}" for role in ROLES),
-)
+KEYS = {
+    "image": "an image that contains paceline and the data set; needed, here or in the template",
+    "kind": "job: one Indexed Job for all tasks; jobset: a job for each role; default: job",
+    "namespace": "default: kubectl's",
+    "memory": "of each pod, request and limit, such as 4Gi; default: none",
+    "cpu": "of each pod, such as 500m; default: --threads",
+    "gpus": "nvidia.com/gpu of chief and workers; default: 1 with --device cuda",
+    "volume": "a PersistentVolumeClaim, mounted at the run directory",
+    "service-account": "default: the cluster's",
+    "image-pull-policy": "Always, IfNotPresent or Never; default: the cluster's",
+    "ttl": "seconds that an ended job is kept; default: 86400",
+    "restarts": "replacements of the chief's pod after failures of its own; default: 3",
+    "grace": "seconds between SIGTERM and SIGKILL; default: 120",
+    "shm": "size of /dev/shm; default: 1Gi",
+    "queue": "a LocalQueue of Kueue, which admits the job",
+    "network-policy": "only pods of this run may connect to its pods, yes or no; default: yes",
+    "code": "files of your own, mounted at /code: my_task.py,my_hook.py",
+    "template": "a file with a pod template, merged over every pod",
+    **{f"template-{role}": f"the same for the {role}, over template; with kind=jobset" for role in ROLES},
+}
 KINDS = ("job", "jobset")
 PULL = ("Always", "IfNotPresent", "Never")
 PORTS = Ports(7070, 7089)  # a pod has its own address: they are free
@@ -33,15 +44,17 @@ class KubernetesSettings:
 
     name: str
     kind: str
-    options: dict[str, str]
+    options: Mapping[str, str]
     ports: Ports
-    policy: bool  # a NetworkPolicy is wanted
+    policy: bool  # make a NetworkPolicy
+    restarts: int
+    grace: int  # seconds
+    ttl: int  # seconds
     templates: dict[str, Manifest] = field(default_factory=dict)  # by role; "": of all
     code: dict[str, str] = field(default_factory=dict)  # the user's own files: name and text
 
     @classmethod
     def of(cls, job: Job) -> KubernetesSettings:
-        job.refuse_unknown(KEYS)
         options = job.options
         kind = options.get("kind", "job").lower()
         if kind not in KINDS:
@@ -57,10 +70,14 @@ class KubernetesSettings:
             kind,
             options,
             Ports(*job.ports) if job.ports else PORTS,
-            truth(job, "network-policy", True),
+            job.truth("network-policy", True),
+            job.number("restarts", 3),
+            job.number("grace", 120),
+            job.number("ttl", 86_400),
             templates,
             _code(options.get("code", "")),
         )
+        found.gpus(job, None)  # refuses what is no number
         found._check_roles(job)
         return found
 
@@ -111,15 +128,12 @@ class KubernetesSettings:
         return base
 
     def gpus(self, job: Job, role: str | None) -> int:
-        """Of each pod of a role; `role` None: of every pod."""
-        given = int(self.options["gpus"]) if "gpus" in self.options else None
+        """The GPUs of each pod of a role; `role` None: of every pod."""
+        given = job.number("gpus", 0) if "gpus" in self.options else None
         if role is None:
             return job.gpus if given is None else given
         each = job.gpus_of(role)
         return given if given is not None and (each or role in ("chief", "worker")) else each
-
-    def number(self, key: str, default: int) -> int:
-        return int(self.options.get(key, default))
 
     def arguments(self, *words: str) -> list[str]:
         """kubectl, in the namespace that was asked for."""
@@ -135,12 +149,9 @@ class KubernetesSettings:
         return {"name": name, **namespace, "labels": self.labels}
 
 
-def _check_values(options: dict[str, str]) -> None:
+def _check_values(options: Mapping[str, str]) -> None:
     if options.get("image-pull-policy", "Always") not in PULL:
         raise UnknownName("image-pull-policy", options["image-pull-policy"], PULL)
-    for key in ("gpus", "ttl", "restarts", "grace"):
-        if key in options and not (options[key].isascii() and options[key].isdigit()):
-            raise UsageError(f"--engine {key}={options[key]}: a whole number is needed")
     for key in ("cpu", "memory", "shm"):
         if key in options and not re.fullmatch(r"\d+(\.\d+)?([mkKMGTPE]|[KMGTPE]i)?", options[key]):
             raise UsageError(f"--engine {key}={options[key]}: a quantity of Kubernetes is needed (2, 500m, 4Gi)")

@@ -1,6 +1,6 @@
-"""The actors of a run under Ray, and this side's view of them: who runs, who has ended, who begins again.
+"""The actors of a run under Ray, and how they are followed: which tasks run, have ended, or are restarted.
 
-Ray brings dead actors back; how often a task may begin again is counted here, where it is known why it ended.
+Ray restarts dead actors; the restarts of tasks are counted here, where the reason is known.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from paceline import signals
 from paceline.errors import RunError
 from paceline.launchers._child_process import Line, Running, free_port, why
 
 if TYPE_CHECKING:
     from paceline.launcher import Job
 
-LISTEN = 1.0  # seconds that an actor listens to its command before it answers; signals wait so long
-RETURN = 120.0  # seconds that Ray may take to bring an actor back
-FAREWELL = 30.0  # seconds that the others may take after the chief has ended
-TOGETHER = 5.0  # seconds that a task which failed leaves to the chief to end with the run
+LISTEN = 1.0  # seconds that an actor reads from its command before it answers; a signal waits at most this long
+RETURN = 120.0  # seconds that Ray may take to restart an actor
+FAREWELL = 30.0  # seconds that the other tasks may take to end after the chief
+TOGETHER = 5.0  # seconds before a failed task is restarted: the whole run may be failing
 FORGIVEN = 600.0  # seconds of life after which earlier restarts no longer count
 
 
 class TaskActor:
-    """The actor: a place for one task. Every method is short, so a signal never waits long for its turn."""
+    """The actor of one task. Every method is short, so that a signal is delivered soon."""
 
     def __init__(self) -> None:
         self.running: Running | None = None
 
     def address(self, allowed: tuple[int, int] | None) -> tuple[str, int]:
-        """Where a hub could listen on this node."""
+        """A host and a free port for a hub on this node."""
         import ray
 
         host = ray.util.get_node_ip_address()
         return host, free_port(host, allowed)
 
     def start(self, words: list[str], environment: dict[str, str], secret: str, directory: str) -> int:
-        """Begin the task. The secret is in nobody's arguments but this call's."""
+        """Start the task. The secret is passed only as an argument of this call."""
         import ray
 
         self.stop()
@@ -66,21 +66,21 @@ class TaskActor:
 
 @dataclass
 class Follower:
-    """What this side knows of one actor."""
+    """The state of one actor as seen from the launcher."""
 
     task: str
     actor: Any
-    asked: Any = None  # the call that it has not answered yet
-    begun: bool = False  # the task runs, as far as is known
-    code: int | None = None  # it has ended for good
-    failed: int | None = None  # it has ended so, and it may have been with the run: what the chief does will tell
+    asked: Any = None  # the call that is not answered yet
+    started: bool = False  # the task runs, as far as is known
+    code: int | None = None  # the final exit code
+    failed: int | None = None  # the exit code of a task that is restarted unless the whole run ends
     restarts: int = 0
-    since: float = field(default_factory=time.monotonic)  # of this life, or of the loss
-    again: float = 0.0  # not asked before
+    since: float = field(default_factory=time.monotonic)  # the time of the last start or loss
+    again: float = 0.0  # no call before this time
 
 
 class RayTasks:
-    """The actors of a run. The chief's end is the run's; whoever dies before it is begun again."""
+    """The actors of a run. The run ends with the chief; a task that dies before it is restarted."""
 
     def __init__(self, ray: Any, job: Job, group: Any, bundles: Sequence[Mapping[str, float]], restarts: int) -> None:
         self.ray, self.job, self.restarts = ray, job, restarts
@@ -94,7 +94,7 @@ class RayTasks:
                     num_cpus=bundles[index]["CPU"],
                     num_gpus=bundles[index].get("GPU", 0),
                     memory=bundles[index].get("memory"),
-                    max_restarts=-1,  # how often a task may begin again is counted here, where it is known why
+                    max_restarts=-1,  # restarts are counted here, where the reason is known
                     scheduling_strategy=scheduling(placement_group=group, placement_group_bundle_index=index),
                 ).remote(),
             )
@@ -102,12 +102,12 @@ class RayTasks:
         ]
         self.chief = next(one for one in self.followers if one.task == "chief")
         self.hub: tuple[str, int] | None = None
-        self.met = False  # the hub's address is that of the chief's present life
-        self.interrupts = 0
+        self.met = False  # `hub` is the address of the chief's current process
+        self.asked = signals.Counter()
 
     def followed(self) -> int:
-        """Until the chief has ended and the others have had time to."""
-        with self._signals():
+        """Follow the tasks until the chief has ended and the others have had time to. Returns its exit code."""
+        with signals.counted(self.asked):
             told = 0
             farewell = float("inf")
             while time.monotonic() < farewell:
@@ -119,8 +119,8 @@ class RayTasks:
                 asked = {one.asked: one for one in open_ if one.asked is not None}
                 for reference in self._ready(list(asked)):
                     self._answered(asked[reference])
-                if self.interrupts > told:
-                    told = self.interrupts
+                if self.asked.count > told:
+                    told = self.asked.count
                     self._interrupted(told)
                 if self.chief.code is not None:
                     farewell = min(farewell, time.monotonic() + FAREWELL)
@@ -134,11 +134,11 @@ class RayTasks:
         if asked:
             ready, _ = self.ray.wait(asked, timeout=0.2)
             return list(ready)
-        time.sleep(0.2)  # all are being brought back
+        time.sleep(0.2)  # all actors are being restarted
         return []
 
     def dismiss(self) -> None:
-        """The kernel ends each task with its actor."""
+        """Kill every actor; the kernel ends its task with it."""
         for one in self.followers:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.kill(one.actor, no_restart=True)
@@ -146,16 +146,16 @@ class RayTasks:
     def _ask(self, one: Follower) -> None:
         if one.asked is not None or one.code is not None:
             return
-        if self.chief.code is not None and not one.begun:  # too late to begin
+        if self.chief.code is not None and not one.started:  # too late to start
             one.code = one.failed or 0
             return
         if time.monotonic() < one.again:
             return
         if one.failed is not None:
             failed, one.failed = one.failed, None
-            self._again(one, why(failed))
+            self._restart(one, why(failed))
             return
-        if one.begun:
+        if one.started:
             one.asked = one.actor.heard.remote(LISTEN)
         elif one is self.chief and not self.met:
             one.asked = one.actor.address.remote(self.job.ports)
@@ -174,7 +174,7 @@ class RayTasks:
         except self.ray.exceptions.RayTaskError as error:  # such as a range of ports that is used up
             raise RunError(f"{one.task} cannot start: {getattr(error, 'cause', None) or error}") from None
         if isinstance(answer, int):
-            one.begun, one.since = True, time.monotonic()
+            one.started, one.since = True, time.monotonic()
         elif isinstance(answer[0], str):
             self._met(answer)
         else:
@@ -185,52 +185,52 @@ class RayTasks:
                 self._ended(one, code)
 
     def _met(self, offered: tuple[str, int]) -> None:
-        """Where the chief is. On the same node it keeps its port; if it had to move, all that know the old one begin
-        again."""
+        """The chief's address is known. On the same node it keeps its port; after a move all other tasks are restarted,
+        since they know the old address."""
         self.met = True
         if self.hub is not None and self.hub[0] == offered[0]:
             return
         self.hub = offered
         for one in self.followers:
             if one is not self.chief:
-                one.begun = False
+                one.started = False
 
     def _lost(self, one: Follower, error: Exception) -> None:
-        """The actor died, or its node: Ray brings it back, and then its task begins again."""
+        """The actor died, or its node: Ray restarts the actor, and then its task is restarted."""
         now = time.monotonic()
         one.again = now + 0.5
-        if one.begun:
-            self._again(one, "its actor died and is brought back by Ray")
+        if one.started:
+            self._restart(one, "its actor died and is restarted by Ray")
             if one is self.chief:
-                self.met = False  # it may come back elsewhere
+                self.met = False  # it may be restarted on another node
         elif now - one.since > RETURN:
-            raise RunError(f"Ray did not bring the actor of {one.task} back in {RETURN:g} s: {error}")
+            raise RunError(f"Ray did not restart the actor of {one.task} in {RETURN:g} s: {error}")
 
     def _ended(self, one: Follower, code: int) -> None:
-        if self.chief.code is not None or code == 0 or (one is self.chief and code > 0) or self.interrupts:
+        if self.chief.code is not None or code == 0 or (one is self.chief and code > 0) or self.asked.count:
             one.code = code
             if one is not self.chief and code:
                 self.job.say(f"{one.task} {why(code)} after the end of the run")
             return
         if one is self.chief or code < 0:
-            self._again(one, why(code))
+            self._restart(one, why(code))
         else:
-            one.begun, one.failed, one.again = False, code, time.monotonic() + TOGETHER
+            one.started, one.failed, one.again = False, code, time.monotonic() + TOGETHER
 
-    def _again(self, one: Follower, reason: str) -> None:
+    def _restart(self, one: Follower, reason: str) -> None:
         now = time.monotonic()
         one.restarts = 1 if now - one.since > FORGIVEN else one.restarts + 1
-        if self.interrupts and one is self.chief:
+        if self.asked.count and one is self.chief:
             one.code = 1
             return
         if one.restarts > self.restarts:
             raise RunError(
-                f"{one.task}: {reason}; it has begun again {self.restarts} times already "
+                f"{one.task}: {reason}; it has been restarted {self.restarts} times already "
                 f"(--engine restarts=…). The newest checkpoint is in {self.job.directory}"
             )
-        self.job.say(f"{one.task}: {reason}; begun again ({one.restarts} of at most {self.restarts} times)")
-        one.begun, one.since, one.again = False, now, now + 0.5
-        if one is self.chief:  # whoever ends for want of a chief is not to blame
+        self.job.say(f"{one.task}: {reason}; restarted ({one.restarts} of at most {self.restarts} times)")
+        one.started, one.since, one.again = False, now, now + 0.5
+        if one is self.chief:  # tasks that end because the chief is gone are not counted
             for other in self.followers:
                 other.restarts = other.restarts if other is one else 0
 
@@ -245,20 +245,6 @@ class RayTasks:
             raise KeyboardInterrupt
         self.job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
         self.chief.actor.tell.remote(signal.SIGINT)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals only count; the loop heeds them."""
-
-        def count(number: int, frame: FrameType | None) -> None:
-            self.interrupts += 1
-
-        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _bracketed(host: str) -> str:

@@ -1,7 +1,7 @@
-"""GPUs of a Slurm job whose tasks do not all want one: asked for by the node, and dealt out among its tasks.
+"""GPUs of a Slurm job in which only some tasks use one: requested per node, and divided among the tasks of a node.
 
-Slurm gives all tasks of a step the same. So the job asks for as many on each node as the fullest one needs, and each
-task takes its own of those that Slurm shows to all of its node; a server takes none.
+Slurm gives every task of a step the same number. So the job requests for each node what the fullest node needs, and
+each task takes its own of the GPUs that Slurm shows to its node; a server takes none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 
 @dataclass(frozen=True)
 class Gpus:
-    """What is asked of Slurm. Empty texts: nothing."""
+    """The words of a job script that request and divide GPUs. Empty texts: no GPUs."""
 
     option: str = ""  # of sbatch
     binding: str = ""  # of srun
@@ -23,12 +23,12 @@ class Gpus:
 
 
 def asked(text: str, takes: Sequence[bool], per_node: int | None) -> Gpus:
-    """`text`: of each task that takes some, such as 1 or a100:2; `takes`: whether each seat does, node by node."""
+    """`text`: GPUs of each task that uses some, such as 1 or a100:2. `takes`: whether each slot does, node by node."""
     if not text or not any(takes):
         return Gpus()
     match = re.fullmatch(r"((?:[A-Za-z0-9_.-]+:)?)([1-9][0-9]*)", text)
     if match is None:
-        raise UsageError(f"--engine gpus={text}: it should be how many a task gets, such as 1 or a100:2")
+        raise UsageError(f"--engine gpus={text}: the GPUs of a task are needed, such as 1 or a100:2")
     kind, each = match[1], int(match[2])
     if all(takes):
         if per_node is None:
@@ -36,8 +36,8 @@ def asked(text: str, takes: Sequence[bool], per_node: int | None) -> Gpus:
         return Gpus(f"--gres=gpu:{kind}{each * per_node}", f"--gpu-bind=single:{each}")
     if per_node is None:
         raise UsageError(
-            "this job has tasks with and without a GPU (servers and evaluators take none): which node needs how many "
-            "is known when the tasks are dealt out: give --engine nodes=… (and tasks-per-node=…)"
+            "this job has tasks with and without a GPU (servers and evaluators take none): how many a node needs "
+            "depends on the tasks of each node: give --engine nodes=… (and tasks-per-node=…)"
         )
     nodes = [list(takes[at : at + per_node]) for at in range(0, len(takes), per_node)]
     most = max(sum(node) for node in nodes)

@@ -1,6 +1,6 @@
-"""How much memory a task may ask of a Slurm partition: its share of the node on which the most of them can stand.
+"""The memory that a task of a Slurm job asks for: its share of the node that holds most tasks. All amounts are in MiB.
 
-What a site sets counts: its default is left as it is, its most is never passed. Everything in MiB, as Slurm has it.
+The site's settings take precedence: its default is not overridden, its maximum is never exceeded.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from paceline.errors import UsageError
 
 # what to ask with: `sinfo -h -N -o FORMAT`, and `scontrol show partition -o`
 NODES = "%N|%R|%c|%m|%Z"
-_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """What a node has for jobs."""
+    """The resources of a node."""
 
     name: str
     cpus: int
     memory: int
-    threads: int = 1  # per core: processors are given away by whole cores
+    threads: int = 1  # per core: Slurm allocates whole cores
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Nodes, and what the site has said of their memory; None: nothing."""
+    """Nodes, and the site's settings of memory; None: not set."""
 
     name: str
     nodes: tuple[SlurmNode, ...]
@@ -38,23 +37,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, as an option of sbatch (None: nothing), and why."""
+    """An option of sbatch (None: no option), and its reason."""
 
     option: str | None
     reason: str
 
 
-def parsed(text: str) -> int:
-    """`4G`, `1500M`, `1500`: in MiB, as sbatch reads it."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
-    amount = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    if amount < 1:
-        raise UsageError(f"--engine memory={text}: it should be the memory of a task, such as 4G or 1500M")
-    return amount
-
-
 def partition(nodes: str, partitions: str, name: str | None) -> Partition:
-    """What `sinfo` and `scontrol` say of the partition of this name, or of the site's default one."""
+    """The partition of this name, or the site's default one, from the output of `sinfo` and `scontrol`."""
     fields = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in partitions.splitlines() if line.strip()]
     known = {one["PartitionName"]: one for one in fields if "PartitionName" in one}
     if name is None:
@@ -77,7 +67,7 @@ def partition(nodes: str, partitions: str, name: str | None) -> Partition:
 
 
 def share(of: Partition, tasks: int, per_node: int | None, cpus: int) -> Request:
-    """What each task gets where nobody has said it. `per_node`: how many tasks a node has at most, if that is known."""
+    """The default amount. `per_node`: the most tasks on a node; None: not known."""
     if of.default is not None:
         return Request(None, f"the default of partition {of.name}, {of.default}")
     able = [node for node in of.nodes if node.cpus >= cpus * (per_node or 1)]
@@ -94,11 +84,11 @@ def share(of: Partition, tasks: int, per_node: int | None, cpus: int) -> Request
 
 
 def asked(memory: int, per_node: int | None, cpus: int, threads: int = 1) -> Request:
-    """So much for each task: by the node where it is known how many stand there, else by the processor."""
+    """`memory` for each task: per node where the number of tasks on a node is known, else per processor."""
     reason = f"{memory}M for each task"
     if per_node is not None:
         return Request(f"--mem={memory * per_node}M", reason)
-    whole = -(-cpus // threads) * threads  # a core is given away with all its threads
+    whole = -(-cpus // threads) * threads  # a core is allocated with all its threads
     return Request(f"--mem-per-cpu={max(1, memory // whole)}M", reason)
 
 
@@ -112,6 +102,6 @@ def _share(of: Partition, node: SlurmNode, count: int, cpus: int) -> int:
 
 
 def _number(text: str | None) -> int | None:
-    """What Slurm prints as a number; `8000+` for several kinds of node; UNLIMITED and nothing are None."""
+    """A number as Slurm prints it; `8000+` for several kinds of node; None: UNLIMITED or absent."""
     match = re.match(r"[0-9]+", text or "")
     return int(match[0]) or None if match else None

@@ -1,4 +1,4 @@
-"""What a partition of the barrier stage does: learn where the chief is, run the task's command, tell how it ended."""
+"""The code of a partition of the barrier stage: get the chief's address, run the task's command, report its end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TextIO
 
 from paceline.launchers._child_process import Running, free_port
 
-TOGETHER = 15.0  # seconds that a task which failed leaves to the chief to say why the run has ended
-MARK = "paceline-outcome:"  # what a failed task says to the submitting side, inside Spark's own message
+TOGETHER = 15.0  # seconds that a failed task waits, so that the chief can report first why the run has ended
+MARK = "paceline-outcome:"  # begins the report of a failed task inside Spark's own message
 LOGS = {"out": "spark-out.log", "err": "spark-err.log"}  # of the chief, under logs/ of the run
-STOP = "stop"  # a file in the run directory: the chief shall end in order
+STOP = "stop"  # a file in the run directory: the chief ends in order
 
 
 @dataclass(frozen=True)
 class Share:
-    """What every partition is given. The secret is in Spark's own message to the executors and nowhere else."""
+    """The argument of every partition. The secret is only in Spark's own message to the executors."""
 
     command: tuple[str, ...]
     environments: tuple[dict[str, str], ...]
@@ -29,11 +29,11 @@ class Share:
     directory: str  # of the run
     here: str
     chief: int
-    ports: tuple[int, int] | None = None  # that the hub may listen on; None: any
+    ports: tuple[int, int] | None = None  # first and last port that the hub may listen on; None: any
 
 
 def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
-    """The function of the partitions; it is sent by value, so that Spark's Python need not load torch for it."""
+    """The function of the partitions. Sent by value, so that Spark's Python does not load torch for it."""
 
     def sit(_: Iterator[int]) -> Iterator[str]:
         from pyspark import BarrierTaskContext
@@ -59,7 +59,7 @@ def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
         outcome = json.dumps({"task": environment["PACELINE_TASK"], "code": code, "last": last})
         if code:
             if number != share.chief and code > 0:
-                time.sleep(TOGETHER)  # if the run has failed, the chief's word about it shall come first
+                time.sleep(TOGETHER)
             raise RuntimeError(MARK + outcome)
         yield outcome
 
@@ -67,7 +67,7 @@ def seat(share: Share) -> Callable[[Iterator[int]], Iterator[str]]:
 
 
 def followed(running: Running, directory: Path, chief: bool) -> tuple[int, list[str]]:
-    """The exit code and the last lines; the chief's go to the run directory, where its stop is asked for too."""
+    """The exit code and the last lines. The chief's output goes to the run directory, where STOP is looked for, too."""
     logs: dict[str, TextIO] = {}
     with contextlib.ExitStack() as files:
         if chief:

@@ -1,8 +1,8 @@
-"""`--on hosts`: one `ssh HOST` per task, for machines that no engine looks after.
+"""`--on hosts`: one `ssh HOST` per task, for machines without an engine.
 
-Environment and secret travel on stdin, never in a command line; `far.py` runs at the other end. The chief chooses the
-port of the hub and tells it on stderr; then the others get their orders. A task that is lost is started again; with
-the chief the whole run is, from its newest checkpoint.
+Environment and secret are sent on stdin, never in a command line; `_ssh_remote.py` runs at the other end. The chief
+chooses the port of the hub and prints it on stderr; then the other tasks get their orders. A lost task is restarted;
+the loss of the chief restarts the whole run from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -20,56 +20,66 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paceline import signals
 from paceline.errors import UsageError
-from paceline.launcher import Job
+from paceline.launcher import Job, Launcher
 from paceline.launchers._child_process import in_this_python
-from paceline.launchers._foreground import FINAL, handling, number, repeated, seats
+from paceline.launchers._foreground import FINAL, repeated, seats
 from paceline.launchers._ssh_connection import LOST, SshConnection, source
 from paceline.network.cluster.description import address, is_host, same
 
-KEYS = ("hosts", "python", "ssh", "restarts", "hub")
 SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6")
-NOT_THERE = (126, 127)  # no such program
+NOT_FOUND = (126, 127)  # exit codes of a shell: no such program
 BEAT, LOOK = 5.0, 0.5
-PAUSE = 1.0  # seconds before a task is started again
-STEADY = 60.0  # seconds of life after which a task's earlier deaths are forgiven
-FOLLOW = 5.0  # seconds within which all others end, once the chief has told them and ended
-LEAVE = 30.0  # seconds that they may take to end in order when told to
+PAUSE = 1.0  # seconds before a task is restarted
+STEADY = 60.0  # seconds of life after which a task's earlier restarts no longer count
+FOLLOW = 5.0  # seconds within which the other tasks end after the chief
+LEAVE = 30.0  # seconds that they may take to end in order once their connection is closed
 
 
-def launch(job: Job) -> int:
-    """Start every task, follow them, give the chief's exit code."""
-    hosts, restarts = _seats(job), number(job, "restarts", 3)
-    program = _ssh(job)[0]
-    if shutil.which(program) is None:
-        raise UsageError(f"{program}: not installed here; apt-get install openssh-client")
-    begun = 0
+class HostsLauncher(Launcher):
+    """One ssh connection per task, for machines without an engine."""
 
-    def begin() -> int:
-        nonlocal begun
-        begun += 1
-        code = SshTasks(job, hosts, restarts).run()
-        return 2 if code in NOT_THERE else code
+    name = "hosts"
+    keys = {
+        "hosts": "h1,h2,… or user@h1,…, in the order chief, workers, servers; needed",
+        "python": "the Python of the hosts in which paceline is installed; default: the path of this one",
+        "ssh": "the command, such as 'ssh -p 2222 -i key'; default: ssh",
+        "hub": "address at which the others reach the chief's host; default: the one at which ssh reached it",
+        "restarts": "restarts of a lost task in a row; default: 3",
+    }
+    example = {"hosts": "localhost"}
 
-    def over(code: int) -> bool:
-        # a hub that lost its connection may be about to end: until then its directory is in use
-        return code == 1 or (code in FINAL and not (code == 2 and begun > 1))
+    def launch(self, job: Job) -> int:
+        hosts, restarts = _seats(job), job.number("restarts", 3)
+        program = _ssh(job)[0]
+        if shutil.which(program) is None:
+            raise UsageError(f"{program}: not installed here; apt-get install openssh-client")
+        starts = 0
 
-    return repeated(job, begin, restarts, over)
+        def begin() -> int:
+            nonlocal starts
+            starts += 1
+            code = SshTasks(job, hosts, restarts).run()
+            return 2 if code in NOT_FOUND else code
 
+        def over(code: int) -> bool:
+            # the hub of a lost connection may still be ending: until then its run directory is in use (exit code 2)
+            return code == 1 or (code in FINAL and not (code == 2 and starts > 1))
 
-def shown(job: Job) -> str:
-    """The command of each task, and what it reads from stdin but for the secret."""
-    lines = []
-    for task, host in zip(job.tasks, _seats(job), strict=True):
-        orders = orders_of(job, task, "HOST:PORT, as the chief tells it")
-        orders["environment"]["PACELINE_SECRET"] = "…"
-        lines += [
-            f"# {task}; stdin: paceline/launchers/_ssh_remote.py, then",
-            f"#   {json.dumps(orders, ensure_ascii=False)}",
-        ]
-        lines.append(shlex.join(command_of(job, host)))
-    return "\n".join(lines) + "\n"
+        return repeated(job, begin, restarts, over)
+
+    def shown(self, job: Job) -> str:
+        lines = []
+        for task, host in zip(job.tasks, _seats(job), strict=True):
+            orders = orders_of(job, task, "HOST:PORT, as the chief tells it")
+            orders["environment"]["PACELINE_SECRET"] = "…"
+            lines += [
+                f"# {task}; stdin: paceline/launchers/_ssh_remote.py, then",
+                f"#   {json.dumps(orders, ensure_ascii=False)}",
+                shlex.join(command_of(job, host)),
+            ]
+        return "\n".join(lines) + "\n"
 
 
 def command_of(job: Job, host: str) -> list[str]:
@@ -80,7 +90,7 @@ def command_of(job: Job, host: str) -> list[str]:
 
 
 def orders_of(job: Job, task: str, hub: str) -> dict[str, Any]:
-    """What a task is told on stdin."""
+    """What a task reads from stdin: its environment, folder and address."""
     environment = job.environment(task) | {"PACELINE_SECRET": job.secret.hex()}
     environment |= {"PACELINE_TELL_HUB": "1"} if _is_chief(task) else {"PACELINE_HUB": hub}
     hosts = {same(host.rpartition("@")[2]) for host in _seats(job)}
@@ -89,7 +99,7 @@ def orders_of(job: Job, task: str, hub: str) -> dict[str, Any]:
 
 
 class SshTasks:
-    """All tasks of one beginning."""
+    """The tasks of one attempt: their connections, restarts and end."""
 
     def __init__(self, job: Job, hosts: list[str], restarts: int) -> None:
         self._job, self._restarts = job, restarts
@@ -99,12 +109,12 @@ class SshTasks:
         self._chief = next(link for link in self._links if _is_chief(link.task))
         self._streams = selectors.DefaultSelector()
         self._hub: str | None = None
-        self._failed: int | None = None  # the code of a task without which the run makes no sense
-        self._interrupts = self._heeded = 0
+        self._failed: int | None = None  # the exit code of a task that cannot be restarted: the run ends
+        self._asked, self._heeded = signals.Counter(), 0
         self._next_beat = 0.0
 
     def run(self) -> int:
-        with handling(self._interrupted):
+        with signals.counted(self._asked):
             try:
                 for link in self._links:
                     link.start(self._streams)
@@ -114,13 +124,13 @@ class SshTasks:
                 if not self._chief.code and self._failed is None:
                     self._until_gone(FOLLOW)
                 for link in self._links:
-                    link.close()  # who was started again too late looks for a hub that is gone
+                    link.close()  # a task that was restarted too late would look for a hub that has ended
                 self._until_gone(LEAVE)
             finally:
                 self._end_all()
                 self._streams.close()
         assert self._chief.code is not None
-        if self._interrupts:
+        if self._asked.count:
             return 130
         return self._chief.code if self._failed is None else self._failed
 
@@ -149,7 +159,7 @@ class SshTasks:
         return last is not None
 
     def _beat(self, now: float) -> None:
-        """Far hosts hear from us, so that they notice a cut."""
+        """A line to every remote task: one that hears nothing takes the connection for lost."""
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             for link in self._links:
@@ -158,7 +168,7 @@ class SshTasks:
 
     def _heard(self, link: SshConnection, name: str, line: str) -> None:
         if link is self._chief and name == "out":
-            sys.stdout.write(line + "\n")  # the result, also as JSON
+            sys.stdout.write(line + "\n")  # the result, maybe as JSON
             sys.stdout.flush()
         elif link is self._chief and self._hub is None and line.startswith("hub: "):
             self._hub = line.removeprefix("hub: ").strip()
@@ -172,10 +182,10 @@ class SshTasks:
     def _lost(self, link: SshConnection) -> None:
         """A task that is not the chief has ended."""
         code = link.code or 0
-        if code == 0 or self._failed is not None or self._interrupts or self._chief.code is not None:
+        if code == 0 or self._failed is not None or self._asked.count or self._chief.code is not None:
             return
         what = f"the connection to {link.host} failed" if code == LOST else f"exit code {code}"
-        if code in (2, 3, *NOT_THERE):
+        if code in (2, 3, *NOT_FOUND):
             self._give_up(link, what, code)
             return
         link.deaths = 1 if time.monotonic() - link.began > STEADY else link.deaths + 1
@@ -190,11 +200,8 @@ class SshTasks:
         self._job.say(f"{link.task} on {link.host}: {what}; ending the run")
         self._chief.write(b"stop\n")
 
-    def _interrupted(self, *_: object) -> None:
-        self._interrupts += 1  # no more than that: it may have come in the middle of anything
-
     def _heed(self) -> None:
-        while self._heeded < self._interrupts:
+        while self._heeded < self._asked.count:
             self._heeded += 1
             if self._heeded == 1:
                 self._job.say("interrupted: the run ends in order (again to end at once)")
@@ -202,7 +209,7 @@ class SshTasks:
             for link in [self._chief] if self._heeded == 1 else self._links:
                 if link.code is None:
                     link.write(words)
-            if not self._chief.ordered or self._hub is None:  # there is nothing to end in order yet
+            if not self._chief.ordered or self._hub is None:  # the run has not started
                 self._end_all()
 
     def _until_gone(self, seconds: float) -> None:
@@ -211,7 +218,7 @@ class SshTasks:
             self._turn()
 
     def _end_all(self) -> None:
-        """Close every connection; whoever is still there at the other end goes."""
+        """Close every connection and kill what is left of its task."""
         alive = [link for link in self._links if link.code is None and not link.again]
         for link in alive:
             link.write(b"kill\n")
@@ -228,7 +235,6 @@ class SshTasks:
 
 def _seats(job: Job) -> list[str]:
     """The host of each task."""
-    job.refuse_unknown(KEYS)
     named = [word.strip() for word in job.options.get("hosts", "").split(",") if word.strip()]
     if not named:
         raise UsageError("on which hosts? give --engine hosts=HOST,HOST,… (or user@HOST)")
@@ -244,7 +250,7 @@ def _seats(job: Job) -> list[str]:
 def _ssh(job: Job) -> list[str]:
     words = shlex.split(job.options.get("ssh", "ssh"))
     if not words:
-        raise UsageError("--engine ssh= is empty; leave it away, or give a command such as 'ssh -p 2222'")
+        raise UsageError("--engine ssh= is empty; omit it, or give a command such as 'ssh -p 2222'")
     return words
 
 

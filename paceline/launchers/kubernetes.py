@@ -11,40 +11,69 @@ import shlex
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
 
 import yaml
 
 from paceline.errors import RunError, UsageError
+from paceline.launcher import Job, Launcher
 from paceline.launchers._kubernetes_manifests import manifests, resources, secret
-from paceline.launchers._kubernetes_settings import KubernetesSettings
+from paceline.launchers._kubernetes_settings import KEYS, KubernetesSettings
 from paceline.launchers._kubernetes_template import CONTAINER, Manifest
 from paceline.signals import Interrupted
-
-if TYPE_CHECKING:
-    from paceline.launcher import Job
 
 POLL = 2.0  # seconds between two looks at the job
 GIVEN_UP = "the chief's pod is not replaced any more"
 LATE = 15  # looks that a job may stay unseen after it was applied
 
 
-def shown(job: Job) -> str:
-    """The manifests as YAML. The secret has to be there before them: the first lines say how to make it."""
-    settings = KubernetesSettings.of(job)
-    name = f"{settings.name}-secret"
-    make = shlex.join(settings.arguments("create", "secret", "generic", name, "--from-file=secret=/dev/stdin"))
-    lines = [
-        "# The shared secret is not in here. Make it first, and delete it with the job:",
-        f"#   openssl rand -hex 32 | tr -d '\\n' | {make}",
-    ]
-    if not settings.options.get("volume"):
-        lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
-    return "\n".join(lines) + "\n" + "".join(f"---\n{_written(one)}" for one in manifests(job))
+class KubernetesLauncher(Launcher):
+    """An Indexed Job or a JobSet whose pods run the tasks, applied with kubectl."""
+
+    name = "kubernetes"
+    keys = KEYS
+    example = {"image": "example.org/paceline:1"}
+
+    def launch(self, job: Job) -> int:
+        settings = KubernetesSettings.of(job)
+        if shutil.which("kubectl") is None:
+            raise UsageError(
+                "--on kubernetes needs kubectl, which is not on the path; install it, "
+                "or take the manifests to where it is: --dry-run > job.yaml"
+            )
+        kind = "jobset" if settings.kind == "jobset" else "job"
+        done = False
+        try:
+            # not `apply`: that would keep a copy of the secret in an annotation
+            _kubectl(settings, "delete", "secret", f"{settings.name}-secret", "--ignore-not-found")
+            _kubectl(settings, "create", "-f", "-", text=json.dumps(secret(job, settings)))
+            _kubectl(settings, "apply", "-f", "-", text=self.shown(job))
+            job.say(f"kubernetes: {kind}/{settings.name} with {len(job.tasks)} pods")
+            code, done = _followed(job, settings, kind)
+            return code
+        except (KeyboardInterrupt, Interrupted):
+            job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
+            return 130
+        finally:
+            # a job that has ended by itself is kept for `ttl` seconds
+            for what, named in [*([] if done else [(kind, settings.name)]), *resources(settings)]:
+                _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
+
+    def shown(self, job: Job) -> str:
+        """The manifests as YAML. The secret must exist before them: the first lines say how to make it."""
+        settings = KubernetesSettings.of(job)
+        name = f"{settings.name}-secret"
+        make = shlex.join(settings.arguments("create", "secret", "generic", name, "--from-file=secret=/dev/stdin"))
+        lines = [
+            "# The shared secret is not in here. Make it first, and delete it with the job:",
+            f"#   openssl rand -hex 32 | tr -d '\\n' | {make}",
+        ]
+        if not settings.options.get("volume"):
+            lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
+        return "\n".join(lines) + "\n" + "".join(f"---\n{_written(one)}" for one in manifests(job))
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Text of several lines as it is, and nothing written by reference."""
+    """PyYAML's dumper with text of several lines as blocks, and without anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -61,36 +90,9 @@ def _written(manifest: Manifest) -> str:
     return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
-def launch(job: Job) -> int:
-    """Apply the manifests, follow the chief's log, and give its exit code."""
-    settings = KubernetesSettings.of(job)
-    if shutil.which("kubectl") is None:
-        raise UsageError(
-            "--on kubernetes needs kubectl, which is not on the path; install it, "
-            "or take the manifests to where it is: --dry-run > job.yaml"
-        )
-    kind = "jobset" if settings.kind == "jobset" else "job"
-    done = False
-    try:
-        # not `apply`: that would keep a copy of the secret in an annotation
-        _kubectl(settings, "delete", "secret", f"{settings.name}-secret", "--ignore-not-found")
-        _kubectl(settings, "create", "-f", "-", text=json.dumps(secret(job, settings)))
-        _kubectl(settings, "apply", "-f", "-", text=shown(job))
-        job.say(f"kubernetes: {kind}/{settings.name} with {len(job.tasks)} pods")
-        code, done = _followed(job, settings, kind)
-        return code
-    except (KeyboardInterrupt, Interrupted):
-        job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
-        return 130
-    finally:
-        # a job that has ended stays to be looked at, as long as `ttl` says
-        for what, named in [*([] if done else [(kind, settings.name)]), *resources(settings)]:
-            _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
-
-
 def _followed(job: Job, settings: KubernetesSettings, kind: str) -> tuple[int, bool]:
-    """Until the job is complete or failed, or can only fail: the exit code, and whether the job has ended by itself. A
-    chief's pod that is replaced is followed by the next one's log."""
+    """Follow the job until it is complete or failed, or can only fail: the exit code, and whether the job has ended by
+    itself. After the log of a chief's pod comes that of its replacement."""
     chief = _chief_selector(job, settings)
     seen: set[str] = set()
     unseen = 0
@@ -98,7 +100,7 @@ def _followed(job: Job, settings: KubernetesSettings, kind: str) -> tuple[int, b
         state = _state(job, settings, kind)
         unseen = unseen + 1 if state is None else 0
         if unseen > LATE:
-            raise RunError(f"{kind}/{settings.name} is not there any more: somebody has deleted it")
+            raise RunError(f"{kind}/{settings.name} does not exist any more: it was deleted")
         for pod in _pods(settings, chief):
             name, phase = pod["metadata"]["name"], pod.get("status", {}).get("phase")
             if name not in seen and phase in ("Running", "Succeeded", "Failed"):
@@ -114,8 +116,8 @@ def _followed(job: Job, settings: KubernetesSettings, kind: str) -> tuple[int, b
 
 
 def _state(job: Job, settings: KubernetesSettings, kind: str) -> str | None:
-    """The condition with which a job ends; "" while it goes on; None if it is not there. A job whose chief will not be
-    replaced any more has only pods left that wait for one."""
+    """The condition with which a job has ended; "" while it runs; None if it does not exist. A job whose chief is no
+    longer replaced has only pods left that wait for a chief."""
     found = _kubectl(settings, "get", kind, settings.name, "--ignore-not-found", "--output", "json")
     if not found.strip():
         return None
@@ -128,7 +130,7 @@ def _state(job: Job, settings: KubernetesSettings, kind: str) -> str | None:
 
 
 def _names(indexes: str, number: int) -> bool:
-    """Whether a list such as 0,3-5 has this number."""
+    """Whether a list of ranges such as 0,3-5 contains this number."""
     ranges = [part.partition("-") for part in indexes.split(",") if part]
     return any(int(first) <= number <= int(last or first) for first, _, last in ranges)
 
@@ -139,7 +141,7 @@ def _pods(settings: KubernetesSettings, selector: str) -> list[Manifest]:
 
 
 def _exit_code(pods: list[Manifest]) -> int:
-    """Of the newest chief that has ended; 1 where none tells."""
+    """The exit code of the newest chief that has one; else 1."""
     for pod in reversed(pods):
         for container in pod.get("status", {}).get("containerStatuses", []):
             code = container.get("state", {}).get("terminated", {}).get("exitCode")

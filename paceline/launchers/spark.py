@@ -1,7 +1,7 @@
-"""`--on spark`: a barrier stage with one partition for each task, in which each runs the task's command.
+"""`--on spark`: a barrier stage with one partition for each task; each partition runs the task's command.
 
-Spark starts the tasks of a barrier stage together and ends them together. So a task that is lost takes the stage with
-it, and the stage is submitted again: the run goes on from its newest checkpoint.
+Spark starts the tasks of a barrier stage together and ends them together. So the loss of a task fails the stage, and
+the stage is resubmitted: the run resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from paceline import signals
 from paceline.errors import RunError, UsageError
+from paceline.launcher import Job, Launcher
 from paceline.launchers import _child_process, _spark_task
 from paceline.launchers._child_process import why
 from paceline.launchers._spark_task import LOGS, MARK, STOP, Share, seat
 
-if TYPE_CHECKING:
-    from paceline.launcher import Job
-
-KEYS = ("master", "resubmissions", "patience", "conf")
 CONFIGURED = {"SPARK_CONF_DIR": "", "SPARK_HOME": "conf"}
 GPUS = "spark.task.resource.gpu.amount"
 STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
@@ -39,7 +35,7 @@ STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """What `--engine` says."""
+    """The values of `--engine`."""
 
     master: str
     resubmissions: int
@@ -47,12 +43,11 @@ class SparkSettings:
 
     @classmethod
     def of(cls, job: Job) -> SparkSettings:
-        job.refuse_unknown(KEYS)
-        patience = _whole("patience", job.options.get("patience", "30"), 1)
+        patience = job.number("patience", 30, least=1)
         conf = {
             "spark.app.name": job.name,
             "spark.task.cpus": str(job.threads),
-            # too few slots: Spark looks again every second, and says so after `patience` seconds
+            # too few slots: Spark looks every second, and fails after `patience` seconds
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str(patience),
             "spark.ui.enabled": "false",
@@ -72,7 +67,7 @@ class SparkSettings:
             and not any(pair.startswith(f"{GPUS}=") for pair in job.options.get("conf", "").split(","))
         ):
             raise UsageError(
-                f"Spark asks the same of every task of a barrier stage: {', '.join(idle)} would hold a GPU in vain. "
+                f"Spark gives every task of a barrier stage the same: {', '.join(idle)} would hold an unused GPU. "
                 "Take a scheme without a server, another engine (ray, kubernetes, slurm), or allow it with "
                 f"--engine conf={GPUS}={job.gpus}"
             )
@@ -80,47 +75,55 @@ class SparkSettings:
         here = f"local-cluster[{min(2, len(job.tasks))},{half * job.threads},1024]"
         return cls(
             master=job.options.get("master") or _environment_master(os.environ) or here,
-            resubmissions=_whole("resubmissions", job.options.get("resubmissions", "3"), 0),
+            resubmissions=job.number("resubmissions", 3),
             conf=conf,
         )
 
 
-def shown(job: Job) -> str:
-    """The barrier stage as it would be submitted."""
-    settings = SparkSettings.of(job)
-    lines = [
-        f"spark master: {settings.master}",
-        *(f"conf: {key}={value}" for key, value in settings.conf.items()),
-        f"barrier stage: {len(job.tasks)} partitions, submitted again at most {settings.resubmissions} times",
-        f"command: {shlex.join(job.command)}",
-        f"directory: {os.getcwd()}",  # noqa: PTH109
-    ]
-    for index, task in enumerate(job.tasks):
-        words = [f"{name}={value}" for name, value in job.environment(task).items()]
-        lines.append(f"partition {index}: {shlex.join(words)} PACELINE_HUB=(of the chief, by allGather)")
-    return "\n".join([*lines, "PACELINE_SECRET goes to each partition with its function and is not shown", ""])
+class SparkLauncher(Launcher):
+    """The partitions of a Spark barrier stage run the tasks; a lost stage is resubmitted."""
 
+    name = "spark"
+    keys = {
+        "master": "Spark's master; default: that of Spark's configuration, else two executors on this machine",
+        "resubmissions": "resubmissions of a lost stage; default: 3",
+        "patience": "seconds to wait for enough slots; default: 30",
+        "conf": "spark.KEY=VALUE,…, for Spark",
+    }
 
-def launch(job: Job) -> int:
-    """Submit the stage, again if a task of it is lost, and give the chief's exit code."""
-    settings = SparkSettings.of(job)
-    context = _context(job, settings)
-    folder = _home() / "work" / context.applicationId
-    try:
-        for life in range(settings.resubmissions + 1):
-            code = _submitted(context, job, settings, settings.resubmissions - life)
-            if code is not None:
-                return code
-        raise AssertionError("the last submission gives a code or raises")
-    finally:
-        with contextlib.suppress(Exception):  # a JVM that has gone already
-            context.stop()
-        if settings.master.startswith("local-cluster"):  # its executors leave their folders in Spark's own
-            shutil.rmtree(folder, ignore_errors=True)
+    def launch(self, job: Job) -> int:
+        settings = SparkSettings.of(job)
+        context = _context(job, settings)
+        folder = _home() / "work" / context.applicationId
+        try:
+            for life in range(settings.resubmissions + 1):
+                code = _submitted(context, job, settings, settings.resubmissions - life)
+                if code is not None:
+                    return code
+            raise AssertionError("the last submission returns a code or raises")
+        finally:
+            with contextlib.suppress(Exception):  # the JVM may have ended already
+                context.stop()
+            if settings.master.startswith("local-cluster"):  # whose executors leave folders in Spark's installation
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def shown(self, job: Job) -> str:
+        settings = SparkSettings.of(job)
+        lines = [
+            f"spark master: {settings.master}",
+            *(f"conf: {key}={value}" for key, value in settings.conf.items()),
+            f"barrier stage: {len(job.tasks)} partitions, resubmitted at most {settings.resubmissions} times",
+            f"command: {shlex.join(job.command)}",
+            f"directory: {os.getcwd()}",  # noqa: PTH109
+        ]
+        for index, task in enumerate(job.tasks):
+            words = [f"{name}={value}" for name, value in job.environment(task).items()]
+            lines.append(f"partition {index}: {shlex.join(words)} PACELINE_HUB=(of the chief, by allGather)")
+        return "\n".join([*lines, "PACELINE_SECRET goes to each partition with its function and is not shown", ""])
 
 
 def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> int | None:
-    """One barrier stage from begin to end: the chief's exit code, or None where another submission may help."""
+    """One barrier stage from start to end: the chief's exit code, or None: resubmit the stage."""
     share = Share(
         command=job.command,
         environments=tuple(job.environment(task) for task in job.tasks),
@@ -134,18 +137,19 @@ def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> in
     stop.unlink(missing_ok=True)
     count = len(job.tasks)
     tails = [Tail(job.directory / "logs" / name, stream) for name, stream in _streams()]
-    with ThreadPoolExecutor(1) as pool, _signals() as interrupts:
+    interrupts = signals.Counter()
+    with ThreadPoolExecutor(1) as pool, signals.counted(interrupts):
         stage = context.parallelize(range(count), count).barrier().mapPartitions(seat(share))
         collected: Future[list[str]] = pool.submit(stage.collect)
         asked = None
         while not collected.done():
             for tail in tails:
                 tail.print_new()
-            if interrupts and asked is None:
+            if interrupts.count and asked is None:
                 asked = time.monotonic()
                 job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
                 stop.touch()
-            if asked and (len(interrupts) > 1 or time.monotonic() - asked > STOPPING):
+            if asked and (interrupts.count > 1 or time.monotonic() - asked > STOPPING):
                 context.cancelAllJobs()
             with contextlib.suppress(TimeoutError):
                 collected.exception(timeout=0.3)
@@ -155,10 +159,10 @@ def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> in
     error = collected.exception()
     if error is None:
         outcomes = [json.loads(text) for text in collected.result()]
-        if not any(tail.seen for tail in tails):  # the run directory is the chief's alone
+        if not any(tail.seen for tail in tails):  # this machine does not share the chief's run directory
             print("\n".join(outcomes[share.chief]["last"]), flush=True)
         return int(outcomes[share.chief]["code"])
-    return _failed(error, job, settings, left, bool(interrupts))
+    return _failed(error, job, settings, left, bool(interrupts.count))
 
 
 def _failed(error: BaseException, job: Job, settings: SparkSettings, left: int, interrupted: bool) -> int | None:
@@ -174,20 +178,20 @@ def _failed(error: BaseException, job: Job, settings: SparkSettings, left: int, 
     if interrupted:
         return int(outcome["code"]) if outcome and outcome["task"] == "chief" and outcome["code"] > 0 else 1
     if outcome and outcome["task"] == "chief" and outcome["code"] > 0:
-        return int(outcome["code"])  # the run itself failed: it would do so again
+        return int(outcome["code"])  # the run itself failed: a resubmission would fail, too
     reason = f"{outcome['task']} {why(outcome['code'])}" if outcome else _first_line(text)
     if left == 0:
         last = "\n".join(outcome["last"][-10:]) if outcome else ""
         raise RunError(
-            f"the stage was lost: {reason}; it has been submitted again {settings.resubmissions} times "
+            f"the stage was lost: {reason}; it has been resubmitted {settings.resubmissions} times "
             f"(--engine resubmissions=…)\n{last}".rstrip()
         )
-    job.say(f"the stage was lost: {reason}; submitted again from the newest checkpoint ({left} more times)")
+    job.say(f"the stage was lost: {reason}; resubmitted from the newest checkpoint ({left} more times)")
     return None
 
 
 class Tail:
-    """What is added to a file, as it comes: the run directory is often one that both sides see."""
+    """Prints what is appended to a file. It exists here where both sides share the run directory."""
 
     def __init__(self, path: Path, stream: TextIO) -> None:
         self.path, self.stream, self.seen = path, stream, False
@@ -213,31 +217,12 @@ def _streams() -> list[tuple[str, TextIO]]:
     return [(LOGS["err"], sys.stderr), (LOGS["out"], sys.stdout)]  # the result comes last
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Signals only count; the loop heeds them."""
-    heard: list[int] = []
-
-    def count(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-
-    before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _context(job: Job, settings: SparkSettings) -> Any:
     try:
         import pyspark
     except ImportError as error:
         raise UsageError(f"--on spark needs PySpark ({error}); install it: pip install 'paceline[spark]'") from None
-    for module in (
-        _child_process,
-        _spark_task,
-    ):  # sent whole: Spark's Python need not load torch only to start a command
+    for module in (_child_process, _spark_task):  # by value: Spark's Python needs no torch to start a command
         pyspark.cloudpickle.register_pickle_by_value(module)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = pyspark.SparkConf().setMaster(settings.master)
@@ -249,13 +234,13 @@ def _context(job: Job, settings: SparkSettings) -> Any:
         if "JAVA" in str(error).upper() and "gateway" in str(error).lower():
             raise UsageError(f"Spark needs Java 17 or newer: {_first_line(str(error))}") from None
         raise RunError(f"Spark did not start at {settings.master}: {_first_line(str(error))}") from error
-    context.setLogLevel("FATAL")  # what fails is told here in a line; Spark adds the whole of a Java stack
+    context.setLogLevel("FATAL")  # a failure is reported here in one line; Spark would add a Java stack
     job.say(f"spark: {context.applicationId} at {settings.master}")
     return context
 
 
 def _environment_master(environment: Mapping[str, str]) -> str | None:
-    """spark.master as Spark's own tools find it: of PYSPARK_SUBMIT_ARGS, or of spark-defaults.conf."""
+    """spark.master as Spark's own tools find it: in PYSPARK_SUBMIT_ARGS or spark-defaults.conf."""
     words = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
     for word, after in pairwise(words):
         if word == "--master":
@@ -270,14 +255,8 @@ def _environment_master(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def _whole(key: str, text: str, least: int) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise UsageError(f"--engine {key}={text}: a whole number of at least {least} is needed")
-    return int(text)
-
-
 def _first_line(text: str) -> str:
-    """What happened, of Spark's long message."""
+    """The one line of Spark's long message that says what happened."""
     lost = re.search(r"ExecutorLostFailure \([^)]*\)[^\n]*", text)
     if lost:
         return lost.group(0)[:300]

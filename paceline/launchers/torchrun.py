@@ -1,9 +1,9 @@
-"""`--on torchrun`: torch's own launcher. When a rank dies, torchrun begins all of them again.
+"""`--on torchrun`: torch's launcher. When a rank dies, torchrun restarts all of them.
 
-Rank i is the i-th task. While an elastic job has fewer nodes than it may have, the ranks that are there share the
-tasks: a run has the same workers and servers throughout, and can go on from its checkpoint. On several nodes the same
-command is typed on each; the agents meet at `rdzv`. Ranks learn of the hub by the agents' store (`cluster/meeting.py`),
-so no shared folder is needed for that.
+Rank i is the i-th task. While an elastic job has fewer nodes than it may have, the ranks that exist share the tasks: a
+run keeps its number of workers and servers, and can resume from its checkpoint. On several nodes the same command is
+typed on each; the agents meet at `rdzv`. Ranks read the hub's address from the agents' store
+(network/cluster/torchrun_store.py), so that needs no shared folder.
 """
 
 from __future__ import annotations
@@ -12,33 +12,49 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Mapping
 
 from paceline.errors import UsageError
-from paceline.launcher import Job
+from paceline.launcher import Job, Launcher
 from paceline.launchers._child_process import in_this_python
-from paceline.launchers._foreground import as_script, followed, number, secret_file
+from paceline.launchers._foreground import as_script, followed, secret_file
 from paceline.network.cluster.description import address
 
-KEYS = ("nnodes", "nproc-per-node", "max-restarts", "rdzv", "rdzv-id", "rdzv-conf", "local-addr", "extra")
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one ends a run in order, and no role hears it
-RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # silent for 6 s: left out
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one ends a run in order; role processes ignore it
+RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # a node silent for 6 s is dropped
 
 
-def launch(job: Job) -> int:
-    """Run torchrun in the foreground."""
-    command, environment = _command(job), _environment(job)
-    secret_file(job)
-    return followed(command, environment, signal.SIGUSR1)
+class TorchrunLauncher(Launcher):
+    """The ranks of torchrun, torch's own launcher, are the tasks."""
 
+    name = "torchrun"
+    keys = {
+        "nnodes": "nodes, or a range such as 1:4; default: 1",
+        "nproc-per-node": "tasks on each node; default: evenly",
+        "max-restarts": "restarts of all ranks after a failure; default: 3",
+        "rdzv": "HOST:PORT where the agents of several nodes meet, the same on each",
+        "rdzv-id": "as torchrun takes it; default: the name of the run directory",
+        "rdzv-conf": "as torchrun takes it; default: a node that is silent for 6 s is dropped",
+        "local-addr": "as torchrun takes it",
+        "extra": "further words for torchrun",
+    }
 
-def shown(job: Job) -> str:
-    return as_script(_environment(job), _command(job))
+    def launch(self, job: Job) -> int:
+        command, environment = _command(job), _environment(job)
+        secret_file(job)
+        return followed(command, environment, signal.SIGUSR1)
+
+    def shown(self, job: Job) -> str:
+        return as_script(_environment(job), _command(job))
+
+    def typed_on_every_node(self, options: Mapping[str, str]) -> bool:
+        return "rdzv" in options
 
 
 def _environment(job: Job) -> dict[str, str]:
     given = {
-        "OMP_NUM_THREADS": str(job.threads),  # otherwise torchrun sets it, and says so at length
-        "PACELINE_TASKS": ",".join(_chief_first(job)),  # shared by the ranks that there are
+        "OMP_NUM_THREADS": str(job.threads),  # otherwise torchrun sets it and prints a long warning
+        "PACELINE_TASKS": ",".join(_chief_first(job)),  # the existing ranks share them
         "PACELINE_SECRET_FILE": str(job.directory / "secret"),
     }
     if ":" in job.options.get("nnodes", ""):
@@ -48,19 +64,18 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _chief_first(job: Job) -> list[str]:
-    """Where the agents keep no store, the port that torchrun tells to all is rank 0's."""
+    """Without an agents' store the only port that all ranks know is that of rank 0."""
     return sorted(job.tasks, key=lambda task: task != "chief")
 
 
 def _command(job: Job) -> list[str]:
-    job.refuse_unknown(KEYS)
     options = job.options
     nodes = options.get("nnodes", "1")
     if not re.fullmatch(r"[1-9]\d{0,4}(:[1-9]\d{0,4})?", nodes):
         raise UsageError(f"--engine nnodes= must be a number of nodes or a range such as 1:4, not {nodes!r}")
     least, most = (int(word) for word in (nodes.split(":") * 2)[:2])
     if least > most:
-        raise UsageError(f"--engine nnodes={nodes}: the least number of nodes comes first")
+        raise UsageError(f"--engine nnodes={nodes}: the smaller number of nodes comes first")
     words = [sys.executable, "-m", "torch.distributed.run"]
     if most == 1 and "rdzv" not in options:
         _refuse_alone(job)
@@ -68,7 +83,7 @@ def _command(job: Job) -> list[str]:
     else:
         words += _rendezvous(job)
     words += ["--nnodes", nodes, "--nproc-per-node", str(_per_node(job, most))]
-    words += ["--max-restarts", str(number(job, "max-restarts", 3)), "--signals-to-handle", SIGNALS]
+    words += ["--max-restarts", str(job.number("max-restarts", 3)), "--signals-to-handle", SIGNALS]
     return [*words, *shlex.split(options.get("extra", "")), "--no-python", *in_this_python(job.command)]
 
 
@@ -81,7 +96,7 @@ def _refuse_alone(job: Job) -> None:
 def _rendezvous(job: Job) -> list[str]:
     where = job.options.get("rdzv")
     if where is None:
-        raise UsageError("several nodes have to meet somewhere: give --engine rdzv=HOST:PORT, the same on every node")
+        raise UsageError("several nodes need a meeting point: give --engine rdzv=HOST:PORT, the same on every node")
     _, port = address(where, "--engine rdzv=")
     if port is None:
         raise UsageError(f"--engine rdzv={where}: the port is missing; write HOST:PORT")
@@ -95,7 +110,7 @@ def _rendezvous(job: Job) -> list[str]:
 def _per_node(job: Job, nodes: int) -> int:
     tasks = len(job.tasks)
     if "nproc-per-node" in job.options:
-        each = number(job, "nproc-per-node", 1)
+        each = job.number("nproc-per-node", 1)
         if each * nodes != tasks:
             raise UsageError(
                 f"{tasks} tasks are not {nodes} nodes with {each} processes each (--engine nproc-per-node=)"
@@ -103,6 +118,6 @@ def _per_node(job: Job, nodes: int) -> int:
         return each
     if tasks % nodes:
         raise UsageError(
-            f"torchrun starts as many processes on every node: {tasks} tasks cannot be shared by {nodes} nodes"
+            f"torchrun starts as many processes on each node as on the others: {tasks} tasks do not fit {nodes} nodes"
         )
     return tasks // nodes

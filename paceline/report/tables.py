@@ -100,6 +100,10 @@ def parameter_rows(family: str, value: Any) -> Iterator[tuple[str, str, str]]:
         for name, parameter in inspect.signature(value).parameters.items():
             needed = parameter.default is parameter.empty
             yield f"task.{name}", described(hints.get(name, str)), "needed" if needed else shown(parameter.default)
+    elif family == "launchers":
+        for key, text in value.keys.items():
+            allowed, _, default = text.partition("; default: ")
+            yield f"--engine {key}=", allowed, default
     elif dataclasses.is_dataclass(value):
         hints = get_type_hints(value, include_extras=True)
         for field in dataclasses.fields(value):

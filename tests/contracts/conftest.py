@@ -1,5 +1,5 @@
-"""Every test here that asks for `name` runs once for each scheme that `find` finds; one that asks for `team`, for each
-that takes several workers."""
+"""A test here that asks for `name` runs once for each scheme; for `team`, for each that takes several workers; for
+`launcher`, for each launcher."""
 
 from __future__ import annotations
 
@@ -13,3 +13,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("name", list(discovery.schemes()))
     if "team" in metafunc.fixturenames:
         metafunc.parametrize("team", [name for name, found in discovery.schemes().items() if not found.value.alone])
+    if "launcher" in metafunc.fixturenames:
+        metafunc.parametrize("launcher", list(discovery.launchers()))

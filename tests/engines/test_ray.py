@@ -119,8 +119,8 @@ def test_killed_actors_and_tasks_come_back(cluster: Cluster) -> None:
     gate.touch()
     assert run.ended() == 0, run.err
     trained(folder)
-    assert "worker:0: its actor died and is brought back by Ray" in run.err
-    assert "chief: was killed by SIGKILL; begun again" in run.err
+    assert "worker:0: its actor died and is restarted by Ray" in run.err
+    assert "chief: was killed by SIGKILL; restarted" in run.err
     until(lambda: not cluster.tasks(), 10, f"nothing is left: {cluster.tasks()}")
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_fails_gives_its_exit_code(cluster: Cluster) -> None:
     run = cluster.train("failed", "digits-mlp", "--scheme", "async", "lr=1e30", "--workers", "2", "--steps", "400")
     assert run.ended() == 1
     assert "loss" in run.err
-    assert "begun again" not in run.err
+    assert "restarted" not in run.err
 
 
 def test_without_a_cluster_this_machine_is_one(tmp_path: Path) -> None:

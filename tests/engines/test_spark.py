@@ -55,7 +55,7 @@ def test_a_lost_task_is_submitted_again_from_the_checkpoint(tmp_path: Path, vict
         gate.touch()
         assert run.ended(LONGER) == 0, run.err
         trained(tmp_path / "run")
-        assert f"{victim} was killed by SIGKILL; submitted again from the newest checkpoint" in run.err
+        assert f"{victim} was killed by SIGKILL; resubmitted from the newest checkpoint" in run.err
         assert "going on from the checkpoint" in run.err
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_fails_gives_its_exit_code(tmp_path: Path) -> None:
         run = train(start, *words, master="local[3]")
         assert run.ended(LONGER) == 1
         assert "loss" in run.err
-        assert "submitted again" not in run.err
+        assert "resubmitted" not in run.err
 
 
 def trains(run: Shell, folder: Path) -> None:

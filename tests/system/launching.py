@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -14,19 +13,21 @@ from pathlib import Path
 
 from processes import until
 
+from paceline.config import discovery
 from paceline.launcher import Job
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SECRET = bytes(range(32))
 TASKS = ("chief", "worker:0", "server:0")
 LAUNCH = """
-import importlib, json, sys
+import json, sys
 from pathlib import Path
+from paceline.config import discovery
 from paceline.launcher import Job
 engine, command, tasks, directory, options = json.loads(sys.argv[1])
 def say(text): print(text, file=sys.stderr, flush=True)
 job = Job(tuple(command), tuple(tasks), Path(directory), "test", options, secret=bytes(range(32)), say=say)
-sys.exit(importlib.import_module(f"paceline.launchers.{engine}").launch(job))
+sys.exit(discovery.launcher(engine).launch(job))
 """
 
 
@@ -79,7 +80,7 @@ def followed(engine: str, folder: Path, deed: str = "none", **options: str) -> t
     said: list[str] = []
     command = (sys.executable, str(STAND_IN), str(folder), deed)
     job = Job(command, TASKS, folder, "test", options, secret=SECRET, say=said.append)
-    return importlib.import_module(f"paceline.launchers.{engine}").launch(job), said
+    return discovery.launcher(engine).launch(job), said
 
 
 @contextmanager

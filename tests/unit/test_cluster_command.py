@@ -206,7 +206,7 @@ class TestOptions:
         [
             (("--ps-hosts", "a:1"), "--worker-hosts is missing: somebody has to train"),
             (("--job-name", "worker"), "--job-name and --task-index go with lists of hosts or --file"),
-            ((*HOSTS, "--file", "x.toml"), "--file and lists of hosts describe the cluster both; give one of them"),
+            ((*HOSTS, "--file", "x.toml"), "--file and lists of hosts both describe the cluster; give one of them"),
             (("--file", "absent.toml"), "no file absent.toml"),
             (("--placement", "pack"), "--placement needs the tasks of an engine; there is no cluster in the"),
             ((*HOSTS, "--placement", "pack"), "lists of hosts names the role of every task"),

@@ -16,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.launchers import kubernetes
 from paceline.launchers._kubernetes_settings import KINDS, LARGEST
 from paceline.launchers._kubernetes_template import merged
+from paceline.launchers.kubernetes import KubernetesLauncher
 
 # what a site asks of its pods
 TEMPLATE = """
@@ -261,7 +262,7 @@ def test_own_code_is_where_the_command_looks_for_it(tmp_path: Path) -> None:
     looked = container(pods(replace(asked, command=typed))["all"])["command"]
     assert looked == ["paceline", "train", "my_task.py:task", "--hook", "my_task.py:Mine:x=1", "lr=0.1"]
     assert named(own["volumeMounts"], "mountPath")["/code"] == {"name": "code", "mountPath": "/code", "readOnly": True}
-    assert "    x = 1" in kubernetes.shown(asked)
+    assert "    x = 1" in KubernetesLauncher().shown(asked)
     (tmp_path / "large.py").write_text("#" * (LARGEST + 1))
     (tmp_path / "odd name.py").write_text("")
     (tmp_path / "other").mkdir()
@@ -272,7 +273,7 @@ def test_own_code_is_where_the_command_looks_for_it(tmp_path: Path) -> None:
         ("my_task.py,other/my_task.py", "two files are called my_task.py"),
     ):
         with pytest.raises(UsageError, match=why):
-            kubernetes.shown(job(code=",".join(f"{tmp_path}/{word}" for word in words.split(","))))
+            KubernetesLauncher().shown(job(code=",".join(f"{tmp_path}/{word}" for word in words.split(","))))
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from launch_jobs import SECRET, made
 from paceline.errors import UsageError
 from paceline.launchers import _ssh_connection, _ssh_remote, hosts
 from paceline.launchers._foreground import seats
+from paceline.launchers.hosts import HostsLauncher
 
 
 def test_each_task_has_its_ssh(tmp_path: Path) -> None:
     job = made(tmp_path, hosts="ann@h1,h2", ssh="ssh -p 2222 -i key", python="/opt/python").job
-    text = hosts.shown(job)
+    text = HostsLauncher().shown(job)
     lines = [shlex.split(line) for line in text.splitlines() if not line.startswith("#")]
     assert [line[line.index("ServerAliveCountMax=6") + 1] for line in lines] == ["ann@h1", "ann@h1", "h2", "h2"]
     for line in lines:
@@ -55,7 +56,6 @@ def test_orders(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({}, "on which hosts"),
-        ({"host": "a"}, "did you mean 'hosts'"),
         ({"hosts": "a,-oProxyCommand=x"}, "'-oProxyCommand=x' is no host"),
         ({"hosts": "@a"}, "'@a' is no host"),
         ({"hosts": "a b"}, "'a b' is no host"),
@@ -66,12 +66,12 @@ def test_orders(tmp_path: Path) -> None:
 )
 def test_what_is_refused(options: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        hosts.shown(made(tmp_path, **options).job)
+        HostsLauncher().shown(made(tmp_path, **options).job)
 
 
 def test_no_ssh(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-ssh: not installed here; apt-get install openssh-client"):
-        hosts.launch(made(tmp_path, hosts="a", ssh="no-such-ssh -p 3").job)
+        HostsLauncher().launch(made(tmp_path, hosts="a", ssh="no-such-ssh -p 3").job)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.launcher import Job
 from paceline.launchers import kubernetes
 from paceline.launchers._kubernetes_manifests import secret
 from paceline.launchers._kubernetes_settings import KINDS, KubernetesSettings
+from paceline.launchers.kubernetes import KubernetesLauncher
 
 TASKS = ("chief", "worker:0", "worker:1", "server:0", "evaluator")
 SECRET = bytes(range(32))
@@ -72,11 +73,11 @@ def test_a_jobset_is_what_its_models_know(options: dict[str, str]) -> None:
 def test_what_is_printed_is_what_is_meant() -> None:
     for kind in KINDS:
         asked = job(kind=kind, **{key.replace("-", "_"): value for key, value in EVERYTHING.items()})
-        assert list(yaml.safe_load_all(kubernetes.shown(asked))) == kubernetes.manifests(asked)
+        assert list(yaml.safe_load_all(KubernetesLauncher().shown(asked))) == kubernetes.manifests(asked)
 
 
 def test_the_secret_is_never_shown() -> None:
-    text = kubernetes.shown(job())
+    text = KubernetesLauncher().shown(job())
     assert SECRET.hex() not in text
     assert "openssl rand -hex 32" in text
     assert "create secret generic mnist-mlp-async-001-secret --from-file=secret=/dev/stdin" in text
@@ -142,7 +143,6 @@ def test_any_name_of_a_run_becomes_one_of_a_host(name: str) -> None:
     ("options", "message"),
     [
         ({"image": ""}, "needs --engine image="),
-        ({"imgae": "x"}, "did you mean 'image'"),
         ({"kind": "deployment"}, "kind"),
         ({"gpus": "two"}, "--engine gpus=two: a whole number"),
         ({"memory": "4 GB"}, "--engine memory=4 GB: a quantity"),
@@ -156,13 +156,13 @@ def test_any_name_of_a_run_becomes_one_of_a_host(name: str) -> None:
 )
 def test_wrong_settings_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        kubernetes.shown(job(**options))
+        KubernetesLauncher().shown(job(**options))
 
 
 def test_without_kubectl_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=re.escape("--dry-run > job.yaml")):
-        kubernetes.launch(job())
+        KubernetesLauncher().launch(job())
 
 
 KUBECTL = """#!{python}
@@ -218,7 +218,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_a_launch_ends_with_the_job_and_leaves_nothing(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.answers(["", "", "Complete"], [[("m-0-a", None)], [("m-0-a", 137), ("m-0-b", None)], [("m-0-b", 0)]])
     said: list[str] = []
-    assert kubernetes.launch(job(said=said.append, namespace="research")) == 0
+    assert KubernetesLauncher().launch(job(said=said.append, namespace="research")) == 0
     assert capfd.readouterr().out.splitlines() == ["log of m-0-a", "log of m-0-b"]  # the second after a loss
     assert "the chief's pod was replaced: m-0-b" in said
     calls = cluster.calls()
@@ -236,7 +236,7 @@ def test_a_launch_ends_with_the_job_and_leaves_nothing(cluster: Cluster, capfd: 
 
 def test_a_failed_job_gives_the_chiefs_exit_code(cluster: Cluster) -> None:
     cluster.answers(["Failed"], [[("m-0-a", 3)]])
-    assert kubernetes.launch(job()) == 3
+    assert KubernetesLauncher().launch(job()) == 3
 
 
 def test_a_chief_that_is_not_replaced_any_more_ends_the_job(cluster: Cluster) -> None:
@@ -244,12 +244,12 @@ def test_a_chief_that_is_not_replaced_any_more_ends_the_job(cluster: Cluster) ->
     cluster.answers([""], [[("m-0-a", 1)]])
     assert [kubernetes._names("0,3-5", number) for number in (0, 1, 3, 5, 6)] == [True, False, True, True, False]
     (cluster.folder / "states").write_text(json.dumps([{"status": {}}, {"status": {"failedIndexes": "0,3"}}]))
-    assert kubernetes.launch(job()) == 1
+    assert KubernetesLauncher().launch(job()) == 1
     assert "job" in {words[1] for words, _ in cluster.calls() if words[0] == "delete"}
 
 
 def test_what_kubectl_refuses_is_told_and_taken_back(cluster: Cluster) -> None:
     (cluster.folder / "refuse").touch()
     with pytest.raises(RunError, match="forbidden"):
-        kubernetes.launch(job())
+        KubernetesLauncher().launch(job())
     assert "job" in {words[1] for words, _ in cluster.calls() if words[0] == "delete"}

@@ -14,7 +14,8 @@ from beds.commands import need
 from launch_jobs import SECRET, made, program
 
 from paceline.errors import UsageError
-from paceline.launchers import _foreground, mpi
+from paceline.launchers import _foreground
+from paceline.launchers.mpi import MpiLauncher
 
 OPEN_MPI = "mpirun (Open MPI) 4.1.4"
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.8"
@@ -42,7 +43,7 @@ def words(text: str) -> list[str]:
 def test_open_mpi_on_one_host(bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine(bin, OPEN_MPI)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    text = mpi.shown(made(tmp_path).job)
+    text = MpiLauncher().shown(made(tmp_path).job)
     assert text.splitlines() == [
         f"export PACELINE_MEET={tmp_path}/hub",
         "export PACELINE_PLACEMENT=chief,worker,worker,server",
@@ -58,7 +59,7 @@ def test_open_mpi_on_one_host(bin: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_root_is_allowed_where_it_is_root(bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine(bin, OPEN_MPI_5)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "--allow-run-as-root" in words(mpi.shown(made(tmp_path).job))
+    assert "--allow-run-as-root" in words(MpiLauncher().shown(made(tmp_path).job))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_root_is_allowed_where_it_is_root(bin: Path, tmp_path: Path, monkeypatch
 )
 def test_hosts_get_ranks_in_their_order(hosts: str, told: str, bin: Path, tmp_path: Path) -> None:
     engine(bin, OPEN_MPI)
-    command = words(mpi.shown(made(tmp_path, hosts=hosts).job))
+    command = words(MpiLauncher().shown(made(tmp_path, hosts=hosts).job))
     assert command[command.index("--host") + 1] == told
     several = len(set(told.split(","))) > 1
     assert ("slot" if several else "slot:OVERSUBSCRIBE") in command
@@ -75,15 +76,15 @@ def test_hosts_get_ranks_in_their_order(hosts: str, told: str, bin: Path, tmp_pa
 
 def test_mpich_has_other_words(bin: Path, tmp_path: Path) -> None:
     engine(bin, HYDRA, name="mpiexec")
-    command = words(mpi.shown(made(tmp_path, hosts="a,b", extra="-print-rank-map").job))
+    command = words(MpiLauncher().shown(made(tmp_path, hosts="a,b", extra="-print-rank-map").job))
     assert command[:7] == ["mpiexec", "-n", "4", "-genvall", "-hosts", "a:2,b:2", "-print-rank-map"]
     assert "-x" not in command
-    assert words(mpi.shown(made(tmp_path, hostfile="list").job))[4:6] == ["-f", "list"]
+    assert words(MpiLauncher().shown(made(tmp_path, hostfile="list").job))[4:6] == ["-f", "list"]
 
 
 def test_a_program_of_its_own_and_words_of_ones_own(bin: Path, tmp_path: Path) -> None:
     other = engine(tmp_path, OPEN_MPI, name="prte-run")
-    command = words(mpi.shown(made(tmp_path, mpirun=other, extra="--mca btl tcp,self", hostfile="list").job))
+    command = words(MpiLauncher().shown(made(tmp_path, mpirun=other, extra="--mca btl tcp,self", hostfile="list").job))
     assert command[0] == str(other)
     at = command.index("--mca")
     assert command[at : at + 3] == ["--mca", "btl", "tcp,self"]
@@ -94,32 +95,31 @@ def test_a_program_of_its_own_and_words_of_ones_own(bin: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"host": "a"}, "no setting of this engine 'host'"),
         ({"hosts": "a:0"}, "'a:0' is no host; write HOST or HOST:COUNT"),
         ({"hosts": "a,b,c,d,e"}, r"more hosts \(5\) than tasks \(4\)"),
-        ({"hosts": "a", "hostfile": "b"}, "name the hosts both"),
-        ({"oversubscribe": "perhaps"}, "oversubscribe= must be yes or no, not 'perhaps'"),
+        ({"hosts": "a", "hostfile": "b"}, "both name the hosts"),
+        ({"oversubscribe": "perhaps"}, "oversubscribe=perhaps: yes or no is needed"),
         ({"mpirun": "nowhere"}, "nowhere: not installed here; apt-get install openmpi-bin"),
     ],
 )
 def test_what_is_refused(options: dict[str, str], message: str, bin: Path, tmp_path: Path) -> None:
     engine(bin, OPEN_MPI)
     with pytest.raises(UsageError, match=message):
-        mpi.shown(made(tmp_path, **options).job)
+        MpiLauncher().shown(made(tmp_path, **options).job)
 
 
 def test_restarts_are_a_number(bin: Path, tmp_path: Path) -> None:
     engine(bin, OPEN_MPI)
-    with pytest.raises(UsageError, match="restarts= must be a whole number of at least 0, not '-1'"):
-        mpi.launch(made(tmp_path, restarts="-1").job)
+    with pytest.raises(UsageError, match="restarts=-1: a whole number of at least 0 is needed"):
+        MpiLauncher().launch(made(tmp_path, restarts="-1").job)
 
 
 def test_no_mpi_and_something_that_is_none(bin: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="mpirun and mpiexec: not installed here; apt-get install openmpi-bin"):
-        mpi.shown(made(tmp_path).job)
+        MpiLauncher().shown(made(tmp_path).job)
     engine(bin, "mpirun (my own) 1.0")
-    with pytest.raises(UsageError, match="is neither of Open MPI nor of MPICH"):
-        mpi.shown(made(tmp_path).job)
+    with pytest.raises(UsageError, match="is neither Open MPI's nor MPICH's"):
+        MpiLauncher().shown(made(tmp_path).job)
 
 
 # what happens when ranks die
@@ -138,7 +138,7 @@ def once_then(first: str, then: str = "exit 0") -> str:
 def test_a_job_that_broke_off_is_begun_again(bin: Path, tmp_path: Path) -> None:
     engine(bin, OPEN_MPI, once_then("echo stale >$PACELINE_MEET; exit 137", '[ ! -e "$PACELINE_MEET" ]'))
     run = made(tmp_path)
-    assert mpi.launch(run.job) == 0
+    assert MpiLauncher().launch(run.job) == 0
     assert run.said == ["the job broke off (exit code 137); starting it again from the beginning, 1 of 3"]
     assert (tmp_path / "secret").read_text().strip() == SECRET.hex()
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
@@ -148,7 +148,7 @@ def test_a_job_that_broke_off_is_begun_again(bin: Path, tmp_path: Path) -> None:
 def test_how_often_it_is_begun_again(bin: Path, tmp_path: Path) -> None:
     engine(bin, HYDRA, "echo >>$PACELINE_MEET.count; exit 9")  # Hydra tells a signal as such a code
     run = made(tmp_path, restarts=2)
-    assert mpi.launch(run.job) == 9
+    assert MpiLauncher().launch(run.job) == 9
     assert len((tmp_path / "hub.count").read_text().splitlines()) == 3
     assert run.said[-1] == (
         "the job broke off 3 times in a row without a newer checkpoint (exit code 9); --engine restarts= allows 2"

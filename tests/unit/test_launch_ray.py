@@ -13,8 +13,9 @@ import pytest
 
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
-from paceline.launchers import _ray_actors, ray
+from paceline.launchers import _ray_actors
 from paceline.launchers._ray_actors import RayTasks
+from paceline.launchers.ray import RayLauncher
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
@@ -35,7 +36,7 @@ def job(said: list[str] | None = None, **options: str) -> Job:
 
 
 def test_everything_but_the_secret_is_shown() -> None:
-    text = ray.shown(job(strategy="spread", memory="2G", address="10.0.0.1:6379"))
+    text = RayLauncher().shown(job(strategy="spread", memory="2G", address="10.0.0.1:6379"))
     assert "ray: 10.0.0.1:6379" in text
     gpus, none = "2 bundles of CPU 2, GPU 1, memory 2.14748e+09", "1 bundles of CPU 2, memory 2.14748e+09"
     assert f"SPREAD, {gpus}; {none}" in text  # a server needs no GPU
@@ -47,25 +48,24 @@ def test_everything_but_the_secret_is_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"adress": "x"}, "did you mean 'address'"),
         ({"strategy": "heap"}, "Ray places by pack or spread"),
-        ({"restarts": "many"}, "--engine restarts=many: a number"),
-        ({"memory": "lots"}, "--engine memory=lot"),
+        ({"restarts": "many"}, "--engine restarts=many: a whole number"),
+        ({"memory": "lots"}, "--engine memory=lots: an amount of memory"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        ray.launch(job(**options))
+        RayLauncher().launch(job(**options))
 
 
 def test_a_placement_policy_is_a_strategy() -> None:
-    assert "SPREAD" in ray.shown(job(placement="spread"))
+    assert "SPREAD" in RayLauncher().shown(job(placement="spread"))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=re.escape("pip install 'paceline[ray]'")):
-        ray.launch(job())
+        RayLauncher().launch(job())
 
 
 class ActorDied(Exception):
@@ -178,7 +178,7 @@ def test_a_chief_that_moves_takes_the_others_along(back: tuple[str, int], starts
 
 def test_who_dies_too_often_ends_the_run() -> None:
     made, _ = crew({"address": [("h", 7)]}, {"heard": [([], -9)] * 9}, {}, restarts=2)
-    with pytest.raises(RunError, match="worker:0: was killed by SIGKILL; it has begun again 2 times already"):
+    with pytest.raises(RunError, match="worker:0: was killed by SIGKILL; it has been restarted 2 times already"):
         made.followed()
 
 
@@ -209,6 +209,6 @@ def test_an_interrupt_is_handed_to_the_chief() -> None:
     made, actors = crew({"address": [("h", 7)], "heard": [([], None)] * 5 + [([], 130)]}, {}, {})
     for actor in actors[1:]:
         actor.script["heard"] = [([], None)] * 9 + [([], 0)]
-    made.interrupts = 1
+    made.asked.count = 1
     assert made.followed() == 130
     assert ("tell", (2,)) in actors[0].calls

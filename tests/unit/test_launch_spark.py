@@ -16,6 +16,7 @@ from paceline.launcher import Job
 from paceline.launchers import spark
 from paceline.launchers._child_process import Running
 from paceline.launchers._spark_task import LOGS, MARK, STOP, followed
+from paceline.launchers.spark import SparkLauncher
 
 TASKS = ("chief", "worker:0", "server:0")
 SECRET = bytes(range(32))
@@ -43,7 +44,7 @@ def _no_spark_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_but_the_secret_is_shown() -> None:
     gpus = "spark.task.resource.gpu.amount=1"
-    text = spark.shown(job(gpus=1, conf=f"spark.executor.memory=2g,spark.ui.enabled=true,{gpus}"))
+    text = SparkLauncher().shown(job(gpus=1, conf=f"spark.executor.memory=2g,spark.ui.enabled=true,{gpus}"))
     assert "spark master: local-cluster[2,4,1024]" in text  # two executors with room for three tasks of two threads
     assert "barrier stage: 3 partitions" in text
     for line in ("spark.task.cpus=2", "spark.task.resource.gpu.amount=1", "spark.executor.memory=2g"):
@@ -54,16 +55,15 @@ def test_everything_but_the_secret_is_shown() -> None:
 
 
 def test_a_server_does_not_silently_hold_a_gpu() -> None:
-    with pytest.raises(UsageError, match=r"server:0 would hold a GPU .* conf=spark.task.resource.gpu.amount=1"):
-        spark.shown(job(gpus=1))
+    with pytest.raises(UsageError, match=r"server:0 would hold an unused GPU.* conf=spark.task.resource.gpu.amount=1"):
+        SparkLauncher().shown(job(gpus=1))
     trains = replace(job(gpus=1), tasks=("chief", "worker:0"))
-    assert "conf: spark.task.resource.gpu.amount=1" in spark.shown(trains)
+    assert "conf: spark.task.resource.gpu.amount=1" in SparkLauncher().shown(trains)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mastr": "x"}, "did you mean 'master'"),
         ({"resubmissions": "-1"}, "--engine resubmissions=-1: a whole number of at least 0"),
         ({"patience": "0"}, "--engine patience=0: a whole number of at least 1"),
         ({"conf": "spark.ui.enabled"}, "spark.KEY=VALUE"),
@@ -71,13 +71,13 @@ def test_a_server_does_not_silently_hold_a_gpu() -> None:
 )
 def test_wrong_settings_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        spark.launch(job(**options))
+        SparkLauncher().launch(job(**options))
 
 
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(UsageError, match=re.escape("pip install 'paceline[spark]'")):
-        spark.launch(job())
+        SparkLauncher().launch(job())
 
 
 def test_the_master_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ def test_the_master_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monke
         "# defaults\nspark.eventLog.enabled false\nspark.master\tspark://a:7077\n"
     )
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert "spark master: spark://a:7077" in spark.shown(job())
+    assert "spark master: spark://a:7077" in SparkLauncher().shown(job())
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
-    assert "spark master: yarn" in spark.shown(job())
-    assert "spark master: local[3]" in spark.shown(job(master="local[3]"))
+    assert "spark master: yarn" in SparkLauncher().shown(job())
+    assert "spark master: local[3]" in SparkLauncher().shown(job(master="local[3]"))
 
 
 def failure(task: str, code: int) -> RuntimeError:
@@ -101,7 +101,7 @@ def test_a_lost_task_is_submitted_again() -> None:
     asked = job(said)
     assert spark._failed(failure("worker:0", -9), asked, spark.SparkSettings.of(asked), 2, False) is None
     assert said == [
-        "the stage was lost: worker:0 was killed by SIGKILL; submitted again from the newest checkpoint (2 more times)"
+        "the stage was lost: worker:0 was killed by SIGKILL; resubmitted from the newest checkpoint (2 more times)"
     ]
 
 
@@ -123,7 +123,7 @@ def test_a_chief_that_fails_is_not_submitted_again(code: int) -> None:
 
 def test_after_the_last_submission_the_last_words_are_told() -> None:
     asked = job()
-    with pytest.raises(RunError, match=r"submitted again 3 times .*\nfirst\nlast words"):
+    with pytest.raises(RunError, match=r"resubmitted 3 times .*\nfirst\nlast words"):
         spark._failed(failure("worker:0", 1), asked, spark.SparkSettings.of(asked), 0, False)
 
 
