@@ -16,9 +16,10 @@ from paceline import launchers
 from paceline.config import discovery
 from paceline.config.plan import Plan
 from paceline.config.ports import OPTION, Ports
+from paceline.config.role_names import WORDS, kind_of, task_of_role
 from paceline.errors import UsageError
 from paceline.launcher import Job
-from paceline.network.cluster import cluster_file, detect, host_lists, placement
+from paceline.network.cluster import cluster_file, detect, host_lists
 from paceline.network.cluster.description import Cluster
 from paceline.network.secure import secret as secrets
 from paceline.processes.roles.main import roles_of
@@ -169,19 +170,18 @@ def task_command(plan: Plan, directory: Path) -> tuple[str, ...]:
 
 def ordered(plan: Plan, scheme: Scheme, by: str | None) -> tuple[str, ...]:
     """The tasks in the order in which an engine numbers them: by a list of roles, else chief, workers, servers."""
-    parts = [str(part) for part in roles_of(plan, scheme)]
-    names = [name if not name.startswith("worker") else f"worker:{int(name.split(':')[1]) - 1}" for name in parts]
+    names = [task_of_role(role.kind, role.index) for role in roles_of(plan, scheme)]
     if by is None or "," not in by:
         return tuple(names)
     waiting: dict[str, list[str]] = {}
     for name in names:
-        waiting.setdefault(name.partition(":")[0], []).append(name)
+        waiting.setdefault(kind_of(name), []).append(name)
     found = []
     unnamed = "chief" not in [word.strip() for word in by.split(",")]
     for word in by.split(","):
-        kind = placement.WORDS.get(word.strip(), "")
+        kind = WORDS.get(word.strip(), "")
         if kind == "worker" and unnamed and waiting.get("chief"):
-            kind = "chief"  # the first worker is
+            kind = "chief"  # the first worker becomes the chief
         if not waiting.get(kind):
             raise UsageError(f"--placement has more {word.strip()}s than this run: {', '.join(names)}")
         found.append(waiting[kind].pop(0))

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config.ports import Ports
+from paceline.config.role_names import KINDS as ROLES
 from paceline.errors import UnknownName, UsageError
 from paceline.launcher import Job
-from paceline.launchers._kubernetes_template import CONTAINER, ROLES, Manifest, merged, read
+from paceline.launchers._kubernetes_template import CONTAINER, Manifest, merged, read
 
 KEYS = {
     "image": "an image that contains paceline and the data set; needed, here or in the template",

@@ -16,7 +16,6 @@ from paceline.errors import UnknownName, UsageError
 Manifest = dict[str, Any]
 
 CONTAINER = "paceline"
-ROLES = ("chief", "worker", "server", "evaluator")
 # by which field the entries of a list are told apart
 NAMED_BY = {
     **dict.fromkeys(("containers", "initContainers", "env", "volumes", "imagePullSecrets", "resourceClaims"), "name"),

@@ -181,10 +181,10 @@ def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]
         )
     last = ["evaluator"] if policy in POLICIES and "evaluator" in kinds else []
     places = [(node, seat) for node in range(nodes or 1) for seat in range(per_node or len(kinds))][: len(kinds)]
-    servers = kinds.count("server") + kinds.count("ps") if policy in POLICIES else None
+    servers = kinds.count("server") if policy in POLICIES else None
     placed = roles(places[: len(places) - len(last)], policy, servers)
     found = [placed[place] for place in places[: len(places) - len(last)]] + last
-    if sorted(found) != sorted("server" if kind == "ps" else kind for kind in kinds):
+    if sorted(found) != sorted(kinds):
         raise UsageError(f"--engine placement={policy}: the roles should be those of {', '.join(job.tasks)}")
     return tuple(found)
 

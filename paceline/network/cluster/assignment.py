@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.role_names import WORDS, kind_of, of_rank, parsed, role_of_task, written
 from paceline.errors import UnknownName, UsageError
 from paceline.network.cluster import addresses, torchrun, torchrun_store
 from paceline.network.cluster.description import Cluster, ClusterTask, address
-from paceline.network.cluster.placement import WORDS
 from paceline.runs import atomic_files
 
 Where = tuple[str, int]
@@ -107,7 +107,7 @@ def told(environment: Mapping[str, str]) -> Assignment | None:
         name = ",".join(_share(tasks, environment, ranks))
     if name is None:
         return None
-    roles = tuple(map(_role, name.split(",")))
+    roles = tuple(role_of_task(*parsed(one, "PACELINE_TASK: no task")) for one in name.split(","))
     counts = _counts(environment.get("PACELINE_CLUSTER"), tasks)
     if "chief" in roles and not counts:
         raise UsageError(
@@ -152,20 +152,10 @@ def _share(tasks: list[str], environment: Mapping[str, str], ranks: Cluster | No
     raise UsageError(f"PACELINE_TASKS names {len(tasks)} tasks, and {told}; it says which of them this process is")
 
 
-def _role(name: str) -> str:
-    """A task's name as runs number roles: the workers' numbers begin behind the chief's."""
-    kind, _, index = name.strip().partition(":")
-    if kind not in WORDS or (index and not index.isdigit()):
-        raise UsageError(f"PACELINE_TASK: no task {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
-    kind = WORDS[kind]
-    number = int(index or 0) + (1 if kind == "worker" else 0)
-    return kind if kind in ("chief", "evaluator") else f"{kind}:{number}"
-
-
 def _counts(text: str | None, tasks: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for task in tasks:
-        kind = WORDS.get(task.partition(":")[0], "")
+        kind = WORDS.get(kind_of(task), "")
         found[kind] = found.get(kind, 0) + 1
     for part in (text or "").split(","):
         kind, equals, number = part.partition("=")
@@ -209,13 +199,9 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
 
 
 def role_of(cluster: Cluster, task: ClusterTask) -> str:
-    """A task's role as runs number them: workers by their rank, of which the chief has the first."""
-    if task.kind == "evaluator":
-        return "evaluator"
+    """The role of a task. Where the cluster names no chief, worker 0 has rank 0."""
     rank = cluster.rank(task)
-    if rank is None:
-        return str(task)
-    return f"worker:{rank}" if rank else "chief"
+    return written(task.kind, task.index) if rank is None else of_rank(rank)
 
 
 def _common_file(environment: Mapping[str, str]) -> Path:

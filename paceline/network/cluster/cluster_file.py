@@ -1,7 +1,7 @@
 """A file that describes a cluster.
 
 [cluster]
-chief = "a:2222"                  # may be left away: then the first worker is the chief
+chief = "a:2222"                  # may be omitted: then the first worker is the chief
 workers = ["b:2222", "c:2222"]
 servers = ["d:2222"]
 evaluator = "e"
@@ -13,12 +13,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from paceline.config.role_names import KINDS, SINGLE
 from paceline.errors import UnknownName, UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
 from paceline.network.cluster.host_lists import chosen
 
-KEYS = {"chief": "chief", "workers": "worker", "servers": "server", "evaluator": "evaluator"}
-ONE = ("chief", "evaluator")
+KEYS = {kind if kind in SINGLE else f"{kind}s": kind for kind in KINDS}
 
 
 def read(path: Path, job_name: str | None = None, task_index: int | None = None) -> Cluster:
@@ -55,7 +55,7 @@ def described(text: str, name: str, job_name: str | None = None, task_index: int
 
 
 def _addresses(value: Any, key: str, where: str) -> list[tuple[str, int | None]]:
-    if key in ONE:
+    if key in SINGLE:
         return [address(value, where)]
     if not isinstance(value, list):
         raise UsageError(f'{where} must be a list: ["host:port", …]')

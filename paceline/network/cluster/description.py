@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from paceline.config.role_names import KINDS, SINGLE
 from paceline.errors import UsageError
-
-KINDS = ("chief", "worker", "server", "evaluator")
 
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 
@@ -121,7 +120,7 @@ class Cluster:
                 raise UsageError(
                     f"{self.source}: the {kind}s are numbered {_some(list(map(str, indices)))}, not from 0 without gaps"
                 )
-        for kind in ("chief", "evaluator"):
+        for kind in SINGLE:
             if len(self.of(kind)) > 1:
                 raise UsageError(f"{self.source}: there can be one {kind}, not {len(self.of(kind))}")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.config.role_names import SINGLE, WORDS
 from paceline.errors import UnknownName, UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
-
-JOBS = {"chief": "chief", "worker": "worker", "ps": "server", "server": "server", "evaluator": "evaluator"}
 
 
 def listed(
@@ -37,14 +36,15 @@ def chosen(tasks: list[ClusterTask], job_name: str | None, task_index: int | Non
         return None
     if job_name is None:
         raise UsageError(f"--task-index {task_index} is given without --job-name")
-    if job_name not in JOBS:
-        raise UnknownName("job name", job_name, JOBS)
-    own = [task for task in tasks if task.kind == JOBS[job_name]]
+    if job_name not in WORDS:
+        raise UnknownName("job name", job_name, WORDS)
+    kind = WORDS[job_name]
+    own = [task for task in tasks if task.kind == kind]
     if task_index is None:
-        if len(own) > 1 or JOBS[job_name] in ("worker", "server"):
+        if len(own) > 1 or kind not in SINGLE:
             raise UsageError(f"--job-name {job_name} is given without --task-index")
         task_index = 0  # there is one chief and one evaluator
-    if not own and job_name == "evaluator" and task_index == 0:
+    if not own and kind == "evaluator" and task_index == 0:
         return ClusterTask("evaluator", 0)  # it needs no address
     if not 0 <= task_index < len(own):
         there = f"only the indices 0 to {len(own) - 1}" if own else "none"

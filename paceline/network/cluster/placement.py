@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
+from paceline.config.role_names import KINDS, SINGLE, WORDS
 from paceline.errors import UnknownName, UsageError
-from paceline.network.cluster.description import KINDS, Cluster, ClusterTask
+from paceline.network.cluster.description import Cluster, ClusterTask
 
 Place = tuple[int, int]
-
-WORDS = {"ps": "server", "server": "server", "worker": "worker", "chief": "chief", "evaluator": "evaluator"}
 
 
 def roles(places: Iterable[Place], placement: str, servers: int | None = None) -> dict[Place, str]:
@@ -64,7 +63,7 @@ def _by_list(ordered: list[Place], words: list[str]) -> dict[Place, str]:
     if len(kinds) > len(ordered):
         left = len(kinds) - len(ordered)
         raise UsageError(f"there are more roles ({len(kinds)}) than tasks ({len(ordered)}): {left} would have no task")
-    for kind in ("chief", "evaluator"):
+    for kind in SINGLE:
         if kinds.count(kind) > 1:
             raise UsageError(f"the placement names {kinds.count(kind)} {kind}s; there can be one")
     if "chief" not in kinds:

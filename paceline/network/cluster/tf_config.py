@@ -13,14 +13,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.config.role_names import TF_WORDS, TRAINING
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
 
 NAME = "TF_CONFIG"
-TRAINING = ("chief", "master", "worker")
 # keys that TensorFlow, its estimators and those who start its jobs set besides
 OTHERS = ("environment", "rpc_layer", "job", "master", "eval_session_master", "session_master", "service", "model_dir")
-TYPES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "server", "evaluator": "evaluator"}
 
 
 def seen(environment: Mapping[str, str]) -> Cluster | None:
@@ -75,11 +74,11 @@ def _tasks(cluster: Any) -> list[ClusterTask]:
         raise UsageError(f"{NAME}: cluster.chief and cluster.master mean the same; give one of them")
     found: list[ClusterTask] = []
     for key, entries in cluster.items():
-        if key not in TYPES:
+        if key not in TF_WORDS:
             raise UsageError(f"{NAME}: cluster.{key} is no type of task; {_meant(key)}")
         if not isinstance(entries, list):
             raise UsageError(f'{NAME}: cluster.{key} must be a list of "host:port", not {_kind(entries)}')
-        found += numbered(TYPES[key], [address(one, f"{NAME}: cluster.{key}[{n}]") for n, one in enumerate(entries)])
+        found += numbered(TF_WORDS[key], [address(one, f"{NAME}: cluster.{key}[{n}]") for n, one in enumerate(entries)])
     return found
 
 
@@ -92,9 +91,9 @@ def _me(task: Any, cluster: dict[str, list[str]], tasks: list[ClusterTask]) -> C
         if task.get(key) is None:
             raise UsageError(f"{NAME}: task.{key} is missing")
     kind, index = task["type"], _index(task["index"])
-    if not isinstance(kind, str) or kind not in TYPES:
+    if not isinstance(kind, str) or kind not in TF_WORDS:
         raise UsageError(f"{NAME}: task.type {kind!r} is no type of task; {_meant(kind)}")
-    own = [one for one in tasks if one.kind == TYPES[kind]]
+    own = [one for one in tasks if one.kind == TF_WORDS[kind]]
     if not own and kind == "evaluator":
         if index:
             raise UsageError(f"{NAME}: task.index is {index}, but there is one evaluator, with index 0")
@@ -118,8 +117,8 @@ def _index(value: Any) -> int:
 
 def _meant(word: Any) -> str:
     """The type of task that a word is nearest to, or all of them."""
-    near = difflib.get_close_matches(str(word).lower(), TYPES, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TYPES)}"
+    near = difflib.get_close_matches(str(word).lower(), TF_WORDS, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TF_WORDS)}"
 
 
 def _kind(value: Any) -> str:

@@ -12,10 +12,11 @@ from paceline.config import ports
 from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.plan import Plan
 from paceline.config.ports import Ports
+from paceline.config.role_names import KINDS
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, mpi, placement
 from paceline.network.cluster.assignment import Assignment, in_cluster, told
-from paceline.network.cluster.description import KINDS, Cluster, ClusterTask
+from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.network.nodes import agent
 from paceline.network.nodes.coordinator import Coordinator, refuse_open_means
 from paceline.network.nodes.join import JoinRequest
