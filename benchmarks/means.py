@@ -32,7 +32,7 @@ from paceline.api.execute import execute
 from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.validate import planned
 from paceline.network.secure import tls
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector
 from paceline.task import Batch, Task
@@ -103,9 +103,7 @@ def ours(
     plan = dataclasses.replace(plan, directory=str(place.path))
 
     def launcher(*given: Any, **more: Any) -> Supervisor:
-        made = Supervisor(*given, **more)
-        made._context = dataclasses.replace(made._context, node=Endpoint(certificates=certificates))
-        return made
+        return Supervisor(*given, node=Endpoint(certificates=certificates), **more)
 
     execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)
     return 1000 * statistics.median(map(float, file.read_text().split()[WARM:]))

@@ -46,7 +46,7 @@ from paceline.network.nodes.coordinator import Coordinator
 from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.task import Batch, Task
@@ -216,7 +216,8 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
         node = Endpoint(address=LOCAL, secret=secret, certificates=certificates, share=False)  # as on two machines
         ports: list[int] = []
         listening = lambda _, port: ports.append(port)  # noqa: E731
-        hub = Coordinator(*args, node=node, port=0, here={"chief"}, join=30.0, listening=listening, **rest)
+        policy = {"join": 30.0, "join_policy": "fail"}
+        hub = Coordinator(*args, node=node, port=0, here={"chief"}, listening=listening, **policy, **rest)
         plain = {name: one for name, one in objects.items() if name != "ready"}
 
         def serve() -> None:
@@ -226,7 +227,7 @@ def paceline(kilobytes: int, count: int, folder: Path, *, record: bool, encrypte
             agent.serve(lambda: way, 20.0, lambda _: None, plain)
 
         agents.append(forked(serve))
-        return hub
+        return hub.supervisor
 
     execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None, launcher=launcher)
     for pid in agents:

@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
 
 # the third is what engines forward to all tasks, the fourth comes when a terminal closes
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 EXIT_CODE = 130
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 _terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
 
@@ -66,15 +69,19 @@ def count_from_now_on(counter: Counter) -> None:
 
 
 @contextmanager
-def counted(counter: Counter) -> Iterator[None]:
-    """Count inside; afterwards signals do what they did before."""
-    before = {number: signal.getsignal(number) for number in handled()}
-    _install(counter)
+def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Handle signals inside; afterwards they do what they did before."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def counted(counter: Counter) -> AbstractContextManager[None]:
+    """Count the signals that ask this process to end."""
+    return handling(dict.fromkeys(handled(), counter))
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from paceline.network.nodes import participate
 from paceline.processes.roles.control_channel import Control, Listener
 from paceline.processes.roles.main import error_of
 from paceline.processes.supervisor import pickled_objects
-from paceline.processes.supervisor.launcher import Supervisor
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
+from paceline.processes.supervisor.supervisor import Supervisor
 
 Tell = Callable[[str, str], None]
 

@@ -6,25 +6,23 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from paceline import signals
-from paceline.config import build
 from paceline.config.from_plan import forkable, ready_task
 from paceline.config.plan import Plan
 from paceline.errors import DataError, PacelineError, RunError
 from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
 from paceline.processes.roles import main, recorder
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.outcome import result_of
 from paceline.processes.supervisor.progress import Progress
-from paceline.processes.supervisor.recovery import Outcome
 from paceline.processes.supervisor.status import Status
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.processes.supervisor.watcher import Watcher
 from paceline.result import Point, Result
 from paceline.runs import checkpoint, file_sums, fingerprint
-from paceline.runs.accounts import Standing, Totals
+from paceline.runs.accounts import Totals
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.fingerprint import Fingerprint
 from paceline.runs.run_directory import RunDirectory, RunState
@@ -153,57 +151,3 @@ def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory, x0:
     if found is not None and not plan.script:
         snapshot.check(plan, scheme, found, x0)
     return found
-
-
-def result_of(
-    plan: Plan,
-    scheme: Scheme,
-    outcome: Outcome,
-    before: list[dict[str, Any]],
-    first: Checkpoint | None = None,
-) -> Result | None:
-    """All that is known at the end, and all of it of what was saved last. `before`: the history so far; `first`: the
-    checkpoint that the launch began at."""
-    found = checkpoint.newest(Path(plan.directory) / "checkpoints", lambda _: None)
-    if found is None:
-        return None
-    told = outcome.result or {}
-    board = outcome.words
-    seconds = max(board["stopped"] - board["first_step"], 0) / 1e9 if board["first_step"] else 0.0
-    standing = Standing.of(found, scheme, plan.workers)
-    already = Standing.of(first, scheme, plan.workers).samples if first else 0
-    history = [
-        Point(one["update"], one["seconds"], {k: v for k, v in one.items() if k not in ("update", "seconds")})
-        for one in [*before, *outcome.history]
-    ]
-    return Result(
-        scheme=scheme.name,
-        task=outcome.task or plan.task or "task",
-        workers=plan.hosts,
-        micro=plan.micro if plan.exact else None,
-        servers=plan.servers,
-        updates=standing.updates,
-        gradients=standing.gradients,
-        samples=standing.samples,
-        virtual_seconds=None,
-        staleness=standing.staleness,
-        metrics=told.get("metrics", {}),
-        vector=found.tensors["model"],
-        dropped=standing.dropped,
-        seed=plan.seed,
-        batch=outcome.batch or plan.batch or 0,
-        hyper=build.hyper_of(scheme),
-        history=history,
-        warnings=outcome.warnings,
-        notice=outcome.notice,
-        stopped=outcome.stopped or None,
-        wall_seconds=seconds,
-        samples_per_second=max(board["samples"] - already, 0) / seconds if seconds else 0.0,
-        time_to_first_step=(board["first_step"] - board["began"]) / 1e9 if board["first_step"] else None,
-        restarts=board["restarts"],
-        rolled_back_updates=board["rolled_back"],
-        lost_updates=max(board["reached"] - standing.updates, 0),
-        peak_rss_mb=outcome.peak_rss / 1024,
-        directory=plan.directory,
-        fingerprint=fingerprint.last_of(Path(plan.directory)),
-    )

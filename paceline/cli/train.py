@@ -27,7 +27,7 @@ from paceline.config.validate import check, planned
 from paceline.errors import DataError, RunError, UsageError
 from paceline.network.nodes import participate
 from paceline.processes.supervisor import exec_role
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.report import tables
 from paceline.report.live import Display
 from paceline.result import Result

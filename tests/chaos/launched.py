@@ -21,7 +21,7 @@ from trials import SPAN, Blow, Trial
 from paceline import signals
 from paceline.api.execute import execute
 from paceline.config.validate import planned
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.runs.run_directory import RunDirectory
 
 LIMIT = 100.0  # seconds after which a run hangs

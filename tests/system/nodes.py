@@ -22,7 +22,7 @@ from paceline.network.nodes.coordinator import Coordinator
 from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.processes.roles.main import roles_of
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.scheme import Scheme
 
 LOCAL = "127.0.0.1"
@@ -69,12 +69,12 @@ class Nodes:
             listening=listening,
             **rest,
         )
-        self._hub = weakref.ref(hub)
+        self._hub = weakref.ref(hub.supervisor)
         grouped = {part for group in self._together for part in group.split("+")}
         single = [part for part in map(str, roles_of(plan, scheme)) if part not in grouped and part not in self._here]
         for part in (*single, *self._together, *self._extra):
             self.start(part, delay=self.late if part in self._late else 0.0)
-        return hub
+        return hub.supervisor
 
     def start(self, part: str, *, secret: bytes | None = None, delay: float = 0.0) -> int:
         """An agent for a role, in a process of its own."""

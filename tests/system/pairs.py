@@ -20,8 +20,9 @@ from typing import Any
 from processes import Story, leaving_nothing, run
 
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor.launcher import Supervisor, is_stopped
+from paceline.processes.supervisor.cpu_activity import is_stopped
 from paceline.processes.supervisor.status import Status
+from paceline.processes.supervisor.supervisor import Supervisor
 
 WITHIN = 0.15  # seconds between the two deaths, at most
 TRIES = 10.0  # seconds to find a server inside a call

@@ -22,8 +22,8 @@ from typing import Any
 from paceline.api.execute import execute
 from paceline.config.validate import planned
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor.launcher import Supervisor
 from paceline.processes.supervisor.status import RoleStatus, Status
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.result import Result
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory

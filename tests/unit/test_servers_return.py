@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from paceline.processes.roles.main import Role
 from paceline.processes.roles.server import Server
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor.recovery import Recovery
+from paceline.runs.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -88,28 +91,25 @@ def test_nobody_reads_what_the_servers_have_gone_back_to_as_if_it_were_the_old_c
     assert theatre.board.posted[0] // GENERATIONS == 0
 
 
-class Mender(Recovery):
-    """The part of a launcher that mends, over a theatre."""
-
-    def __init__(self, theatre: Theatre) -> None:
-        self.plan, self.board = theatre.plan, theatre.board
-        self._memory = theatre.memory(theatre.board.launcher)
-        self._restored = snapshot.find(self._memory, 0)
-
-    def mend(self, rank: int) -> None:
-        self._restore_absent(Role("worker", rank))
+def recovery_of(theatre: Theatre) -> Recovery:
+    """That of a launch which has gone back to the first checkpoint."""
+    memory = theatre.memory(theatre.board.launcher)
+    launched: Any = SimpleNamespace(plan=theatre.plan, board=theatre.board, memory=memory)
+    made = Recovery(launched, RunDirectory(Path(theatre.plan.directory)), lambda *_: None)
+    made.restored = snapshot.find(memory, 0)
+    return made
 
 
 def test_the_last_part_of_a_worker_that_has_gone_is_left_to_the_chief(theatre: Theatre) -> None:
     """Set back by the launcher, only its cells would be: what it has put aside for the last checkpoint would stay."""
-    board, mender = theatre.board, Mender(theatre)
+    board, recovery = theatre.board, recovery_of(theatre)
     go_back(theatre)
     board.alive[1], board.t[1] = 0, 7
     board.parted[1] = 1
-    mender.mend(1)
+    recovery.restore_absent(Role("worker", 1))
     assert (board.followed[1], board.t[1]) == (0, 7)
     board.parted[1] = 0  # dead, and to be restarted
-    mender.mend(1)
+    recovery.restore_absent(Role("worker", 1))
     assert (board.followed[1], board.t[1]) == (1, 0)
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.api.execute import last_result, result_of
+from paceline.api.execute import last_result
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.hook import Hook
@@ -23,7 +23,7 @@ from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.main import prepare
 from paceline.processes.roles.worker_session import WorkerSession
-from paceline.processes.supervisor.recovery import Outcome
+from paceline.processes.supervisor.outcome import Outcome, result_of
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Totals
 from paceline.runs.checkpoint import Checkpoint

@@ -1,10 +1,10 @@
-"""What a node is made of beside the hub's: its memory, or a share in another's; its directory; its words kept alike."""
+"""The memory and the run directory of a node without the chief: its own, or those of another node that it can see."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,87 +13,72 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import from_plan
+from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import RunError
 from paceline.network.nodes import protocol
 from paceline.network.nodes.board_replication import BoardReplica
-from paceline.network.nodes.join import JoinRequest, channel_of
 from paceline.network.nodes.memory_handover import MemoryHandover, taken
-from paceline.network.secure.channel import Channel, ProtocolError
+from paceline.network.secure.channel import ProtocolError
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import HEAD, WORD, Segment, anonymous
 from paceline.processes.memory.snapshot import KEEP, own_names
 from paceline.processes.memory.wakeup import Wakeup
 
-SHARED = ".run"  # a file in the run directory by which a node knows that it sees the hub's
+SHARED = ".run"  # a file in the run directory; a node that reads the coordinator's nonce in it shares the directory
 
 
 class NodeMemory:
-    """The place in which an agent starts roles."""
+    """The board, wakeup pipes, state and directory of an agent's roles. `guest`: they are another agent's."""
 
-    def __init__(
-        self,
-        way: JoinRequest,
-        control: Channel,
-        welcome: dict[str, Any],
-        nonce: str,
-        log: Callable[[str], None],
-        objects: dict[str, Any],
-    ) -> None:
-        self._way, self._control, self._say, self._objects = way, control, log, objects
+    def __init__(self, node: Endpoint, welcome: dict[str, Any], log: Callable[[str], None]) -> None:
+        assert node.secret is not None
         self.plan = Plan.from_dict(welcome["plan"])
-        self.node = replace(way.node, number=int(welcome["node"]))
+        self.node = replace(node, number=int(welcome["node"]))
         if welcome["store"] is not None:
             host, port = welcome["store"]
-            assert way.node.secret is not None
-            self.node = replace(self.node, store=(str(host), int(port), way.node.secret))
-        self._hub = str(welcome["nonce"])
-        self._bulk = protocol.Bulk(self._second(nonce))
+            self.node = replace(self.node, store=(str(host), int(port), node.secret))
+        self._run = str(welcome["nonce"])
         self._temporary: Path | None = None
-        self._settle_directory()
-        self._take_memory(int(welcome["servers"]), int(welcome["beside"]))
-        self.wakeup = Wakeup(self.board, self._wakeup, self.board.launcher)
-        self._mirror = BoardReplica(self.board, int(welcome["clock"]) - time.monotonic_ns())
+        self.shared = self._settle_directory()  # the coordinator's directory is seen from here
+        self.inbox = protocol.Inbox(Path(self.plan.directory), ("checkpoints",), log)
+        self.guest = False
+        self.handover: MemoryHandover | None = None
+        self._take_memory(node.secret, int(welcome["servers"]), int(welcome["beside"]))
+        self.wakeup = Wakeup(self.board, self.pipes, self.board.launcher)
+        self.mirror = BoardReplica(self.board, int(welcome["clock"]) - time.monotonic_ns())
         saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
-        self._mirror.withheld = frozenset(saved)
+        self.mirror.withheld = frozenset(saved)
         self._shipped = [0] * self.plan.workers
-        self._memory: RunMemory | None = None
+        self.memory: RunMemory | None = None  # once it is laid out
         self._segment: Segment | None = None
-        self._selector = selectors.DefaultSelector()
-        self._remote = set() if self._guest else set(range(self.board.roles)) - {self.board.launcher}
 
-    def _take_memory(self, servers: int, beside: int) -> None:
-        """Memory of this node's own, or that of another on this host."""
-        assert self._way.node.secret is not None
+    def _take_memory(self, secret: bytes, servers: int, beside: int) -> None:
+        """Use the memory of another node of this host, or make memory of this node's own."""
         roles = self.plan.workers + servers + 2
-        self._doorstep: MemoryHandover | None = None
-        self._guest = False
-        if beside >= 0 and self._shared:  # else checkpoints would have to come before the words that speak of them
+        if beside >= 0 and self.shared:  # else checkpoints would have to arrive before the words that announce them
             with contextlib.suppress(OSError, RunError):
-                held = taken(self._hub, beside, self._way.node.secret, 2 + 2 * roles)
-                self._guest = True
+                held = taken(self._run, beside, secret, 2 + 2 * roles)
+                self.guest = True
                 self.node = replace(self.node, number=beside)
                 self.board = Board(held[0], self.plan.workers, servers)
-                self._state, self._wakeup = held[1], held[2:]
+                self.state, self.pipes = held[1], held[2:]
                 return
         self.board = Board.create(self.plan.workers, servers)
-        self._wakeup = Wakeup.create(self.board.roles)
-        self._state = anonymous("paceline-state")
+        self.pipes = Wakeup.create(self.board.roles)
+        self.state = anonymous("paceline-state")
         if self.node.share:
-            descriptors = [self.board.descriptor, self._state, *self._wakeup]
-            self._doorstep = MemoryHandover(self._hub, self.node.number, self._way.node.secret, descriptors)
+            self.handover = MemoryHandover(self._run, self.node.number, secret, self._descriptors)
 
-    def _second(self, nonce: str) -> Channel:
-        channel = channel_of(self._way)
-        channel.send_json(protocol.BULK, {"node": self.node.number, "nonce": nonce})
-        return channel
+    @property
+    def _descriptors(self) -> list[int]:
+        return [self.board.descriptor, self.state, *self.pipes]
 
-    def _settle_directory(self) -> None:
-        """Use the hub's run directory if it is seen from here, else one of this node's own."""
-        theirs = Path(self.plan.directory)
+    def _settle_directory(self) -> bool:
+        """Use the coordinator's run directory if it is seen from here, else a temporary one."""
         try:
-            shared = (theirs / SHARED).read_text(encoding="ascii") == self._hub
+            shared = (Path(self.plan.directory) / SHARED).read_text(encoding="ascii") == self._run
         except (OSError, UnicodeDecodeError):
             shared = False
         if not shared:
@@ -101,77 +86,85 @@ class NodeMemory:
             self.plan = replace(self.plan, directory=str(self._temporary))
         for folder in ("logs", "checkpoints", f"order/{self.plan.launch:03d}"):
             (Path(self.plan.directory) / folder).mkdir(parents=True, exist_ok=True)
-        self._shared = shared
-        self._inbox = protocol.Inbox(Path(self.plan.directory), ("checkpoints",), self._say)
+        return shared
 
-    def _take_words(self, payload: bytearray) -> None:
+    def take_words(self, payload: bytearray) -> None:
+        """Write the coordinator's news on the board."""
         try:
-            self._mirror.hear(payload)
+            self.mirror.hear(payload)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
-        if payload:
-            self._notice()
-            self._leave_bells_to_guests()
-            for place in range(self.board.roles):
-                if place not in self._remote:
-                    self.wakeup.ring(place)
-
-    def _notice(self) -> None:
-        """Let the chief know what this node has heard of."""
+        if not payload:
+            return
         board, node, notice = self.board, self.node.number, self.board.get("notice")
-        for rank in range(board.workers):
+        for rank in range(board.workers):  # the chief waits until every node has read its notice
             if board.node[rank] == node:
                 board.noticed[rank] = notice
         for shard in range(board.servers):
             if board.server_node[shard] == node:
                 board.server_noticed[shard] = notice
 
-    def _leave_bells_to_guests(self) -> None:
-        """Roles of other agents that work on this node's memory hear their bells themselves."""
-        board, node = self.board, self.node.number
-        for place in list(self._remote):
-            shard = place - board.workers
-            if place < board.workers:
-                here = board.node[place] == node
-            else:
-                here = 0 <= shard < board.servers and board.server_node[shard] == node
-            if here:
-                self._hear_no_more(place)
-                board.sleeping[place] = 0
+    def has_role_of(self, place: int) -> bool:
+        """Whether the role of a wakeup pipe works on this node's memory."""
+        board, shard = self.board, place - self.board.workers
+        if place < board.workers:
+            return bool(board.node[place] == self.node.number)
+        return 0 <= shard < board.servers and bool(board.server_node[shard] == self.node.number)
 
-    def _hear_no_more(self, place: int) -> None:
-        self._remote.discard(place)
-        self._selector.unregister(self._wakeup[2 * place])
+    def news(self) -> bytes:
+        """The words of the board that the coordinator has not got; those of a guest are sent by its host."""
+        if self.guest:
+            return b""
+        memory, mine = self.memory, None
+        if memory is not None:
+            servers = bool(memory.scheme.methods)
+            mine = [memory.near(0)] if servers else [memory.beside(rank) for rank in range(self.plan.workers)]
+        return self.mirror.news(mine)
 
-    def _lay_out(self, told: dict[str, Any]) -> None:
+    def lay_out(self, told: dict[str, Any], objects: dict[str, Any]) -> None:
+        """Lay out the state as on the coordinator's node."""
         text, size = told["text"].encode(), int(told["size"])
         if len(text) > HEAD - WORD or size < HEAD:
             raise ProtocolError("a layout that is too large")
-        os.ftruncate(self._state, 0)
-        os.ftruncate(self._state, size)
-        self._segment = segment = Segment(self._state, size)
+        os.ftruncate(self.state, 0)
+        os.ftruncate(self.state, size)
+        self._segment = segment = Segment(self.state, size)
         segment.memory[WORD : WORD + len(text)] = text
         segment.words[0] = len(text)
         self.board.put("size", size)
-        self._memory = RunMemory(
-            self.plan, from_plan.scheme_of(self.plan, self._objects), self.board, self.wakeup, self._state, self.node
-        )
-        self._memory.open()
-        self._mirror.open(self._memory)
+        scheme = from_plan.scheme_of(self.plan, objects)
+        self.memory = RunMemory(self.plan, scheme, self.board, self.wakeup, self.state, self.node)
+        self.memory.open()
+        self.mirror.open(self.memory)
 
-    def _ship_parts(self) -> None:
-        """What this node's workers have put aside for a checkpoint goes to the hub before the word that says so."""
-        board, memory = self.board, self._memory
+    def write_piece(self, payload: bytearray) -> None:
+        """Write a piece of the state that the coordinator has sent."""
+        assert self._segment is not None
+        protocol.write_piece(payload, self._segment, None)
+
+    def ship_parts(self, bulk: protocol.Bulk) -> None:
+        """Send what this node's workers have put aside for a checkpoint, then the word on the board that says so."""
+        board, memory = self.board, self.memory
+        if self.guest or memory is None:
+            return
         for rank in range(self.plan.workers):
             number = board.saved[rank]
-            if number == self._shipped[rank] or memory is None or not memory.beside(rank) or self._bulk.busy:
+            if number == self._shipped[rank] or not memory.beside(rank) or bulk.busy:
                 continue
             parts = []
             for name in own_names(memory, rank):
                 (offset, size), *_ = memory.spans([KEEP + name])
                 parts.append((offset, memoryview(bytes(memory.segment.memory[offset : offset + size]))))
             if board.saved[rank] != number:
-                return  # overtaken by the next while it was copied: once more
+                return  # it has changed while it was copied: copy it again
             self._shipped[rank] = number
             pairs = protocol.pair(board.number("saved", rank), number)
-            self._bulk.give(protocol.pieces(parts), protocol.after(pairs))
+            bulk.give(protocol.pieces(parts), protocol.after(pairs))
+
+    def close(self) -> None:
+        if self.handover is not None:
+            self.handover.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)

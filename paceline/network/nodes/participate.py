@@ -23,7 +23,7 @@ from paceline.network.nodes.join import JoinRequest
 from paceline.network.nodes.join_wait import POLICIES
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
-from paceline.processes.supervisor.launcher import Supervisor
+from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
 
@@ -215,7 +215,7 @@ def hub_of(
             **rest,
         )
         hub.at_end = given.withdraw
-        return hub
+        return hub.supervisor
 
     return make
 

@@ -1,10 +1,12 @@
-"""The hub's connections with the agents of other nodes: who is admitted, what is heard of them, what they are sent."""
+"""The coordinator's connections with the agents of other nodes: admission, what they send, what they are sent."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,18 +14,26 @@ from paceline.network.nodes import protocol
 from paceline.network.nodes.agent import RETURNED
 from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.memory_handover import MemoryHandover, identity
-from paceline.network.secure.admission import AdmissionListener
+from paceline.network.nodes.node_memory import SHARED
+from paceline.network.nodes.remote_wakeups import RemoteWakeups
+from paceline.network.secure import tls
+from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import WORD
 from paceline.processes.memory.snapshot import KEEP, own_names
 from paceline.processes.roles.main import Role, ranks
 from paceline.processes.supervisor.exec_role import part_of
-from paceline.processes.supervisor.launcher import LOOK, Supervisor
-from paceline.processes.supervisor.recovery import Child
+from paceline.processes.supervisor.launch_memory import LaunchMemory
+from paceline.processes.supervisor.supervisor import LOOK
 from paceline.runs import checkpoint
+from paceline.runs.run_directory import RunDirectory
 
 FIRST = 5.0  # seconds that a newcomer may take to say who it is
+LAST = 2.0  # seconds that an agent may take to close its connection at the end of the run
+
+# what ends a connection: the last three come from messages of another shape than agents send
+FAULTS = (Closed, ProtocolError, KeyError, TypeError, ValueError)
 
 
 @dataclass
@@ -36,8 +46,8 @@ class Peer:
     address: str
     nonce: str
     mirror: BoardReplica
-    machine: str = ""  # the host that it is on
-    home: int | None = None  # whose memory it works on, if that is not its own
+    machine: str = ""  # identifies its host
+    home: int | None = None  # the node whose memory it works on; None: its own
     bulk: protocol.Bulk | None = None
     heard: float = 0.0
     told: float = 0.0
@@ -45,31 +55,76 @@ class Peer:
     shared: bool = True  # it sees this node's run directory
     laid_out: bool = False
     checkpoints: set[int] = field(default_factory=set)  # those that were sent there
-    parts: list[Role] = field(default_factory=list)  # the roles that it has come for, or was given
-    filled: list[Role] = field(default_factory=list)  # and whose state has been sent there
+    parts: list[Role] = field(default_factory=list)  # the roles that it has
+    filled: list[Role] = field(default_factory=list)  # the roles whose state has been sent there
+    starts: list[Role] = field(default_factory=list)  # the roles to start once the node has received all they need
     inbox: protocol.Inbox | None = None
     leaving: float = 0.0  # since when it has been asked to leave
-    saves: bool = False  # and a checkpoint is written before it goes
+    saves: bool = False  # a checkpoint is written before it leaves
 
 
-class PeerConnections(Supervisor, ABC):
-    """The part of a hub that talks."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why an agent may not join. `idle`: there is nothing for it to do. `again`: it may try again."""
 
-    _here: set[str]  # the roles of its own node
-    _nonce: str  # of this hub
-    _peers: dict[int, Peer]
-    _newcomers: dict[Channel, float]  # admitted, and not yet said who they are; since when
-    _registered: dict[int, int]  # descriptors that the loop waits for, and what for
-    _remote: set[int]  # bells that other nodes are to hear
-    _gate: AdmissionListener
-    _doorstep: MemoryHandover | None
-    _count: int  # of peers that there have been
+    why: str
+    idle: bool = False
+    again: bool = False
 
-    def _watch_descriptors(self) -> None:
+
+# which of the roles that an agent asks for it gets
+Choose = Callable[[list[str]], list[str] | Refusal]
+
+
+class PeerConnections:
+    """All peers by number. What is to be decided about their roles is left to the coordinator."""
+
+    def __init__(
+        self,
+        launched: LaunchMemory,
+        directory: RunDirectory,
+        selector: selectors.BaseSelector,
+        port: int,
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._launched, self._directory, self._selector, self._tell = launched, directory, selector, tell
+        self._board = launched.board
+        self.remote = RemoteWakeups(selector, launched.board, launched.pipes)
+        self._peers: dict[int, Peer] = {}
+        self._newcomers: dict[Channel, float] = {}  # admitted and silent so far; since when
+        self._registered: dict[int, int] = {}  # descriptors in the selector, and their events
+        self._count = 0  # of peers that there have been
+        self._nonce = os.urandom(16).hex()
+        (directory.path / SHARED).write_text(self._nonce, encoding="ascii")
+        node = launched.context.node
+        assert node.secret is not None
+        listening = listener(node.address, port or node.ports)
+        self.port: int = listening.getsockname()[1]
+        self._gate = AdmissionListener(
+            listening, node.secret, tls=tls.server_side(node), log=lambda text: tell("warn", text)
+        )
+        self._handover: MemoryHandover | None = None
+        if node.share:
+            self._handover = MemoryHandover(self._nonce, 0, node.secret, launched.descriptors)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
+    def get(self, number: int) -> Peer | None:
+        return self._peers.get(number)
+
+    def of(self, part: Role) -> Peer | None:
+        """The peer that has a role."""
+        return next((peer for peer in self if part in peer.parts), None)
+
+    # connections
+
+    def watch_descriptors(self) -> None:
+        """Have the selector wake for every connection."""
         read, both = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
         wanted = dict.fromkeys(self._gate.filenos(), read)
-        if self._doorstep is not None:
-            wanted[self._doorstep.fileno()] = read
+        if self._handover is not None:
+            wanted[self._handover.fileno()] = read
         wanted |= {channel.fileno(): read for channel in self._newcomers}
         for peer in self._peers.values():
             wanted[peer.channel.fileno()] = both if peer.channel.pending else read
@@ -85,12 +140,15 @@ class PeerConnections(Supervisor, ABC):
         self._registered = wanted
 
     def _forget_descriptor(self, channel: Channel) -> None:
-        """Before it is closed: the number may be another's the next moment."""
+        """Before a channel is closed: its descriptor may soon be that of another connection."""
         if self._registered.pop(channel.fileno(), None) is not None:
             self._selector.unregister(channel.fileno())
 
-    def _admit(self) -> None:
-        for descriptor in self._gate.filenos():  # a handshake that ends gives its number to whoever comes next
+    def admit(self, choose: Choose) -> None:
+        """Take in new connections: the first and the second of each agent."""
+        if self._handover is not None:
+            self._handover.pump()
+        for descriptor in self._gate.filenos():  # a handshake that ends frees its descriptor for the next connection
             if self._registered.pop(descriptor, None) is not None:
                 self._selector.unregister(descriptor)
         for connection in self._gate.pump():
@@ -100,94 +158,114 @@ class PeerConnections(Supervisor, ABC):
                 for kind, payload in channel.receive()[:1]:
                     self._newcomers.pop(channel)
                     if kind == protocol.JOIN:
-                        self._welcome(channel, plain(payload))
+                        self._join(channel, plain(payload), choose)
                     elif kind == protocol.BULK:
                         self._second(channel, plain(payload))
                     else:
                         raise ProtocolError(f"a newcomer began with a message of kind {kind}")
                 if channel in self._newcomers and time.monotonic() - since > FIRST:
                     raise ProtocolError(f"a newcomer did not say who it is within {FIRST:g} s")
-            except (Closed, ProtocolError, KeyError, TypeError, ValueError) as error:
+            except FAULTS as error:
                 self._newcomers.pop(channel, None)
                 self._forget_descriptor(channel)
                 channel.close()
-                self.tell("warn", f"closed a connection: {error}")
+                self._tell("warn", f"closed a connection: {error}")
 
-    def _welcome(self, channel: Channel, told: dict[str, Any]) -> None:
-        names = [str(name) for name in told["parts"]]
-        idle = [name for name in names if name.startswith("server:") and not self.board.servers]
-        done = [name for name in names if (child := self._child(name)) is not None and child.done]
-        done += [name for name in names if name == "evaluator" and name in self._here]  # the hub's node looks itself
-        names = [name for name in names if name not in (*idle, *done)]
-        refusals = [why for name in names if (why := self._objection(name))]
-        # perhaps by one that has just died, and is not known to have
-        taken = [name for name in names if (other := self._child(name)) and self._peer_of(other.part)]
-        if told.get("protocol") != protocol.PROTOCOL:
-            refusals = [
+    def _join(self, channel: Channel, told: dict[str, Any], choose: Choose) -> None:
+        if told.get("protocol") == protocol.PROTOCOL:
+            chosen = choose([str(name) for name in told["parts"]])
+        else:
+            chosen = Refusal(
                 f"it speaks protocol {told.get('protocol')}, this run {protocol.PROTOCOL}: install the same paceline"
-            ]
-        if refusals or not names:
-            nothing = f"{self.scheme.name} needs no server: {', '.join(idle)} has nothing to do"
-            why = "; ".join(refusals) or (f"{', '.join(done)} has nothing to do any more" if done else nothing)
-            again = bool(taken) and len(refusals) == len(taken)
-            channel.send_json(protocol.REFUSE, {"why": why, "idle": not refusals, "again": again})
+            )
+        if isinstance(chosen, Refusal):
+            channel.send_json(protocol.REFUSE, asdict(chosen))
             channel.flush(1.0)
-            self._forget_descriptor(channel)
-            channel.close()
-            if refusals and not again:
-                self.tell("warn", f"refused a process on {told.get('host')}: {why}")
+            self._close(channel)
+            if not chosen.idle and not chosen.again:
+                self._tell("warn", f"refused a process on {told.get('host')}: {chosen.why}")
             return
         self._count += 1
         now = time.monotonic()
         nonce, host, address = (str(told[key]) for key in ("nonce", "host", "address"))
-        peer = Peer(self._count, channel, host, address, nonce, BoardReplica(self.board), heard=now)
-        peer.parts = [part_of(name) for name in names]
+        peer = Peer(self._count, channel, host, address, nonce, BoardReplica(self._board), heard=now)
+        peer.parts = [part_of(name) for name in chosen]
         peer.machine = str(told.get("machine", ""))
         beside = self._beside(peer)
         self._peers[peer.number] = peer
+        store = self._launched.context.node.store
         channel.send_json(
             protocol.WELCOME,
             {
-                "plan": asdict(self.plan),
+                "plan": asdict(self._launched.plan),
                 "node": peer.number,
-                "servers": self.board.servers,
+                "servers": self._board.servers,
                 "nonce": self._nonce,
                 "beside": beside,
-                "store": self._context.node.store[:2] if self._context.node.store is not None else None,
+                "store": store[:2] if store is not None else None,
                 "clock": time.monotonic_ns(),
             },
         )
 
     def _beside(self, peer: Peer) -> int:
-        """Whose memory a newcomer may share: that of the first on its host. -1: nobody's."""
+        """The node whose memory a newcomer may share: the first on its host. -1: none."""
         if not peer.machine or any(part.kind == "evaluator" for part in peer.parts):
             return -1
-        if self._doorstep is not None and peer.machine == identity():
+        if self._handover is not None and peer.machine == identity():
             return 0
-        alike = (one for one in self._peers.values() if one.ready and one.home is None and one.machine == peer.machine)
+        alike = (one for one in self if one.ready and one.home is None and one.machine == peer.machine)
         return next((one.number for one in alike), -1)
-
-    def _objection(self, name: str) -> str:
-        """Why nobody may come for a role, if so."""
-        child = self._child(name)
-        if child is None and name == "evaluator":
-            self.children.append(Child(Role("evaluator")))  # outside of the cluster: it comes if somebody starts one
-            self._set_remote(self.board.evaluator, True)
-            return ""
-        if child is None:
-            return f"this run has no {name}; it has: {', '.join(str(one.part) for one in self.children)}"
-        if name in self._here:
-            return f"{name} is played on the hub's own node"
-        other = self._peer_of(child.part)
-        return f"{name} is played already, by a process on {other.host}" if other is not None else ""
 
     def _second(self, channel: Channel, told: dict[str, Any]) -> None:
         peer = self._peers.get(int(told["node"]))
         if peer is None or peer.nonce != told["nonce"] or peer.bulk is not None:
-            raise ProtocolError("a second connection of nobody")
+            raise ProtocolError("a second connection without a first one")
         peer.bulk = protocol.Bulk(channel)
 
-    def _hear(self, peer: Peer) -> None:
+    def drop(self, peer: Peer) -> bool:
+        """Close the connections of a peer. False: it was dropped before."""
+        if self._peers.pop(peer.number, None) is None:
+            return False
+        self._close(peer.channel)
+        if peer.bulk is not None:
+            self._close(peer.bulk.channel)
+        return True
+
+    def _close(self, channel: Channel) -> None:
+        self._forget_descriptor(channel)
+        channel.close()
+
+    def say(self, peer: Peer, kind: int, told: dict[str, Any]) -> None:
+        """Send a message; if the connection is broken, that is found when it is read."""
+        with contextlib.suppress(Closed, ProtocolError):
+            peer.channel.send_json(kind, told)
+
+    def release(self, told: dict[str, Any]) -> None:
+        """The run is over: tell every agent how it ended, and close all connections."""
+        for peer in self:
+            with contextlib.suppress(Closed, ProtocolError):
+                peer.channel.send_json(protocol.BYE, told)
+                peer.channel.flush(5.0)
+        for peer in self:
+            peer.channel.part(LAST)  # not sooner: an agent that still sends would lose the last message to it
+        self.close()
+        (self._directory.path / SHARED).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for peer in self:
+            peer.channel.close()
+            if peer.bulk is not None:
+                peer.bulk.channel.close()
+        for channel in self._newcomers:
+            channel.close()
+        self._gate.close()
+        if self._handover is not None:
+            self._handover.close()
+
+    # receiving
+
+    def received(self, peer: Peer) -> Iterator[tuple[int, Any]]:
+        """The messages of a peer that are to be decided about, in their order; the others are done here."""
         for kind, payload in peer.channel.receive():
             peer.heard = time.monotonic()
             match kind:
@@ -197,43 +275,38 @@ class PeerConnections(Supervisor, ABC):
                     except ValueError as error:
                         raise ProtocolError(str(error)) from error
                     if payload:
-                        self._ring_here()
-                case protocol.READY:
-                    self._ready(peer, plain(payload))
-                case protocol.SAID:
-                    told = plain(payload)
-                    if (child := self._child(told["part"])) is not None:
-                        self._heard(child, told["message"])
-                case protocol.DIED:
-                    self._died_there(peer, plain(payload))
-                case protocol.FROZEN:  # others wait for it: their patience begins when it is back
-                    self.board.put("alarm", self.board.get("alarm") + 1)
-                case protocol.LEAVES:
-                    self._asked_to_leave(peer)
+                        self.remote.ring_local(self._launched.wakeup)
+                case protocol.FROZEN:
+                    self._launched.raise_alarm()
+                case protocol.READY | protocol.SAID | protocol.DIED | protocol.LEAVES:
+                    yield kind, plain(payload)
         if peer.bulk is not None:
             for kind, payload in peer.bulk.channel.receive():
                 peer.heard = time.monotonic()
                 self._take_bulk(peer, kind, payload)
-        # while it makes its task, for which it may have to fetch data, it is silent
+        patience = self._launched.plan.patience
+        # an agent is silent while it makes its task, which may include fetching data
         silent = time.monotonic() - peer.heard if peer.ready else 0.0
-        if silent > self.plan.patience:
-            raise Closed(f"it has not been heard for {self.plan.patience:g} s")
-        if silent > self.plan.patience / 2:  # whoever waits for it has patience until that is decided
-            self.board.put("alarm", self.board.get("alarm") + 1)
+        if silent > patience:
+            raise Closed(f"it has not been heard for {patience:g} s")
+        if silent > patience / 2:  # processes that wait for it must not time out before this is decided
+            self._launched.raise_alarm()
 
     def _take_bulk(self, peer: Peer, kind: int, payload: bytearray) -> None:
         assert peer.bulk is not None
         match kind:
-            case protocol.PIECES if self.opened():
-                own = [rank for rank in range(self.plan.workers) if self.board.node[rank] == peer.number]
-                names = [KEEP + name for rank in own for name in own_names(self.memory, rank)]
-                protocol.write_piece(payload, self.memory.segment, WritableRanges(self.memory.spans(names)))
+            case protocol.PIECES if self._launched.opened():
+                own = [rank for rank in range(self._launched.plan.workers) if self._board.node[rank] == peer.number]
+                names = [KEEP + name for rank in own for name in own_names(self._launched.memory, rank)]
+                protocol.write_piece(
+                    payload, self._launched.memory.segment, WritableRanges(self._launched.memory.spans(names))
+                )
             case protocol.AFTER:
                 peer.mirror.hear(payload)
-                self._ring_here()
+                self.remote.ring_local(self._launched.wakeup)
             case protocol.FILE:
                 if peer.inbox is None:
-                    peer.inbox = protocol.Inbox(self.directory.path, RETURNED, lambda text: self.tell("warn", text))
+                    peer.inbox = protocol.Inbox(self._directory.path, RETURNED, lambda text: self._tell("warn", text))
                 peer.inbox.take(payload)
             case protocol.TAKEN:
                 if peer.bulk.counted(payload):
@@ -241,12 +314,10 @@ class PeerConnections(Supervisor, ABC):
             case _:
                 raise ProtocolError(f"a message of kind {kind}")
 
-    def _ring_here(self) -> None:
-        for place in range(self.board.roles):
-            if place not in self._remote:
-                self.wakeup.ring(place)
+    # sending
 
-    def _tell_peer(self, peer: Peer) -> None:
+    def send_news(self, peer: Peer) -> None:
+        """Send a peer the state that it needs, the news of the board, then the roles to start: in this order."""
         if peer.bulk is not None and peer.ready:
             self._supply(peer)
             peer.bulk.feed()
@@ -258,53 +329,51 @@ class PeerConnections(Supervisor, ABC):
             peer.told = now
             peer.channel.send(protocol.BOARD, news)
         if not held:
-            for part in peer.parts:
-                child = self._child(str(part))
-                if child is not None and child.begins:
-                    child.begins = False
-                    peer.channel.send_json(protocol.START, {"part": str(part)})
+            for part in peer.starts:
+                peer.channel.send_json(protocol.START, {"part": str(part)})
+            peer.starts.clear()
         peer.channel.flush()
 
     def _theirs(self, peer: Peer) -> list[bool] | None:
-        """Which versions of the centre are not that node's own to tell."""
+        """Which versions of the centre are news for that node."""
         if not peer.laid_out:
             return None
-        node, board = peer.number, self.board
-        if self.memory.scheme.methods:
+        node, board = peer.number, self._board
+        if self._launched.memory.scheme.methods:
             return [board.server_node[0] != node]
-        return [board.node[rank] != node for rank in range(self.plan.workers)]
+        return [board.node[rank] != node for rank in range(self._launched.plan.workers)]
 
     def _supply(self, peer: Peer) -> None:
-        """Send a node what it must have before it may hear of the rest."""
+        """Send a node the layout, state and checkpoints that it must have before the news of the board."""
         assert peer.bulk is not None
         if peer.home is not None:
             return
-        if not peer.laid_out and self.board.get("ready") and self.opened():
+        if not peer.laid_out and self._board.get("ready") and self._launched.opened():
             peer.laid_out = True
-            segment = self.memory.segment
+            segment = self._launched.memory.segment
             text = bytes(segment.memory[WORD : WORD + segment.words[0]])
-            peer.bulk.give(protocol.layout(text, self.memory.layout.size))
-            peer.mirror.open(self.memory)
-            for one in self._peers.values():
+            peer.bulk.give(protocol.layout(text, self._launched.memory.layout.size))
+            peer.mirror.open(self._launched.memory)
+            for one in self:
                 for part in one.parts if one is peer or one.home == peer.number else ():
-                    self._fill(peer, part)
+                    self.fill(peer, part)
         if peer.shared:
             return
-        wanted = {self.board.get("restore")} if self.board.get("generation") else set()
+        wanted = {self._board.get("restore")} if self._board.get("generation") else set()
         if any(part.kind == "evaluator" for part in peer.parts):
-            wanted.add(self.board.get("checkpoint"))
+            wanted.add(self._board.get("checkpoint"))
         for step in wanted - peer.checkpoints - {-1}:
-            path = checkpoint.find(self.directory.checkpoints, step)
+            path = checkpoint.find(self._directory.checkpoints, step)
             if path is not None:
                 peer.checkpoints.add(step)
                 chosen = sorted(one for one in path.rglob("*") if one.is_file())
-                peer.bulk.give(protocol.files(self.directory.path, chosen))
+                peer.bulk.give(protocol.files(self._directory.path, chosen))
 
-    def _fill(self, peer: Peer, part: Role) -> None:
-        """A role's part of the state: as it was when the run began, or in the last snapshot."""
+    def fill(self, peer: Peer, part: Role) -> None:
+        """Send the state of a role: as it was when the run began, or in the last snapshot."""
         assert peer.bulk is not None
         peer.filled.append(part)
-        memory = self.memory
+        memory = self._launched.memory
         content = memoryview(memory.segment.memory)
         chosen: list[tuple[int, memoryview]] = []
 
@@ -312,7 +381,7 @@ class PeerConnections(Supervisor, ABC):
             (offset, size), (at, _) = memory.spans([target, source])
             chosen.append((offset, memoryview(bytes(content[at : at + size]))))
 
-        for rank in ranks(part, self.plan):
+        for rank in ranks(part, self._launched.plan):
             for name in own_names(memory, rank):
                 add(name, KEEP + name)
                 add(KEEP + name, KEEP + name)
@@ -323,23 +392,3 @@ class PeerConnections(Supervisor, ABC):
                 add(name, name)
         add("overrides", "overrides")
         peer.bulk.give(protocol.pieces(chosen))
-
-    # what a hub decides
-
-    @abstractmethod
-    def _child(self, name: str) -> Child | None: ...
-
-    @abstractmethod
-    def _peer_of(self, part: Role) -> Peer | None: ...
-
-    @abstractmethod
-    def _set_remote(self, place: int, remote: bool) -> None: ...
-
-    @abstractmethod
-    def _ready(self, peer: Peer, told: dict[str, Any]) -> None: ...
-
-    @abstractmethod
-    def _asked_to_leave(self, peer: Peer) -> None: ...
-
-    @abstractmethod
-    def _died_there(self, peer: Peer, told: dict[str, Any]) -> None: ...

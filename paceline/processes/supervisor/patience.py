@@ -7,25 +7,12 @@ keeps everybody waiting, and at the end the launcher itself waits for all of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
 
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import TRAINING, Board
-from paceline.processes.roles.main import Role, places, ranks
+from paceline.processes.roles.main import places, ranks
+from paceline.processes.supervisor.children import Child, progress_of
 from paceline.processes.supervisor.cpu_activity import Activity
-from paceline.processes.supervisor.recovery import progress_of
-
-
-class Process(Protocol):
-    """What is watched: a role, and the process that plays it now (0: none, or one of another node)."""
-
-    part: Role
-    pid: int
-    done: bool
-    progress_at_start: int
-
-
-P = TypeVar("P", bound=Process)
 
 
 class Patience:
@@ -37,7 +24,7 @@ class Patience:
         self._motion: tuple[int, ...] = ()
         self._moved = 0.0
 
-    def stuck_at_start(self, children: Iterable[P], now: float, seconds: float) -> list[P]:
+    def stuck_at_start(self, children: Iterable[Child], now: float, seconds: float) -> list[Child]:
         """Processes that hang before their first gradient (a server: before its first call)."""
         stuck = []
         for child in children:
@@ -50,7 +37,9 @@ class Patience:
                 stuck.append(child)
         return stuck
 
-    def stuck_at_end(self, children: Sequence[P], now: float, seconds: float, exempt: Iterable[P]) -> list[P]:
+    def stuck_at_end(
+        self, children: Sequence[Child], now: float, seconds: float, exempt: Iterable[Child]
+    ) -> list[Child]:
         """Those that the end waits for, when nothing has moved for too long. `exempt` may take their time."""
         board, exempted = self._board, {id(child) for child in exempt}
         awaited = [child for child in children if not child.done and id(child) not in exempted]
@@ -74,17 +63,17 @@ class Patience:
         self._moved = now
         return awaited
 
-    def hanging(self, children: Iterable[P]) -> list[P]:
+    def hanging(self, children: Iterable[Child]) -> list[Child]:
         """Those among them that wait for nobody: the others wait for them."""
         return [child for child in children if child.pid and not self._asleep(child)]
 
-    def _progress(self, child: Process) -> int:
+    def _progress(self, child: Child) -> int:
         return progress_of(child.part, self._plan, self._board)
 
-    def _asleep(self, child: Process) -> bool:
+    def _asleep(self, child: Child) -> bool:
         """It waits to be woken by others: what it waits for is not its own business."""
         return any(self._board.sleeping[place] for place in places(child.part, self._plan))
 
-    def _computes_elsewhere(self, child: Process) -> bool:
+    def _computes_elsewhere(self, child: Child) -> bool:
         """On another node; its CPU time is not seen from here."""
         return not child.pid and any(self._board.state[rank] == TRAINING for rank in ranks(child.part, self._plan))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
 from paceline.processes.roles.main import ranks
+from paceline.processes.supervisor.children import Child
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 
 if TYPE_CHECKING:
-    from paceline.processes.supervisor.launcher import Supervisor
-    from paceline.processes.supervisor.recovery import Child
+    from paceline.processes.supervisor.supervisor import Supervisor
 
 STATES = {  # the words on the board
     STARTING: RoleState.STARTING,

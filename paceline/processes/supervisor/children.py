@@ -1,0 +1,161 @@
+"""The processes of one node's roles: forked, listened to and reaped, by the launcher of the run or by an agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from resource import struct_rusage
+from typing import Any, NamedTuple
+
+from paceline.config.plan import Plan
+from paceline.processes.memory.board import Board
+from paceline.processes.roles.control_channel import Control, Listener
+from paceline.processes.roles.main import Role, RoleContext, main, ranks
+from paceline.processes.supervisor.cpu_activity import is_stopped
+from paceline.processes.supervisor.exec_role import become
+from paceline.processes.supervisor.fork import forked
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Child:
+    """One role and the process that runs it now."""
+
+    part: Role
+    pid: int = 0  # 0: no process, or one on another node
+    listener: Listener | None = None
+    done: bool = False
+    stopped_at: float = 0.0  # when it was seen stopped by a signal; 0: it is not
+    progress_at_start: int = 0  # of the process that runs it now
+    # what the launcher of the run decides with
+    restarts: int = 0
+    in_a_row: int = 0  # deaths without progress between them
+    progress: dict[bool, int] = field(default_factory=dict)  # at its last death outside, inside a call
+    starts_at: float = 0.0  # when an evaluator is restarted, if not at once
+    failure: str = ""  # the error that an evaluator has sent
+
+
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    child: Child
+    code: int  # as `os.waitstatus_to_exitcode` gives it
+    peak_rss: int  # KiB
+    messages: list[Message]  # its last ones
+
+
+class Children:
+    """The running processes of this node. `selector` wakes at their messages, at their end, and at any signal."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.running: list[Child] = []
+        self._woken: socket.socket | None = None
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Signals, that of a child's end among them, end `select` inside. Afterwards the selector is closed."""
+        self._woken, wake = socket.socketpair()
+        self._woken.setblocking(False)
+        wake.setblocking(False)
+        self.selector.register(self._woken, selectors.EVENT_READ)
+        handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            signal.signal(signal.SIGCHLD, handler)
+            self.selector.close()
+            self._woken.close()
+            wake.close()
+
+    def select(self, timeout: float) -> None:
+        """Wait until something has happened."""
+        self.selector.select(timeout)
+        assert self._woken is not None
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def start(self, child: Child, context: RoleContext, leave: Callable[[], None]) -> None:
+        """Fork a process for a role. `leave` closes there what belongs to this process alone."""
+        part, plan, board = child.part, context.plan, context.board
+
+        def play(control: Control) -> int:
+            for other in self.running:
+                if other.listener is not None:
+                    other.listener.connection.close()
+            self.selector.close()
+            leave()
+            return (become if plan.start == "exec" else main)(part, context, control)
+
+        child.progress_at_start = progress_of(part, plan, board)
+        child.pid, connection = forked(str(part), Path(plan.directory) / "logs" / f"{part.file}.log", play)
+        child.listener = Listener(connection)
+        self.selector.register(connection, selectors.EVENT_READ)
+        self.running.append(child)
+        if part.kind == "server":
+            board.server_pid[part.index] = child.pid
+        elif part.kind == "evaluator":
+            board.evaluator_words[2] = child.pid
+        for rank in ranks(part, plan):
+            board.pid[rank] = child.pid
+
+    def messages(self) -> Iterator[tuple[Child, Message]]:
+        """What they have sent."""
+        for child in list(self.running):
+            for message in child.listener.messages() if child.listener is not None else ():
+                yield child, message
+
+    def reap(self) -> Iterator[Ended]:
+        """Those that have ended; each is taken off the list before it is given."""
+        for child in list(self.running):
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG) if child.pid else (0, 0, None)
+            if pid and usage is not None:
+                yield self._ended(child, status, usage)
+
+    def stopped(self, now: float) -> Iterator[tuple[Child, float]]:
+        """Those that a signal has stopped, and for how many seconds."""
+        for child in self.running:
+            if is_stopped(child.pid):
+                child.stopped_at = child.stopped_at or now
+                yield child, now - child.stopped_at
+            else:
+                child.stopped_at = 0.0
+
+    def kill(self, child: Child) -> None:
+        os.kill(child.pid, signal.SIGKILL)
+        child.stopped_at = 0.0
+
+    def kill_all(self) -> list[Ended]:
+        """Kill every process and wait for its end."""
+        for child in self.running:
+            os.kill(child.pid, signal.SIGKILL)
+        return [self._ended(child, *os.wait4(child.pid, 0)[1:]) for child in list(self.running)]
+
+    def _ended(self, child: Child, status: int, usage: struct_rusage) -> Ended:
+        assert child.listener is not None
+        messages = child.listener.messages()
+        self.selector.unregister(child.listener.connection)
+        child.listener.connection.close()
+        child.listener, child.pid, child.stopped_at = None, 0, 0.0
+        self.running.remove(child)
+        return Ended(child, os.waitstatus_to_exitcode(status), usage.ru_maxrss, messages)
+
+
+def progress_of(part: Role, plan: Plan, board: Board) -> int:
+    """A number that rises with each gradient of a worker, call of a server, evaluation of an evaluator."""
+    if part.kind == "server":
+        return int(board.performed[part.index])
+    if part.kind == "evaluator":
+        return int(board.evaluator_words[1])
+    return sum(board.gradients[rank] for rank in ranks(part, plan))
