@@ -1,41 +1,57 @@
-"""Means over workers in any number of places, by connections: the interface and the bits of `SharedMeans`.
+"""Means over workers on any number of nodes, by connections: the interface and the bits of `SharedMeans`.
 
-As long as nobody comes or goes, a mean is one or two operations of a group and nothing else. When somebody does, those
-who are left form another one (assembly.py), and go on with the mean at which they stand.
+As long as its members do not change, a mean is one or two operations of a group and nothing else. When a member comes
+or goes, those that are left form another group (group_formation.py), and continue with the mean that they are at.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
 
 from paceline.errors import RunError, SchemeError
 from paceline.network.means import group_record as circles
-from paceline.network.means.group import Broken, Header
+from paceline.network.means.group import Broken, GroupMaker, Header
 from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
-from paceline.runs.order_log import DECIDED, MEAN
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.transport import WaitFor
+from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
 from paceline.sampling import mixed
 from paceline.state import Vector, mean_into
 
 EVERYBODY = 1
 
 
-class DistributedMeans(GroupFormation):
+class DistributedMeans:
     """One worker's side of all means."""
 
-    # what the session calls
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
+        self.rank, self._board, self._wakeup = rank, memory.board, memory.wakeup
+        self._groups = GroupFormation(memory, rank, wait_for, maker, self._had)
+        self._everybody = tuple(range(memory.plan.workers))
+        self._serverless = not memory.scheme.methods
+        self.journal: OrderLogWriter | None = None
+
+    @property
+    def generation(self) -> int:
+        """How often the run had returned to a checkpoint when this worker last did."""
+        return self._groups.generation
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        self._groups.generation = generation
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
         return self.leave(self._arrived(op, first=first))
 
     def arrive(self, op: Mean, *, first: bool) -> PendingMean:
-        """The exchange begins now, if the group stands, and proceeds while this worker does something else; `leave`
-        does what is left."""
+        """Begin the exchange, if there is a group; it proceeds while this worker computes. `leave` completes it."""
         meeting = self._arrived(op, first=first)
         if meeting.group is not None:
             meeting.group.carry_on()
@@ -46,15 +62,15 @@ class DistributedMeans(GroupFormation):
         workers = self._everybody if op.among is None else tuple(sorted(op.among))
         if rank not in workers:
             raise SchemeError(f"worker:{rank} asks for a mean among {op.among}, where it is not a member")
-        if self._open is not None:
+        if self._groups.open is not None:
             raise SchemeError(f"worker:{rank} started a mean while its last one is open")
         v = op.v.reshape(-1)
-        v = v if self._on_gpu else v.cpu()
+        v = v if self._groups.on_gpu else v.cpu()
         number = board.at_seq[rank] + 1
         if self.journal is not None:
             self.journal.add(MEAN, number)
             self.journal.flush()
-        circle = self._circle(workers, op.among is None)
+        circle = self._groups.circle(workers, op.among is None)
         meeting = PendingMean(op, v, number, first, circle)
         key = EVERYBODY if op.among is None else mixed("mean", *workers) >> 1 | 2
         board.at_key[rank] = key ^ self.generation << 2
@@ -62,7 +78,7 @@ class DistributedMeans(GroupFormation):
         board.first_await[rank] = first
         board.finished[rank] = number - 1
         board.at_seq[rank] = number
-        self._open = meeting
+        self._groups.open = meeting
         if self._settled(meeting) and meeting.shape in circle.groups:
             self._begin(meeting)
         return meeting
@@ -73,7 +89,7 @@ class DistributedMeans(GroupFormation):
         while meeting.result is None:
             try:
                 if meeting.exchange is None and not self._settled(meeting):
-                    self._assemble(circle, meeting)
+                    self._groups.assemble(circle, meeting)
                     continue  # it may have brought the result
                 if meeting.exchange is None:
                     self._begin(meeting)
@@ -82,66 +98,50 @@ class DistributedMeans(GroupFormation):
                 meeting.exchange = meeting.group = None
                 circle.bury()
         self._board.finished[self.rank] = meeting.number
-        self._open = None
+        self._groups.open = None
         return meeting.result.view(meeting.op.v.shape).to(meeting.op.v.device)
 
     def forget(self) -> None:
-        """The step was abandoned: this worker stands at no mean, and in no group."""
+        """The step was abandoned: this worker is at no mean and in no group."""
         self._board.at_key[self.rank] = 0
         self._board.finished[self.rank] = self._board.at_seq[self.rank]
-        self._open = None
-        self._assembling.clear()
-        for circle in self._circles.values():
-            circle.bury()
-        self._circles.clear()
+        self._groups.forget()
 
     def returned(self, place: int) -> bool:
-        """Whether nobody reads any more what lies there: others only ever get copies."""
+        """Whether a vector is no longer read: other workers only ever get copies."""
         return True
 
     def step_aside(self) -> None:
-        """This worker is away for a while: for the others its life has ended, and when it is back it is a new one."""
+        """This worker is away for a while: for the others its life has ended, and when it is back it has a new one."""
         self.forget()
-        self._board.lost[self.rank], self.life = self.life, self.life + 1
-        self._board.life[self.rank] = self.life
+        self._groups.new_life()
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for something else, and give the others meanwhile what they may want of this worker."""
+        """Wait for something else than a mean, and help to form groups meanwhile."""
         while not ready():
             self._wakeup.wait(lambda: ready() or self.rung())
             if self.rung():
                 self.answer()
 
     def rung(self) -> bool:
-        """Whether somebody has put something down in the store since this worker last looked."""
-        return sum(self._board.called) != self._heard
+        """Whether the store has changed since this worker last looked."""
+        return self._groups.rung()
 
     def answer(self) -> None:
-        """See whether it was for this worker, and take part in forming a group whose mean it is not waiting for."""
-        self._heard = sum(self._board.called)
-        for circle in list(self._circles.values()):
-            if not self._invites(self._record(circle), circle):
-                continue
-            if circle in self._assembling or (self._open is not None and self._open.circle is circle):
-                circle.called = True
-            else:
-                self._assemble(circle, None)
+        """Look whether the change concerns this worker, and help to form a group."""
+        self._groups.answer()
 
     def invited(self) -> int | None:
-        """For a worker that is back: the rank whose cells it goes on with, once they lie in its own."""
-        self._heard = sum(self._board.called)
-        circle = self._circle(self._everybody, True)
-        try:
-            if self._invites(self._record(circle), circle) and self._assemble(circle, None, new=True):
+        """For a worker that is back: the rank whose cells it continues with, once they are in its own memory."""
+        with contextlib.suppress(Stopped):  # which the caller sees for itself
+            if self._groups.invited(self._groups.circle(self._everybody, True)):
                 return self.rank
-        except Stopped:
-            pass  # which the caller sees for itself
         return None
 
-    # a mean in a group that stands
+    # a mean in a group whose members do not change
 
     def _settled(self, meeting: PendingMean) -> bool:
-        """Whether the mean can be begun in the group as it is."""
+        """Whether the mean can begin in the group as it is."""
         circle, board = meeting.circle, self._board
         if self.rung():
             self.answer()
@@ -158,14 +158,14 @@ class DistributedMeans(GroupFormation):
         index = (circle.done or 0) + 1
         self._board.at_shape[self.rank] = circles.shape_word(index, meeting.shape)
         if meeting.shape not in circle.groups:
-            self._another_shape(circle, meeting)
+            self._groups.another_shape(circle, meeting)
         joiner = self._joiner(circle) or (-1, 0)
         header = Header(index, meeting.number, meeting.op.weight, joiner[0] + 1, joiner[1], meeting.shape)
         meeting.group = circle.groups[meeting.shape]
         meeting.exchange = meeting.group.start(meeting.v, header)
 
     def _joiner(self, circle: MeanGroup) -> tuple[int, int] | None:
-        """A worker that waits to be taken in: where there is no server, it needs the cells of another."""
+        """A worker that waits to join: without a server it needs the cells of another worker."""
         board = self._board
         if self._serverless and any(board.joining):
             for rank in circle.workers:
@@ -181,7 +181,7 @@ class DistributedMeans(GroupFormation):
             mean_into(result, [v], [meeting.op.weight])
             self._had(meeting, result, {str(self.rank): meeting.number})
             return
-        self._await(meeting.exchange, circle)
+        self._groups.wait_for_exchange(meeting.exchange, circle)
         headers = group.headers()
         if len({header.index for header in headers}) > 1:
             raise RunError(f"worker:{self.rank} is at a mean with others that are at another: {headers}")
@@ -189,7 +189,7 @@ class DistributedMeans(GroupFormation):
         if group.small:
             result = group.small_mean(v, weights)
         else:
-            self._await(group.start_second(weights), circle)
+            self._groups.wait_for_exchange(group.start_second(weights), circle)
             result = group.large_mean(v)
         joiners = [(header.joiner - 1, header.joiner_life) for header in headers if header.joiner]
         circle.joiner = max(joiners, default=None)
@@ -197,7 +197,7 @@ class DistributedMeans(GroupFormation):
         self._had(meeting, result, took)
 
     def _had(self, meeting: PendingMean, result: Vector, took: dict[str, int]) -> None:
-        """The mean is there. The log says who took part, before this worker does anything with it."""
+        """The mean is there. The log gets its members before this worker uses it."""
         circle = meeting.circle
         if self.journal is not None and circles.told(took, circle.workers):
             self.journal.text(DECIDED, took)

@@ -1,14 +1,13 @@
-"""How workers form a group, at first and whenever somebody has come or gone (decision 13).
+"""How workers form a group, at first and after each change of its members (decision 13).
 
-One record in the store says who is in it. Everybody puts down there where it stands, and from that all see the same:
-who has had the last mean and gives it to the others, and who gives its cells to a newcomer. The board says who is
-alive, never a time-out, and its bells are what everybody waits on.
+One record in the store lists the members. Every member writes its position there: from all positions, all of them
+derive the same plan, which names the member that gives the last mean to those that missed it, and the member that
+gives its cells to a newcomer. The board says which workers are alive, never a time-out; they wait for wakeups.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -27,10 +26,9 @@ from paceline.processes.memory.board import FAILED, GENERATION, STOP
 from paceline.processes.memory.call_codec import DTYPES
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
-from paceline.runs.order_log import OrderLogWriter
 from paceline.state import Vector
 
-MOST_GROUPS = 16  # that are kept; who meets with more than so many others forms groups again and again
+MOST_GROUPS = 16  # that are kept; a worker with more groups than these forms them again for each mean
 LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
 
 
@@ -45,31 +43,32 @@ class PendingMean:
         self.result: Vector | None = None
 
 
-class GroupFormation(ABC):
-    """One worker's part in it."""
+# what is done when a mean is there: the mean, and at which of its own means each member took part in it
+Taken = Callable[[PendingMean, Vector, dict[str, int]], None]
 
-    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
+
+class GroupFormation:
+    """One worker's groups, and its part in forming them."""
+
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker, had: Taken) -> None:
         assert memory.node.store is not None, "a launcher that wants means across processes gives them a store"
         self.memory, self.rank, self._wait_for = memory, rank, wait_for
         self._board, self._wakeup = memory.board, memory.wakeup
-        self._maker = maker
-        self._on_gpu = maker.device == "cuda"
+        self._maker, self._had = maker, had
+        self.on_gpu = maker.device == "cuda"
         self._hold = memory.plan.quorum == "hold"
-        self._everybody = tuple(range(memory.plan.workers))
-        self._serverless = not memory.scheme.methods
         self._store = self._new_store()
         self._builders: list[StoreClient] = []  # for groups in the making, each in a thread of its own
         self._board.life[rank] += 1
         self.life: int = self._board.life[rank]
         self._circles: dict[str, MeanGroup] = {}
         self._uses = 0
-        self._heard = 0  # how often anybody has rung, when this worker last looked
-        self._open: PendingMean | None = None
+        self._heard = 0  # wakeups by changes in the store, when this worker last looked
+        self.open: PendingMean | None = None
         self._assembling: list[MeanGroup] = []
-        self.generation = 0  # the one that this worker has gone back with
-        self.journal: OrderLogWriter | None = None
+        self.generation = 0  # how often the run had returned to a checkpoint when this worker last did
 
-    def _circle(self, workers: tuple[int, ...], everybody: bool) -> MeanGroup:
+    def circle(self, workers: tuple[int, ...], everybody: bool) -> MeanGroup:
         name = "all" if everybody else "-".join(map(str, workers))
         key = f"{self.generation}/{name}"
         if key not in self._circles:
@@ -78,9 +77,42 @@ class GroupFormation(ABC):
         self._circles[key].used = self._uses
         return self._circles[key]
 
-    def _assemble(self, circle: MeanGroup, meeting: PendingMean | None, *, new: bool = False) -> bool:
-        """Be in a group again. Who stands at a mean (`meeting`) asks for one; the others only come when asked. True if
-        this worker is in one then."""
+    def rung(self) -> bool:
+        """Whether the store has changed since this worker last looked."""
+        return sum(self._board.called) != self._heard
+
+    def answer(self) -> None:
+        """If the change concerns this worker, help to form a group whose mean it is not waiting for."""
+        self._heard = sum(self._board.called)
+        for circle in list(self._circles.values()):
+            if not self._invites(self._record(circle), circle):
+                continue
+            if circle in self._assembling or (self.open is not None and self.open.circle is circle):
+                circle.called = True
+            else:
+                self.assemble(circle, None)
+
+    def invited(self, circle: MeanGroup) -> bool:
+        """Whether a worker that is back has been taken into a group, and has the cells of another member."""
+        self._heard = sum(self._board.called)
+        return self._invites(self._record(circle), circle) and self.assemble(circle, None, new=True)
+
+    def forget(self) -> None:
+        """The step was abandoned: this worker is at no mean and in no group."""
+        self.open = None
+        self._assembling.clear()
+        for circle in self._circles.values():
+            circle.bury()
+        self._circles.clear()
+
+    def new_life(self) -> None:
+        """For the others this worker's life has ended: from now on it has another one."""
+        self._board.lost[self.rank], self.life = self.life, self.life + 1
+        self._board.life[self.rank] = self.life
+
+    def assemble(self, circle: MeanGroup, meeting: PendingMean | None, *, new: bool = False) -> bool:
+        """Form a group. A worker at a mean (`meeting`) asks for one; the others only come when asked. True if this
+        worker is in a group afterwards."""
         circle.bury()
         self._assembling.append(circle)
         try:
@@ -93,7 +125,7 @@ class GroupFormation(ABC):
                 if usable:
                     circle.failed = record.attempt
                 if meeting is not None and meeting.result is not None:
-                    break  # the last mean has come, and then something went wrong: who needs a group will ask
+                    break  # the last mean has come, then the group broke: a worker that needs one will ask
                 if not usable and meeting is None:
                     break
                 if not usable:
@@ -105,7 +137,7 @@ class GroupFormation(ABC):
         return circle.attempt > 0
 
     def _ask(self, circle: MeanGroup, record: GroupRecord) -> None:
-        """Put down who is to form a group, unless somebody else is quicker."""
+        """Write down the members of the next group, unless another worker has done so first."""
         board, hold = self._board, self._hold
 
         def known() -> bool:
@@ -121,7 +153,7 @@ class GroupFormation(ABC):
             self._ring()
 
     def _formed(self, circle: MeanGroup, record: GroupRecord, meeting: PendingMean | None, new: bool) -> bool:
-        """Come to the group of a record, and do there what is to be done; False if it did not come about."""
+        """Form the group of a record, and hand over there what members lack; False if it could not be formed."""
         place = f"{circle.key}/{record.attempt}"
         kept = 0 if circle.kept is None else circle.kept.numel() * 16 + DTYPES.index(circle.kept.dtype)
         at = meeting is not None and meeting.result is None
@@ -167,14 +199,14 @@ class GroupFormation(ABC):
         future: GroupPlan,
         meeting: PendingMean | None,
     ) -> None:
-        """The last mean to those who have not got it, and cells to those who are new."""
+        """Give the last mean to the members that missed it, and cells to those that are new."""
         me, members = self.rank, future.members
         if future.giver is not None:
             shape = stands[future.giver].kept
             last = circle.kept if me == future.giver else None
             if last is None:
                 last = torch.empty(shape // 16, dtype=DTYPES[shape % 16], device=self._device())
-            self._await(group.broadcast(last, members.index(future.giver)), circle)
+            self.wait_for_exchange(group.broadcast(last, members.index(future.giver)), circle)
             if me in future.behind and meeting is not None:
                 if meeting.shape != shape:
                     raise SchemeError("a mean of vectors of different lengths")
@@ -187,12 +219,12 @@ class GroupFormation(ABC):
             if me == future.donor:
                 flat = torch.cat([cell.reshape(-1).view(torch.uint8) for cell in cells])
             flat = flat.to(self._device())
-            self._await(group.broadcast(flat, members.index(future.donor)), circle)
+            self.wait_for_exchange(group.broadcast(flat, members.index(future.donor)), circle)
             if stands[me].new:
                 self._take_cells(flat.cpu(), cells)
 
     def _own_cells(self) -> list[Tensor]:
-        """A worker's cells and buffers as they lie in shared memory, and its step."""
+        """A worker's cells and buffers in shared memory, and its step."""
         memory, rank = self.memory, self.rank
         state, buffers = memory.worker_state(rank), memory.buffers(rank)
         cells = [state.cell(name) for name in sorted(state)] + [buffers[name] for name in sorted(buffers)]
@@ -206,9 +238,9 @@ class GroupFormation(ABC):
             at += size
         self._board.t[self.rank] = int(cells[-1])
 
-    def _another_shape(self, circle: MeanGroup, meeting: PendingMean) -> None:
-        """Vectors of another length go through a group of their own where torch carries them: it ends a process that
-        gets more than it expects."""
+    def another_shape(self, circle: MeanGroup, meeting: PendingMean) -> None:
+        """Vectors of another length get a group of their own where torch carries them: torch ends a process that
+        receives more than it expects."""
         there = next(iter(circle.groups.values()), None)
         if there is not None and there.any_length:
             circle.groups[meeting.shape] = there
@@ -226,14 +258,14 @@ class GroupFormation(ABC):
         self._bound_groups(circle)
 
     def _gather(self, place: str, members: Lives, circle: MeanGroup) -> None:
-        """Until all have put down where they stand."""
+        """Wait until all members have written their positions."""
         keys = [f"{place}/at/{rank}" for rank in members]
         looked, complete = -1, False
 
         def there() -> bool:
             nonlocal looked, complete
             rung = sum(self._board.called)
-            if rung != looked:  # else nothing new lies there
+            if rung != looked:  # else nothing has changed in the store
                 looked, complete = rung, self._store.check(keys)
             return complete or circle.called or self._hopeless(members) or self._out_of_step(circle)
 
@@ -263,7 +295,7 @@ class GroupFormation(ABC):
         return building.group()
 
     def _wait_in(self, circle: MeanGroup, ready: Callable[[], bool], what: str) -> None:
-        """Wait for the others of a group; if nothing moves for too long, one of them may have said why."""
+        """Wait for the others of a group; after a timeout, raise the cause that one of them has written, if any."""
         try:
             self._wait_for(ready, what)
         except Deadlock as error:
@@ -274,7 +306,7 @@ class GroupFormation(ABC):
 
     def _bound_groups(self, current: MeanGroup) -> None:
         for circle in sorted(self._circles.values(), key=lambda circle: circle.used)[:-MOST_GROUPS]:
-            circle.kept = None  # whoever was behind then has got it by now
+            circle.kept = None  # all members have got it by now
         while sum(len(set(circle.groups.values())) for circle in self._circles.values()) > MOST_GROUPS:
             others = [circle for circle in self._circles.values() if circle.groups and circle is not current]
             if not others:
@@ -300,7 +332,7 @@ class GroupFormation(ABC):
         self._wakeup.ring(self.rank)
 
     def _device(self) -> torch.device:
-        return self.memory.device(self.rank) if self._on_gpu else torch.device("cpu")
+        return self.memory.device(self.rank) if self.on_gpu else torch.device("cpu")
 
     def _new_store(self) -> StoreClient:
         address, port, secret = self.memory.node.store or ("", 0, b"")
@@ -308,20 +340,20 @@ class GroupFormation(ABC):
             address, port, secret, patience=self.memory.plan.patience, tls=tls.client_side(self.memory.node)
         )
 
-    def _await(self, exchange: Exchange, circle: MeanGroup) -> None:
-        """Until an exchange is over; Broken if the group is not what it was."""
+    def wait_for_exchange(self, exchange: Exchange, circle: MeanGroup) -> None:
+        """Wait until an exchange is over; Broken if the group has changed."""
         board, generation = self._board, self.generation
 
         def there() -> bool:
             return exchange.over or circle.called or self._out_of_step(circle)
 
-        if self._on_gpu:  # work on a GPU rings no bell
+        if self.on_gpu:  # work on a GPU wakes nobody
             while not there() and not board.run[STOP] and board.run[GENERATION] == generation:
                 os.sched_yield()
         try:
             self._wait_in(circle, there, "the others at a mean")
         except Stopped:
-            # whoever has had this mean, and ended the run with it, has sent its part: it may still be on its way
+            # a member that had this mean and then ended the run has sent its part: it may still arrive
             if board.run[STOP] != FAILED:
                 self._wakeup.wait(there, min(LAST, self.memory.plan.patience / 4))
             if not exchange.over or exchange.failed:
@@ -334,7 +366,7 @@ class GroupFormation(ABC):
         board, rank = self._board, self.rank
         if circles.lost(board, circle.members, rank):
             return True
-        if self._open is not None and self._open.circle is circle:
+        if self.open is not None and self.open.circle is circle:
             index, shape = circles.shape_of(board, rank)
             for other in circle.members:
                 if board.at_key[other] == board.at_key[rank]:
@@ -342,7 +374,3 @@ class GroupFormation(ABC):
                     if its_index == index and its_shape != shape:
                         raise SchemeError("a mean of vectors of different lengths")
         return False
-
-    @abstractmethod
-    def _had(self, meeting: PendingMean, result: Vector, took: dict[str, int]) -> None:
-        """The mean is there."""
