@@ -25,6 +25,8 @@ from typing import (
 from paceline.errors import SchemeError, UsageError
 from paceline.fields import Bound, Count, Fraction, Rate, bounds, converted
 from paceline.ops import Call
+from paceline.rules import SGD
+from paceline.stability import Gain
 from paceline.state import State, Vector, mean_of, sum_of
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool 
 
 
 class Scheme:
-    """How the workers keep pace. Subclasses are frozen dataclasses: `class Mine(Scheme, name="mine")`.
+    """A synchronisation scheme. Subclasses are frozen dataclasses: `class Mine(Scheme, name="mine")`.
 
     Without a name the file's is taken. A scheme without any `@on_server` method has no server: its centre is the
     state of the chief (worker 0).
@@ -138,11 +140,11 @@ class Scheme:
 
     name: ClassVar[str] = ""
     asynchronous: ClassVar[bool] = False  # the centre may change while a worker computes
+    fixed_order: ClassVar[bool] = False  # updates are made of all workers' gradients, added in the order of ranks
     alone: ClassVar[bool] = False  # takes one worker only
     rule_at_server: ClassVar[bool] = False  # `rule` is the server's: `server.rule` means the same
-    uncut: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # the server's cells that are no vectors, though they could be as long
+    uncut: ClassVar[frozenset[str]] = frozenset()  # server cells that are not sharded, though they are as long as x
+    retired: ClassVar[dict[str, str]] = {}  # switches of earlier versions, all off now -> what to give instead
     methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
@@ -181,31 +183,39 @@ class Scheme:
         return x
 
     def left(self, s: State, rank: int) -> None:
-        """A worker went: a barrier lowers its quorum here."""
+        """A worker has left: a barrier lowers its quorum here."""
 
     def joined(self, s: State, rank: int) -> None:
-        """A worker came back."""
+        """A worker has joined again."""
 
     def holder(self, rank: int) -> int:
         """Whose copy of the centre the worker's calls concern (a group's, where a group shares one)."""
         return rank
 
     def whole(self) -> str | None:
-        """Why the vector cannot be cut among several servers, if it cannot: a method needs all of it at once."""
+        """Why the vector cannot be sharded over several servers, or None: a method may need all of it at once."""
         return None
 
     def exact(self, workers: int) -> str | None:
-        """Why so many workers would not give the same bits each time, or None: then every update is made of all of
-        them, in the order of ranks, and where there is a server each step is one update."""
+        """Why this number of workers would not give the same bits each time, or None if it does: then every update is
+        made of all workers' gradients in the order of ranks, and where there is a server each step is one update."""
+        if self.fixed_order:
+            return None
         if self.asynchronous:
             return "its updates come as they come: there is no order to keep; record it and `paceline replay` instead"
-        return "it does not say that its order is fixed: give it a method exact(self, workers) that returns None"
+        return "it does not say that its order is fixed: set fixed_order = True in its class if it is"
 
     def check(self, workers: int) -> None:
-        """Raise UsageError if the hyper-parameters cannot work with so many workers."""
+        """Raise UsageError if the hyper-parameters cannot work with this number of workers."""
+
+    def gain(self, workers: int, curvature: float) -> Gain | None:
+        """How far one update goes on a quadratic, for the stability warnings; None if the rules tell no limit."""
+        rule, lr = getattr(self, "rule", None), getattr(self, "lr", 0.0)
+        return Gain(rule.rate(lr) * curvature) if type(rule) is SGD else None
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        """Limits of stability that these values cross; `curvature` is None where the task does not know it."""
+        """Stability limits that these values cross, as sentences; `curvature` is None if the task does not know it.
+        Most schemes choose `stability.synchronous` or `stability.asynchronous` here."""
         yield from ()
 
 

@@ -1,5 +1,6 @@
-"""Limits of stability on a quadratic of curvature h, in terms of c = lr * h. Schemes turn them into warnings.
+"""Stability limits on a quadratic of curvature h, in terms of c = lr * h, and the warnings that schemes make of them.
 
+A scheme chooses its warning by one line, `warnings = stability.asynchronous`; its `gain` says what c is for it.
 Constant delay and elastic limits are exact; those for exponential workers are mean-square.
 """
 
@@ -7,6 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from paceline.scheme import Scheme
+
+
+class Gain(NamedTuple):
+    """The share of the distance to the optimum that one update covers, and what the warning calls it."""
+
+    share: float
+    what: str = "lr * curvature"
+
+    def divided(self, by: int) -> Gain:
+        return self._replace(share=self.share / by)
 
 
 def constant_delay(delay: int) -> float:
@@ -35,27 +50,27 @@ def aeasgd_alpha(c: float) -> float:
     return (4 - 2 * c) / (4 - c)
 
 
-def synchronous(gain: float, what: str = "lr * curvature") -> Iterator[str]:
-    """The warning of every scheme whose gradients are fresh."""
-    if not 0 <= gain < 2:
-        limit = 2 if gain >= 2 else 0
-        yield f"{what} = {gain:.3g} crosses {limit}, the stability limit of synchronous SGD: it will diverge"
+def synchronous(scheme: Scheme, workers: int, curvature: float | None) -> Iterator[str]:
+    """The warning of a scheme whose gradients are never stale."""
+    gain = None if curvature is None else scheme.gain(workers, curvature)
+    if gain is not None and not 0 <= gain.share < 2:
+        limit = 2 if gain.share >= 2 else 0
+        yield f"{gain.what} = {gain.share:.3g} crosses {limit}, the stability limit of synchronous SGD: it will diverge"
 
 
-def asynchronous(gain: float, workers: int, what: str = "lr * curvature") -> Iterator[str]:
-    """The warning of every scheme whose pushes are `workers` - 1 versions old on average."""
+def asynchronous(scheme: Scheme, workers: int, curvature: float | None) -> Iterator[str]:
+    """The warnings of a scheme whose pushes are `workers` - 1 versions old on average."""
+    gain = None if curvature is None else scheme.gain(workers, curvature)
     turn, random = constant_delay(workers - 1), exponential_workers(workers)
-    if gain >= turn:
+    if gain is not None and gain.share >= turn:
         yield (
-            f"{what} = {gain:.3g} crosses {turn:.3g}, the stability limit of {workers} asynchronous workers in turn "
-            f"(with exponential times: {random:.3g})"
+            f"{gain.what} = {gain.share:.3g} crosses {turn:.3g}, the stability limit of {workers} asynchronous workers "
+            f"in turn (with exponential times: {random:.3g})"
         )
-    elif gain < 0:
-        yield f"{what} = {gain:.3g} is below 0: lr * curvature is above 2, so the local steps themselves diverge"
-
-
-def asynchronous_momentum(momentum: float, workers: int) -> Iterator[str]:
-    """Asynchrony brings momentum of its own."""
+    elif gain is not None and gain.share < 0:
+        yield f"{gain.what} = {gain.share:.3g} is below 0: lr * curvature is above 2, so the local steps diverge"
+    rule = getattr(scheme, "server_rule", None) or getattr(scheme, "rule", None)
+    momentum = getattr(rule, "momentum", 0.0)
     if momentum >= 0.9 and workers > 4:
         yield (
             f"momentum {momentum:g} with {workers} asynchronous workers: they add an implicit momentum of "

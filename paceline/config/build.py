@@ -130,7 +130,10 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
         if own != key and own in hyper:
             raise UsageError(f"{cls.name}: {key!r} and {own!r} mean the same here; give one of them")
         head, _, option = own.partition(".")
-        if option and is_component(known.get(head)):
+        if key in cls.retired:
+            if converted(cls.name, key, value, bool):
+                raise UsageError(f"{cls.name} has no {key!r} any more: {cls.retired[key]}")
+        elif option and is_component(known.get(head)):
             options.setdefault(head, {})[option] = value
         elif not option and head in known:
             values[head] = converted(cls.name, key, value, known[head])

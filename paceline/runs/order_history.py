@@ -99,6 +99,8 @@ def read(at: Path) -> History:
     for name in sorted(logs, key=_number):
         if name.startswith("worker-"):
             _add_life(history, logs[name])
+    if plan.scheme in _HAD_BARRIER:
+        _drop_barrier(history)
     history.torn = {
         pair for present in history.decided.values() for pair in present.items() if history.decided[pair] != present
     }
@@ -108,6 +110,32 @@ def read(at: Path) -> History:
     if missing:
         raise DataError(f"the order log of worker {min(missing)} is missing in {at}")
     return history
+
+
+# `sync` once began with a barrier of its own: its methods were arrive, begin, begin_another, pull and push, numbered in
+# this order; now they are pull and push. The two calls of the barrier change nothing that is compared.
+_HAD_BARRIER = ("sync", "sync-rates", "sagn")
+_BARRIER, _SHIFT = (0, 1), 3
+
+
+def _drop_barrier(history: History) -> None:
+    """Rewrite the records of a launch of that version as if it had run without the barrier."""
+    calls = [one for records in history.server.values() for one in records if one.kind == order_log.CALL]
+    if all(one.values[0] < _SHIFT for one in calls):
+        return
+    for records in history.server.values():
+        for at, (kind, values) in enumerate(records):
+            if kind == order_log.CALL and values[0] in _BARRIER:
+                records[at] = LogRecord(order_log.TELL, values[:2])  # its place stays: later records count from it
+            elif kind in (order_log.CALL, order_log.TELL):
+                records[at] = LogRecord(kind, (values[0] - _SHIFT, *values[1:]))
+    of_methods = (order_log.POST, order_log.ASK, order_log.READ)
+    for life in history.lives:
+        kept = [one for one in life.records if one.kind not in of_methods or one.values[0] not in _BARRIER]
+        life.records = [
+            LogRecord(kind, (values[0] - _SHIFT, *values[1:])) if kind in of_methods else LogRecord(kind, values)
+            for kind, values in kept
+        ]
 
 
 def _row(record: LogRecord) -> str:

@@ -229,12 +229,16 @@ def _config(plan: Plan, scheme: Scheme | None, task: Task | None, noted: Fingerp
     if present.get("script_sha256") is None:  # the script has gone, or lies elsewhere
         unnamed |= {"script_sha256"}
     present |= {key: noted.config[key] for key in unnamed if key in noted.config}
+    retired = () if scheme is None else scheme.retired
+    noted_config = noted.config | {
+        "hyper": {key: value for key, value in (noted.config.get("hyper") or {}).items() if key not in retired}
+    }
     defaults = asdict(Plan())
     for key in present.keys() - noted.config.keys():  # a setting of a later version than the run's: it had no say
         if present[key] == defaults.get(key):
             del present[key]
     found = [
-        f"{key} is {_shown(now)}, was {_shown(then)}" for key, (then, now) in differing(noted.config, present).items()
+        f"{key} is {_shown(now)}, was {_shown(then)}" for key, (then, now) in differing(noted_config, present).items()
     ]
     if found:
         return Check("config", False, "plan.json is not what was run: " + "; ".join(found))

@@ -9,6 +9,7 @@ import torch
 
 from paceline.scheme import Bound, State, Vector, on_server
 from paceline.schemes._windowed import Windowed
+from paceline.stability import Gain
 from paceline.worker import Worker
 
 
@@ -51,8 +52,11 @@ class ADAG(Windowed):
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull_as(w.rank)
-        total = await self.local_steps(w)
-        await self.push(total / self.window if self.normalise else total, w.v, w.rank)
+        local = self.rule.window(w.state, self.lr)
+        for _ in range(self.window):
+            local.step(await w.grad(w.x))
+        await self.push(local.sum / self.window if self.normalise else local.sum, w.v, w.rank)
 
-    def gain(self, curvature: float) -> float:
-        return super().gain(curvature) / (self.window if self.normalise else 1)
+    def gain(self, workers: int, curvature: float) -> Gain | None:
+        gain = super().gain(workers, curvature)
+        return gain and gain.divided(self.window if self.normalise else 1)

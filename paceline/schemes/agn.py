@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.scheme import Count, State, Vector, on_server
 from paceline.schemes._windowed import Windowed
+from paceline.stability import Gain
 from paceline.worker import Worker
 
 
@@ -32,8 +33,11 @@ class AGN(Windowed):
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull()
-        total = await self.local_steps(w)
-        await self.push(total / self.window, w.v)
+        local = self.rule.window(w.state, self.lr)
+        for _ in range(self.window):
+            local.step(await w.grad(w.x))
+        await self.push(local.sum / self.window, w.v)
 
-    def gain(self, curvature: float) -> float:
-        return super().gain(curvature) / self.window
+    def gain(self, workers: int, curvature: float) -> Gain | None:
+        gain = super().gain(workers, curvature)
+        return gain and gain.divided(self.window)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline import stability
@@ -13,7 +12,7 @@ from paceline.worker import Worker
 
 @dataclass(frozen=True)
 class AllReduce(Scheme):
-    """Synchronous SGD by all-reduce: everybody averages the gradients and makes the same step.
+    """Synchronous SGD by all-reduce: the workers average their gradients and make the same step.
 
     Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv 1706.02677) describes the practice.
 
@@ -24,6 +23,8 @@ class AllReduce(Scheme):
 
     lr: Rate = 0.1
     rule: Rule = SGD()
+    fixed_order = True
+    warnings = stability.synchronous
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -33,10 +34,3 @@ class AllReduce(Scheme):
         g = await w.mean(g)
         self.rule.apply(w.state, g, self.lr)
         w.v += 1
-
-    def exact(self, workers: int) -> None:
-        """Always."""
-
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD:
-            yield from stability.synchronous(self.rule.rate(self.lr) * curvature)

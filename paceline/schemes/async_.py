@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline import stability
@@ -13,7 +12,7 @@ from paceline.worker import Worker
 
 @dataclass(frozen=True)
 class AsyncSGD(Scheme):
-    """Asynchronous SGD: whoever has a gradient pushes it, nobody waits.
+    """Asynchronous SGD: a worker pushes each gradient when it has it, and waits for no other.
 
     Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, with a window of one.
 
@@ -29,6 +28,7 @@ class AsyncSGD(Scheme):
     rule: Rule = SGD()
     asynchronous = True
     rule_at_server = True
+    warnings = stability.asynchronous
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -47,8 +47,3 @@ class AsyncSGD(Scheme):
         w.x, w.v = await self.pull()
         g = await w.grad(w.x)
         await self.push(g, w.v)
-
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD:
-            yield from stability.asynchronous(self.rule.rate(self.lr) * curvature, workers)
-        yield from stability.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

@@ -1,8 +1,7 @@
-"""Model averaging: everybody trains alone for a round, then the models are averaged."""
+"""Model averaging: each worker trains alone for a round, then the models are averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline import stability
@@ -13,20 +12,22 @@ from paceline.worker import Worker
 
 @dataclass(frozen=True)
 class ModelAveraging(Scheme):
-    """Model averaging per round: a window of local steps, then everybody takes the mean of all models.
+    """Model averaging per round: a window of local steps, then every worker takes the mean of all models.
 
     McDonald, Hall, Mann, Distributed Training Strategies for the Structured Perceptron, 2010; Stich 2018 (arXiv
     1805.09767).
 
     worker:  `window` times: y <- y - lr * gradient(y);  y <- mean of y over the workers
 
-    What the rule remembers (momentum, …) stays with the worker. A window of one with SGD is synchronous SGD up to
+    The memory of the rule (momentum, …) stays with the worker. A window of one with SGD is synchronous SGD up to
     rounding; with Adam it is not.
     """
 
     lr: Rate = 0.1
     rule: Rule = SGD()
     window: Count = 10
+    fixed_order = True
+    warnings = stability.synchronous
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -37,10 +38,3 @@ class ModelAveraging(Scheme):
             self.rule.apply(w.state, g, self.lr)
         w.x = await w.mean(w.x)
         w.v += 1
-
-    def exact(self, workers: int) -> None:
-        """Always."""
-
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD:
-            yield from stability.synchronous(self.rule.rate(self.lr) * curvature)

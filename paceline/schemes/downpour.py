@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from paceline import stability
 from paceline.rules import SGD, Adagrad, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
+from paceline.stability import Gain
 from paceline.worker import Worker
 
 
@@ -38,6 +38,7 @@ class Downpour(Scheme):
     n_fetch: Count | None = None
     paper_schedule: bool = False
     asynchronous = True
+    warnings = stability.asynchronous
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.server_rule.cells(x0))
@@ -56,7 +57,7 @@ class Downpour(Scheme):
         s.v += 1
 
     async def step(self, w: Worker) -> None:
-        n_push, n_fetch = self.n_push or self.window, self.n_fetch or self.window
+        n_push, n_fetch = self._schedule()
         if w.t % n_fetch == 0:
             w.x, w.v = await self.fetch()
         g = await w.grad(w.x)
@@ -66,9 +67,11 @@ class Downpour(Scheme):
             await self.push(w.a, w.v)
             w.a = 0
 
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        n_push, n_fetch = self.n_push or self.window, self.n_fetch or self.window
-        if curvature is not None and n_push == n_fetch and self.rule == self.server_rule == SGD():
-            gain = stability.window_gain(self.lr * curvature, n_push)
-            yield from stability.asynchronous(gain, workers, f"the gain of a window of {n_push}")
-        yield from stability.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
+    def gain(self, workers: int, curvature: float) -> Gain | None:
+        n_push, n_fetch = self._schedule()
+        if n_push != n_fetch or self.rule != SGD() or self.server_rule != SGD():
+            return None
+        return Gain(stability.window_gain(self.lr * curvature, n_push), f"the gain of a window of {n_push}")
+
+    def _schedule(self) -> tuple[int, int]:
+        return self.n_push or self.window, self.n_fetch or self.window

@@ -11,14 +11,14 @@ from paceline.worker import Worker
 
 @dataclass(frozen=True)
 class DownpourEasy(Windowed):
-    """DOWNPOUR-Easy: DOWNPOUR with SGD at one rate on both sides, so a push simply adds the worker's way to x.
+    """DOWNPOUR-Easy: DOWNPOUR with SGD at one rate on both sides, so a push moves x as far as the worker moved.
 
     Dean et al., NIPS 2012, in the simple form of the distributed TensorFlow guides.
 
     worker:  y, v <- pull();  `window` times: y <- y - lr * g;  push(sum of g, v)
     server:  push: x <- x - lr * sum of g;  v <- v + 1
 
-    A window of one is asynchronous SGD. Differs from the usual listing only in rounding: it pushes the way y_end -
+    A window of one is asynchronous SGD. Differs from the usual listing only in rounding: it pushes y_end -
     y_start.
     """
 
@@ -30,5 +30,7 @@ class DownpourEasy(Windowed):
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull()
-        total = await self.local_steps(w)
-        await self.push(total, w.v)
+        local = self.rule.window(w.state, self.lr)
+        for _ in range(self.window):
+            local.step(await w.grad(w.x))
+        await self.push(local.sum, w.v)

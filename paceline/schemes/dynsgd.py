@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline import stability
-from paceline.rules import SGD
 from paceline.scheme import State, Vector, on_server
 from paceline.schemes._windowed import Windowed
+from paceline.stability import Gain
 from paceline.worker import Worker
 
 
@@ -40,14 +40,17 @@ class DynSGD(Windowed):
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull()
-        total = await self.local_steps(w)
-        await self.push(total, w.v)
+        local = self.rule.window(w.state, self.lr)
+        for _ in range(self.window):
+            local.step(await w.grad(w.x))
+        await self.push(local.sum, w.v)
+
+    def gain(self, workers: int, curvature: float) -> Gain | None:
+        gain = super().gain(workers, curvature)  # workers in turn settle at staleness workers - 1
+        return gain and Gain(gain.share / workers, f"the settled gain of a window of {self.window}")
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
-            gain = self.gain(curvature) / workers  # workers in turn settle at staleness workers - 1
-            yield from stability.asynchronous(gain, workers, f"the settled gain of a window of {self.window}")
-        yield from stability.asynchronous_momentum(getattr(self.server_rule, "momentum", 0.0), workers)
+        yield from stability.asynchronous(self, workers, curvature)
         if self.weight == "staleness" and self.window > 1 and workers > 8:
             yield (
                 f"window {self.window} with {workers} workers: a push of staleness 0 moves x by the whole window, and "

@@ -1,4 +1,4 @@
-"""Elastic averaging: workers explore on their own, a spring ties each of them to the centre."""
+"""Elastic averaging: each worker trains on its own, an elastic force pulls it and the centre together."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class EASGD(Scheme, name="easgd"):
     beta: Rate = 0.9
     alpha: Rate | None = None
     window: Count = 1
+    fixed_order = True
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, centre=x0, **self.rule.cells(x0))
@@ -54,9 +55,6 @@ class EASGD(Scheme, name="easgd"):
         centre: Vector = s.centre
         return centre
 
-    def exact(self, workers: int) -> None:
-        """Always."""
-
     def check(self, workers: int) -> None:
         beta = moving_rate(self.alpha, self.beta, workers) * workers
         if beta >= 2:
@@ -64,9 +62,9 @@ class EASGD(Scheme, name="easgd"):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         beta = moving_rate(self.alpha, self.beta, workers) * workers
+        yield from stability.synchronous(self, workers, curvature)
         if curvature is not None and type(self.rule) is SGD:
             c = self.rule.rate(self.lr) * curvature
-            yield from stability.synchronous(c)
             if c < 2 and beta >= stability.easgd_beta(c, workers):
                 limit = stability.easgd_beta(c, workers)
                 yield f"beta = {beta:.3g} crosses {limit:.3g}, the stability limit of easgd at lr * curvature = {c:.3g}"
@@ -123,9 +121,9 @@ class AEASGD(Scheme, name="aeasgd"):
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         alpha = moving_rate(self.alpha, self.beta, workers)
+        yield from stability.synchronous(self, workers, curvature)
         if curvature is not None and type(self.rule) is SGD:
             c = self.rule.rate(self.lr) * curvature
-            yield from stability.synchronous(c)
             if c < 2 and alpha > stability.aeasgd_alpha(c):
                 limit = stability.aeasgd_alpha(c)
                 yield f"alpha = {alpha:.3g} crosses {limit:.3g}, the stability limit at lr * curvature = {c:.3g}"

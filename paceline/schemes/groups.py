@@ -76,7 +76,4 @@ class Groups(Scheme):
         return None
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        groups = -(-workers // self.size)
-        if curvature is not None and type(self.rule) is SGD:
-            yield from stability.asynchronous(self.rule.rate(self.lr) * curvature, groups)
-        yield from stability.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), groups)
+        return stability.asynchronous(self, -(-workers // self.size), curvature)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline import stability
@@ -17,12 +16,12 @@ class HogWild(Scheme):
 
     Recht, Re, Wright, Niu 2011 (arXiv 1106.5730).
 
-    worker:  x <- read (possibly torn);  g <- gradient(x);  x[j] <- x[j] - lr * g[j] for each j, others in between
+    worker:  x <- read (possibly torn);  g <- gradient(x);  x[j] <- x[j] - lr * g[j] for each j, others between
 
-    In virtual time the vector is cut in `chunks`, each the atomic unit: reads and adds of different workers interleave
-    chunk by chunk, at the pace of the simulator's `access` law and the worker's speed. Who overtakes another on the way
-    reads torn; with constant and equal times nobody does. One chunk is asynchronous SGD, one worker SGD.
-    Differs from the paper: gradients are dense, so every coordinate is written, the zeros too.
+    In virtual time the vector is split into `chunks`, each read or written at once: reads and adds of different workers
+    interleave chunk by chunk, at the speed of the simulator's `access` law and the worker. A worker that overtakes
+    another one reads a torn vector; with constant and equal times none does. One chunk is asynchronous SGD, one worker
+    SGD. Differs from the paper: gradients are dense, so every coordinate is written, the zeros too.
     """
 
     lr: Rate = 0.1
@@ -30,6 +29,7 @@ class HogWild(Scheme):
     chunks: Count = 8
     asynchronous = True
     rule_at_server = True
+    warnings = stability.asynchronous
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -48,8 +48,3 @@ class HogWild(Scheme):
         w.x, w.v = await self.read()
         g = await w.grad(w.x)
         await self.add(g, w.v)
-
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD:
-            yield from stability.asynchronous(self.rule.rate(self.lr) * curvature, workers)
-        yield from stability.asynchronous_momentum(getattr(self.rule, "momentum", 0.0), workers)

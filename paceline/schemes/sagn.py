@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline import stability
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, State, Vector
 from paceline.schemes.sync import SyncSGD
+from paceline.stability import Gain
 from paceline.worker import Worker
 
 
@@ -18,11 +18,12 @@ class SAGN(SyncSGD):
 
     The synchronous form of Hermans, Spanakis, Moeckel 2017 (arXiv 1710.02368), after the distributed TensorFlow guides.
 
-    worker:  x, v <- pull();  y <- x;  `window` times: g <- gradient(y);  a <- a + g;  y <- y - lr * g
+    worker:  y, v <- pull();  `window` times: g <- gradient(y);  a <- a + g;  y <- y - lr * g
              push(a / window, v, i)
     server:  when all are here: x <- x - lr * mean over workers;  v <- v + 1
 
-    A window of one is synchronous SGD. Backup workers, `repeat` and the start barrier are those of `sync`.
+    A window of one is synchronous SGD. `rule` makes the local steps, `server.rule` the update. The server is that of
+    `sync`: with `aggregate` fewer than the workers the rest are backup workers.
     """
 
     server_rule: Rule = SGD()
@@ -31,19 +32,22 @@ class SAGN(SyncSGD):
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, next=0, **self.rule.cells(x0))
 
-    async def gradient(self, w: Worker) -> Vector:
-        steps = self.rule.window(w.state, self.lr)
-        for _ in range(self.window):
-            steps.step(await w.grad(w.x))
-        return steps.sum / self.window
-
-    def _centre_rule(self) -> Rule:
+    @property
+    def applied(self) -> Rule:
         return self.server_rule
 
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD and type(self.server_rule) is SGD:
-            local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
-            gain = stability.window_gain(local * curvature, self.window, normalised=True)
-            gain *= central / local if local else 0.0
-            times = (self.aggregate or workers) if self.reduce == "sum" else 1
-            yield from stability.synchronous(gain * times, f"the gain of a window of {self.window}")
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.pull(w.next)
+        local = self.rule.window(w.state, self.lr)
+        for _ in range(self.window):
+            local.step(await w.grad(w.x))
+        await self.push(local.sum / self.window, w.v, w.rank)
+        w.next = w.v + 1
+
+    def gain(self, workers: int, curvature: float) -> Gain | None:
+        if type(self.rule) is not SGD or type(self.server_rule) is not SGD:
+            return None
+        local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
+        share = stability.window_gain(local * curvature, self.window, normalised=True)
+        share *= central / local if local else 0.0
+        return Gain(share * self._times(workers), f"the gain of a window of {self.window}")

@@ -1,8 +1,7 @@
-"""Sequential SGD: the oracle that the other schemes are held against."""
+"""Sequential SGD: the reference that the other schemes are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline import stability
@@ -24,6 +23,8 @@ class SequentialSGD(Scheme):
     lr: Rate = 0.1
     rule: Rule = SGD()
     alone = True
+    fixed_order = True
+    warnings = stability.synchronous
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))
@@ -33,13 +34,6 @@ class SequentialSGD(Scheme):
         self.rule.apply(w.state, g, self.lr)
         w.v += 1
 
-    def exact(self, workers: int) -> None:
-        """Always."""
-
     def check(self, workers: int) -> None:
         if workers != 1:
             raise UsageError(f"sgd is not distributed: it takes 1 worker, not {workers}; try 'sync' or 'async'")
-
-    def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
-        if curvature is not None and type(self.rule) is SGD:
-            yield from stability.synchronous(self.rule.rate(self.lr) * curvature)

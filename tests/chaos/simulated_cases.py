@@ -187,7 +187,6 @@ def _hyper(rng: np.random.Generator, scheme: str, workers: int) -> dict[str, Any
         hyper["size"] = int(rng.integers(1, 4))
     if "chunks" in known:
         hyper["chunks"] = int(rng.integers(1, 4))
-    if "repeat" in known and rng.random() < 0.4:
-        hyper["repeat"] = bool(rng.random() < 0.5)
-        hyper["aggregate"] = int(rng.integers(1, workers + (3 if hyper["repeat"] else 1)))
+    if "aggregate" in known and rng.random() < 0.4:
+        hyper["aggregate"] = int(rng.integers(1, workers + (3 if scheme == "sync-repeat" else 1)))
     return hyper

@@ -210,7 +210,7 @@ class Watch:
 def harmless(case: Case) -> bool:
     """Whether the faults may change when things happen, but not what is computed: then the bits stay."""
     fixed = case.made()
-    one_order = fixed.exact(case.workers) is None or (case.workers == 1 and not getattr(fixed, "repeat", False))
+    one_order = fixed.exact(case.workers) is None or (case.workers == 1 and case.scheme != "sync-repeat")
     deaths = [fault for fault in case.faults if fault.action == "kill"]
     between_calls = all(fault.role == "server" and fault.unit != "call" for fault in deaths)
     return bool(case.processes) or (one_order and between_calls)

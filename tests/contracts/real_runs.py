@@ -44,6 +44,6 @@ def servers(name: str, wanted: int) -> int:
 def enough_updates(name: str) -> int:
     """To be past the steep part of the curve, where the order of two pushes makes a difference; where order is fixed,
     no difference is allowed at all."""
-    if not default(name).asynchronous:
+    if default(name).exact(workers=3) is None:
         return 60
     return 300 if getattr(default(name), "window", 1) < 10 else 150

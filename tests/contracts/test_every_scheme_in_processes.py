@@ -50,7 +50,7 @@ def test_it_learns_what_it_learns_in_virtual_time(name: str, tmp_path: Path) -> 
         else:
             assert stale.mean == 0
     gap = mean(run.metrics["accuracy"] for run in real) - mean(run.metrics["accuracy"] for run in virtual)
-    assert abs(gap) <= (NOISE if default(name).asynchronous else 0)
+    assert abs(gap) <= (0 if default(name).exact(workers) is None else NOISE)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_it_learns_what_it_learns_in_virtual_time(name: str, tmp_path: Path) -> 
 def test_where_the_order_is_fixed_it_gives_the_simulators_bits(
     name: str, shards: int, rule: str | None, kind: str, tmp_path: Path
 ) -> None:
-    """Means and barriers fix the order of what is added up; of an asynchronous scheme it is fixed with one worker."""
-    workers = 1 if default(name).asynchronous else crew(name)
+    """Means and barriers fix the order of what is added up; where they do not, it is fixed with one worker."""
+    workers = crew(name) if default(name).exact(crew(name)) is None else 1
     hyper = {"rule": rule, "lr": 0.01} if rule is not None and takes(name, workers, rule) else {}
     settings: dict[str, Any] = {"workers": workers, "steps": 20, "seed": 7, "task_options": {"dtype": kind}}
     real = trained(tmp_path / "run", TASK, name, hyper=hyper, servers=servers(name, shards), **settings)

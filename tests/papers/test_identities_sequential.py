@@ -27,6 +27,7 @@ PLAIN = {
     "sgd": {},
     "sync": {},
     "sync-rates": {},
+    "sync-repeat": {},
     "easgd": None,
     "aeasgd": None,
     "aeamsgd": None,

@@ -185,7 +185,7 @@ class TestRepeat:
     @pytest.mark.parametrize("batches", [2, 3])
     @in_double
     def test_everybody_gives_several_batches_to_an_update(self, task: Callable[[], Task], batches: int) -> None:
-        several = run(task(), "sync", 2, 15, lr=LR, aggregate=2 * batches, repeat=True)
+        several = run(task(), "sync-repeat", 2, 15, lr=LR, aggregate=2 * batches)
         assert several.digest == digest(averaged(task(), 2, 15, batches))
         assert several.gradients == 15 * 2 * batches
         assert several.staleness.histogram == {0: 15 * 2 * batches}
@@ -196,13 +196,13 @@ class TestRepeat:
         fast, slow = crew(task, 2)
         for _ in range(12):
             x = x - LR * (fast(x) + fast(x) + slow(x)) / 3
-        result = run(task, "sync", 2, 12, lr=LR, aggregate=3, repeat=True, speeds=(2, 1))
+        result = run(task, "sync-repeat", 2, 12, lr=LR, aggregate=3, speeds=(2, 1))
         torch.testing.assert_close(result.vector, x, **EXACT)
         assert result.virtual_seconds == 12.0
 
     def test_as_many_tokens_as_workers_are_one_for_each(self) -> None:
         hyper = {"lr": LR, "aggregate": 3, "speeds": (1, 1, 0.2)}
-        assert run(bowl(), "sync", 3, 10, repeat=True, **hyper).digest == run(bowl(), "sync", 3, 10, **hyper).digest
+        assert run(bowl(), "sync-repeat", 3, 10, **hyper).digest == run(bowl(), "sync", 3, 10, **hyper).digest
 
     def test_a_fast_worker_takes_the_token_that_a_straggler_left(self) -> None:
         """Two gradients an update: worker 2 misses the first one, and from the second on worker 0 gives both."""
@@ -212,7 +212,7 @@ class TestRepeat:
         for _ in range(2):
             x = x - LR * (fast(x) + fast(x)) / 2
         hyper = {"lr": LR, "aggregate": 2, "speeds": (4, 1, 0.2)}
-        result = run(task, "sync", 3, 3, repeat=True, **hyper)
+        result = run(task, "sync-repeat", 3, 3, **hyper)
         torch.testing.assert_close(result.vector, x, **EXACT)
         assert result.virtual_seconds == 1 + 0.5 + 0.5
         assert (run(task, "sync", 3, 3, **hyper).vector - x).abs().max() > 1e-3

@@ -80,7 +80,7 @@ def test_list_has_every_member_and_show_tells_one() -> None:
         (["simulate", "toy", "window=two", "-s", "agn"], 2, "window must be a whole number, not 'two'"),
         (["simulate", "toy", "reduce=max"], 2, "reduce must be one of mean, sum, not 'max'"),
         (["simulate", "toy", "rule=adm"], 2, "did you mean 'adam'?"),
-        (["simulate", "toy", "aggregate=6"], 2, "add repeat=true"),
+        (["simulate", "toy", "aggregate=6"], 2, "use the scheme sync-repeat"),
         (["simulate", "toy", "--workers", "0"], 2, "workers must be at least 1, not 0"),
         (["simulate", "toy", "--steps", "0"], 2, "steps must be at least 1, not 0"),
         (["simulate", "toy", "--batch", "0"], 2, "batch must be at least 1, not 0"),

@@ -17,6 +17,7 @@ from command_line import Commands
 from command_line import paceline as command
 
 from paceline import replay, verify
+from paceline.errors import UsageError
 from paceline.runs import checkpoint, fingerprint, order_log
 
 __all__ = ["command"]  # pytest finds it here
@@ -64,3 +65,14 @@ def test_it_is_resumed(name: str, runs: Path, command: Commands) -> None:
     if same_machine(run):
         assert told.match, told.difference
         assert told.updates == goal
+
+
+def test_what_is_another_scheme_now_is_refused_by_its_name(runs: Path, command: Commands) -> None:
+    run = runs / "sync-repeat"
+    told = "sync has no 'repeat' any more: several gradients of a worker per update are the scheme sync-repeat"
+    shown = command("train", "--resume", str(run), "--steps", "40")
+    assert shown.code == 2
+    assert told in shown.err
+    with pytest.raises(UsageError, match=told):
+        replay(run)
+    assert {one.what for one in verify(run).checks if one.fits is False} == {"config"}

@@ -164,6 +164,14 @@ def test_server_words_where_there_is_no_rule() -> None:
             build.scheme_of(NoRule, {key: "1"})
 
 
+def test_a_switch_that_went_is_refused_with_the_word_to_give() -> None:
+    with pytest.raises(UsageError, match=r"sync has no 'repeat' any more: .* the scheme sync-repeat"):
+        build.scheme_of("sync", {"repeat": "true"})
+    with pytest.raises(UsageError, match=r"sagn has no 'barrier' any more: .* the hook start-barrier"):
+        build.scheme_of("sagn", {"barrier": True})
+    assert build.scheme_of("sync", {"repeat": "no", "barrier": False}) == SyncSGD()  # what they are without it
+
+
 def test_a_scheme_by_name_class_or_instance() -> None:
     assert build.scheme_of("sync", {"aggregate": "2"}) == SyncSGD(aggregate=2)
     assert build.scheme_of(SyncSGD, {}) == SyncSGD()

@@ -46,9 +46,9 @@ class TestSchemes:
             ("async", {}, "async cannot be exact: its updates come as they come: .* `paceline replay` instead"),
             ("hogwild", {}, "hogwild cannot be exact: its updates come as they come"),
             ("groups", {}, "groups of 2 among 8 go their own ways; size=8 makes one group of them"),
-            ("sync", {"aggregate": 6}, "which 6 of 8 gradients come first is chance; leave aggregate away"),
-            ("sagn", {"aggregate": 9, "repeat": True}, "with repeat=true the fastest give more gradients"),
-            (Mute, {}, r"mute cannot be exact: it does not say .* exact\(self, workers\) that returns None"),
+            ("sync", {"aggregate": 6}, "which 6 of 8 gradients come first is chance; omit aggregate"),
+            ("sync-repeat", {"aggregate": 9}, "the fastest workers give more gradients than others"),
+            (Mute, {}, r"mute cannot be exact: it does not say .* fixed_order = True"),
         ],
     )
     def test_who_cannot_and_why(self, scheme: Any, hyper: dict[str, Any], why: str) -> None:

@@ -11,6 +11,7 @@ import paceline
 from paceline import StabilityWarning, simulate
 from paceline.errors import UsageError
 from paceline.rules import SGD, Adam
+from paceline.schemes.adag import ADAG
 from paceline.schemes.sync import SyncSGD
 from paceline.schemes.sync_rates import SyncRates
 
@@ -19,7 +20,6 @@ from paceline.schemes.sync_rates import SyncRates
     ("hyper", "said"),
     [
         ({"reduce": "max"}, "reduce must be one of mean, sum"),
-        ({"repeat": "perhaps"}, "repeat must be true or false"),
         ({"lr": "a"}, "lr must be a number"),
         ({"aggregate": 2.5}, "aggregate must be a whole number"),
         ({"lr": float("inf")}, "lr must be a finite number"),
@@ -31,9 +31,15 @@ def test_a_scheme_checks_what_it_is_made_of(hyper: dict[str, Any], said: str) ->
         SyncSGD(**hyper)
 
 
+def test_a_switch_is_true_or_false() -> None:
+    assert ADAG(normalise="no").normalise is False  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="normalise must be true or false"):
+        ADAG(normalise="perhaps")  # type: ignore[arg-type]
+
+
 def test_texts_numpy_numbers_and_classes_become_what_is_meant() -> None:
-    scheme = SyncSGD(lr=np.float32(0.5), aggregate=np.int64(2), repeat="no", rule=Adam)  # type: ignore[arg-type]
-    assert (scheme.lr, scheme.aggregate, scheme.repeat, scheme.rule) == (0.5, 2, False, Adam())
+    scheme = SyncSGD(lr=np.float32(0.5), aggregate=np.int64(2), rule=Adam)  # type: ignore[arg-type]
+    assert (scheme.lr, scheme.aggregate, scheme.rule) == (0.5, 2, Adam())
     assert type(scheme.lr) is float
 
 
@@ -93,7 +99,7 @@ def test_server_words_are_for_rules_at_the_server() -> None:
 
 
 def test_rates_per_worker_leave_no_room_for_another() -> None:
-    with pytest.raises(UsageError, match="leave those away"):
+    with pytest.raises(UsageError, match="omit those"):
         simulate("toy", SyncRates(rates=(0.1, 0.2), rule=SGD(lr=0.01)), workers=2)
     result = paceline.simulate("toy", "sync-rates", rates=(0.1, 0.2, 0.05), workers=3, steps=1)
     assert result.final == pytest.approx([35.0] * 4)

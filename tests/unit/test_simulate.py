@@ -25,7 +25,10 @@ from paceline.errors import UsageError
         ({"feed": "spoon"}, "feed must be one of shared, shard, slice, not 'spoon'"),
         ({"speeds": [1.0]}, "1 speeds were given for 2 workers"),
         ({"links": ["5:0.1"]}, "a link was given for worker 5"),
-        ({"aggregate": 3}, "aggregate is 3, but 2 workers give one gradient each per update; add repeat=true"),
+        (
+            {"aggregate": 3},
+            "aggregate is 3, but 2 workers give one gradient each per update; lower aggregate, or use the",
+        ),
         ({"aggregate": 0}, "aggregate must be at least 1"),
         ({"window": 3}, "no hyper-parameter of sync 'window'"),
     ],
@@ -41,8 +44,8 @@ def test_a_window_of_0_is_refused() -> None:
         simulate("toy", "downpour-easy", window=0)
 
 
-def test_more_gradients_than_workers_with_repeat() -> None:
-    result = simulate("toy", "sync", workers=2, steps=4, aggregate=3, repeat=True)
+def test_more_gradients_than_workers() -> None:
+    result = simulate("toy", "sync-repeat", workers=2, steps=4, aggregate=3)
     assert result.updates == 4
     assert sum(result.staleness.histogram.values()) == 12
 

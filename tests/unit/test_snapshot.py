@@ -59,10 +59,10 @@ def test_what_is_kept_has_names() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("park_at", [1, 2, 3, 6])
-@pytest.mark.parametrize("hyper", [{"aggregate": 2}, {"aggregate": 1}, {"repeat": True, "aggregate": 5}])
-def test_who_waits_at_the_barrier_waits_there_again(hyper: dict[str, Any], park_at: int, seed: int) -> None:
+@pytest.mark.parametrize(("name", "aggregate"), [("sync", 2), ("sync", 1), ("sync-repeat", 5)])
+def test_who_waits_at_the_barrier_waits_there_again(name: str, aggregate: int, park_at: int, seed: int) -> None:
     """A late worker may stand at its first call when the others rest: it makes the call anew."""
-    run = engine("sync", task=quadratic(dim=4, noise=0.1 + seed), workers=5, **hyper)
+    run = engine(name, task=quadratic(dim=4, noise=0.1 + seed), workers=5, aggregate=aggregate)
     run.run(park_at=park_at)
     other = moved(run)
     goal = run.updates + 9

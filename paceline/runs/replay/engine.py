@@ -275,6 +275,8 @@ class ReplayEngine:
         desk = self.desk
         assert desk is not None
         player = self._caller(rank)
+        if method >= len(self._methods):
+            raise DataError(f"the order log calls method {method} of {self.scheme.name}, which has fewer: it changed")
         name = self._methods[method].name
         if player is None or not player.outbox or player.outbox[0][0].method is not self._methods[method]:
             if player is not None and not player.outbox and player.over and player.life.cut:
