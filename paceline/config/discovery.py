@@ -149,6 +149,11 @@ def collective(name: str) -> Any:
     return _alone_or_named("collective", name)()
 
 
+def transports() -> list[str]:
+    """The names of all transports."""
+    return list(_sound(_members("transports")))
+
+
 def collectives() -> list[str]:
     """The names of all collectives."""
     return list(_sound(_members("collectives")))

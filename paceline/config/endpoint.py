@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ class Endpoint:
 
     @property
     def transport(self) -> str:
-        """The transport by which calls travel (see paceline/transports/)."""
-        return "shared-memory" if self.secret is None else "tcp"
+        """The transport of calls (see paceline/transports/). PACELINE_TRANSPORT names another one between nodes."""
+        return "shared-memory" if self.secret is None else os.environ.get("PACELINE_TRANSPORT", "tcp")
 
     def to_json(self) -> dict[str, Any]:
         """As plain data. It holds the secret: it may go only where no other user reads it."""

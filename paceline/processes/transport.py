@@ -70,7 +70,7 @@ class RemoteCalls(Protocol):
 class CallPort(Protocol):
     """Where a server takes calls of workers of other nodes, and replies to them."""
 
-    owed: PendingReplies  # replies that have not been copied out of the server's state
+    owed: PendingReplies | None  # replies not yet copied out of the server's state; None: all are copied at once
 
     def far(self, rank: int) -> bool:
         """Whether a worker is on another node."""

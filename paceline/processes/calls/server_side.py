@@ -146,7 +146,8 @@ class SharedCallScheduler(CallScheduler):
         mailbox: Mailbox = ticket
         room, low, high, length = mailbox.area("reply"), self._low, self._high, self._length
         segment = self._memory.segment
-        owed = self._door.owed if self._door is not None and self._door.far(mailbox.rank) else None
+        far = self._door is not None and self._door.far(mailbox.rank)
+        owed = self._door.owed if self._door is not None and far else None
         mailbox.pieces, mailbox.data = pieces, _ = [], None
 
         def place(tensor: Tensor) -> int:
@@ -173,7 +174,7 @@ class SharedCallScheduler(CallScheduler):
             own = at + low * tensor.element_size()
             if owed is None or tensor.dim() > 1 or not owed.note(mailbox, tensor, own):
                 part.copy_(tensor)
-            if owed is not None:
+            if far:
                 pieces.extend(of_tensors(segment, [part]))
             return at
 

@@ -1,0 +1,25 @@
+"""Every transport passes the conformance suite, between real processes."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from paceline.config import discovery
+from paceline.testing import transports
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("check", transports.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("transport", discovery.transports())
+def test_every_transport(transport: str, check: transports.Check, servers: int) -> None:
+    check(lambda: discovery.transport(transport), servers)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("check", transports.CHECKS, ids=lambda check: check.__name__)
+def test_the_example(check: transports.Check, servers: int) -> None:
+    example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples/message_transport.py"))
+    check(example["MessageTransport"], servers)
