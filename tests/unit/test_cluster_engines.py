@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import UsageError
-from paceline.network.cluster import mpi, torchrun
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.detect import seen
+from paceline.network.cluster.detect import engines, seen
+from paceline.network.cluster.sources import mpi, torchrun
 
 Environment = dict[str, str]
 
@@ -248,6 +248,20 @@ class TestDetect:
         assert cluster is not None
         assert cluster.source == source
         assert not any("not read" in note for note in cluster.notes)
+
+    def test_the_innermost_counts_first(self) -> None:
+        assert [engine.name for engine in engines()] == ["torchrun", "Open MPI", "Slurm", "MPICH"]
+
+    @pytest.mark.parametrize(
+        ("environment", "names"),
+        [
+            ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}, ["slurm-7.2.1"]),
+            ({"SLURM_JOB_ID": "7", "PMIX_NAMESPACE": "prte-a@1"}, ["mpi-prte-a-1", "slurm-7.0.0"]),
+            ({"RANK": "0"}, []),
+        ],
+    )
+    def test_a_job_has_one_name_in_all_its_tasks(self, environment: Environment, names: list[str]) -> None:
+        assert [name for engine in engines() if (name := engine.job(environment))] == names
 
     def test_nothing(self) -> None:
         assert seen({"PATH": "/bin", "TF_CONFIG": "{}"}) is None

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paceline.errors import UsageError
-from paceline.network.cluster import mpi, slurm, tf_config
+from paceline.network.cluster import tf_config
 from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.network.cluster.placement import POLICIES, Place, placed, roles
+from paceline.network.cluster.sources import mpi, slurm
 
 # three nodes with 2, 3 and 1 tasks
 PLACES: list[Place] = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]

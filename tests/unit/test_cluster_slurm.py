@@ -11,8 +11,8 @@ from hypothesis import strategies as some
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.slurm import seen
 from paceline.network.cluster.slurm_hostlist import counts, hosts, ports
+from paceline.network.cluster.sources.slurm import seen
 
 HOSTS = [
     ("pace[1-2]", ["pace1", "pace2"]),

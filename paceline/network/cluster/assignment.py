@@ -14,8 +14,9 @@ from pathlib import Path
 
 from paceline.config.role_names import WORDS, kind_of, of_rank, parsed, role_of_task, written
 from paceline.errors import UnknownName, UsageError
-from paceline.network.cluster import addresses, torchrun, torchrun_store
+from paceline.network.cluster import addresses, detect, torchrun_store
 from paceline.network.cluster.description import Cluster, ClusterTask, address
+from paceline.network.cluster.sources import torchrun
 from paceline.runs import atomic_files
 
 Where = tuple[str, int]
@@ -205,14 +206,9 @@ def role_of(cluster: Cluster, task: ClusterTask) -> str:
 
 
 def _common_file(environment: Mapping[str, str]) -> Path:
-    """A file that all tasks of one job name alike, in the directory that they were started in."""
-    job = environment.get("SLURM_JOB_ID")
-    if job is not None:
-        step, again = environment.get("SLURM_STEP_ID", "0"), environment.get("SLURM_RESTART_COUNT", "0")
-        name = f"slurm-{job}.{step}.{again}"
-    elif (space := environment.get("PMIX_NAMESPACE")) is not None:
-        name = "mpi-" + "".join(letter if letter.isalnum() else "-" for letter in space)
-    else:
+    """A file with the same name in all tasks of a job, below the directory in which they were started."""
+    name = next((job for engine in detect.engines() if (job := engine.job(environment)) is not None), None)
+    if name is None:
         raise UsageError(
             "nothing tells the tasks of this run where the chief is: give --dir, a directory that all of them see, or "
             "set PACELINE_HUB=host:port"

@@ -1,56 +1,55 @@
-"""Which source an environment shows. Where there are several, the nearest to this process counts, and that is said."""
+"""The cluster that the environment describes. Where several engines are present, the innermost counts, with a note."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 
-from paceline.network.cluster import mpi, slurm, tf_config, torchrun
+from paceline.network.cluster import sources, tf_config
 from paceline.network.cluster.description import Cluster
+from paceline.network.cluster.environment import EnvironmentSource
 
 
-@dataclass(frozen=True)
-class EnvironmentSource:
-    """Somebody who starts processes and numbers them."""
+@cache
+def engines() -> tuple[EnvironmentSource, ...]:
+    """The sources of all files in sources/, the innermost first."""
+    names = [f"{sources.__name__}.{one.name}" for one in pkgutil.iter_modules(sources.__path__)]
+    modules = [importlib.import_module(name) for name in names]
+    found = {one for module in modules for one in vars(module).values() if isinstance(one, EnvironmentSource)}
+    return tuple(sorted(found, key=lambda one: one.order))
 
-    name: str
-    rank: str  # the variable with this process's number
-    present: Callable[[Mapping[str, str]], bool]
-    seen: Callable[[Mapping[str, str]], Cluster | None]
 
-
-# the innermost first: torchrun may be started by mpirun or srun, and mpirun by srun; variables are inherited;
-# PMI's are last, since srun --mpi=pmi2 sets them besides its own
-ENGINES = (
-    EnvironmentSource(torchrun.NAME, torchrun.RANK, torchrun.present, torchrun.seen),
-    EnvironmentSource(mpi.OPEN_MPI, mpi.OPEN_MPI_RANK, mpi.open_mpi_present, mpi.open_mpi),
-    EnvironmentSource(slurm.NAME, slurm.RANK, slurm.present, slurm.seen),
-    EnvironmentSource(mpi.MPICH, mpi.MPICH_RANK, mpi.mpich_present, mpi.mpich),
-)
+def present(environment: Mapping[str, str]) -> list[EnvironmentSource]:
+    """The engines that have set variables of this environment."""
+    return [engine for engine in engines() if engine.present(environment)]
 
 
 def seen(environment: Mapping[str, str]) -> Cluster | None:
     """The cluster that an environment describes; None: this process is alone.
 
-    TF_CONFIG names the role of each task, so it counts before what engines say.
+    TF_CONFIG names the role of each task, so it takes precedence over the variables of engines.
     """
-    engines = [engine for engine in ENGINES if engine.present(environment)]
+    found = present(environment)
     named = tf_config.seen(environment)
     if named is not None:
-        ignored = ", ".join(engine.name for engine in engines)
-        return noted(named, f"TF_CONFIG counts; the variables of {ignored} are not read") if engines else named
-    if not engines:
+        ignored = ", ".join(engine.name for engine in found)
+        return noted(named, f"TF_CONFIG counts; the variables of {ignored} are not read") if found else named
+    if not found:
         return None
-    first = engines[0]
-    found = first.seen(environment)
-    assert found is not None
-    for other in engines[1:]:
+    first, *others = found
+    cluster = first.seen(environment)
+    assert cluster is not None
+    for other in others:
         ours, theirs = environment.get(first.rank), environment.get(other.rank)
         if ours != theirs:
             told = f"{other.rank} is {theirs}" if theirs else f"{other.name} is there too"
-            found = noted(found, f"{first.rank} counts, which is {ours}; {told} and is not read")
-    return found
+            cluster = noted(cluster, f"{first.rank} counts, which is {ours}; {told} and is not read")
+    return cluster
 
 
 def noted(cluster: Cluster, note: str) -> Cluster:
+    """The cluster with one more note for the user."""
     return replace(cluster, notes=(*cluster.notes, note))

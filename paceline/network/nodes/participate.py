@@ -14,7 +14,7 @@ from paceline.config.plan import Plan
 from paceline.config.ports import Ports
 from paceline.config.role_names import KINDS
 from paceline.errors import UsageError
-from paceline.network.cluster import addresses, detect, mpi, placement
+from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.assignment import Assignment, in_cluster, told
 from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.network.nodes import agent
@@ -180,9 +180,9 @@ def take_part(
         return JoinRequest(*hub, given.roles, Endpoint(0, own, secret, held, network.share, ports=allowed))
 
     code = agent.serve(way, network.join, say, objects)
-    ranks = mpi.open_mpi_present(os.environ) or mpi.mpich_present(os.environ)
-    # mpirun kills all ranks when one ends with another code than 0: here the chief, which still writes its result
-    return 0 if code == EXIT_CODE and ranks else code
+    # mpirun would kill all ranks, also the chief, which still writes its result
+    kept = any(engine.ends_all for engine in detect.present(os.environ))
+    return 0 if code == EXIT_CODE and kept else code
 
 
 def hub_of(

@@ -1,6 +1,6 @@
-"""What torchrun tells a process, and whoever sets the variables of torch.distributed's `env://`.
+"""The variables of torchrun, and of anything else that sets those of torch.distributed's `env://`.
 
-MASTER_ADDR:MASTER_PORT is where all can meet. Under torchrun its agent listens there; without an agent rank 0 is to.
+All processes can meet at MASTER_ADDR:MASTER_PORT. Under torchrun its agent listens there; without an agent rank 0 does.
 torchrun numbers ranks node by node (GROUP_RANK), but tells only how many processes this node has.
 """
 
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot, address
-from paceline.network.cluster.environment import Variables
+from paceline.network.cluster.environment import EnvironmentSource, Variables
 
 NAME = "torchrun"
 RANK = "RANK"
 
 
 def present(environment: Mapping[str, str]) -> bool:
-    """RANK alone could be anybody's."""
+    """RANK alone may have another meaning."""
     ours = environment.get("TORCHELASTIC_RUN_ID")
     return bool(ours or (environment.get(RANK) and (environment.get("WORLD_SIZE") or environment.get("MASTER_ADDR"))))
 
 
 def seen(environment: Mapping[str, str]) -> Cluster | None:
-    """The processes of a torchrun; None where there is none."""
+    """The processes of a torchrun; None: not under torchrun."""
     if not present(environment):
         return None
     given = Variables(NAME, environment)
@@ -81,3 +81,7 @@ def _check_own(given: Variables, seat: Slot) -> None:
             f"{NAME}: RANK {given.text(RANK)} would be process {seat.local} of node {seat.node}, "
             f"but LOCAL_RANK is {told[1]} and GROUP_RANK is {told[0]}"
         )
+
+
+# torchrun may be started by mpirun or srun, whose variables its processes inherit
+SOURCE = EnvironmentSource(NAME, RANK, 10, present, seen)

@@ -1,6 +1,6 @@
-"""What Slurm tells a task. Where the others run it tells only in part, since ranks need not follow the nodes in blocks.
+"""The variables of Slurm. They tell only in part which rank runs on which node, since ranks need not fill node by node.
 
-Nodes, tasks per node and reserved ports are told: so every *seat* has an address, and a placement by seats is complete.
+Nodes, tasks per node and reserved ports are told, so every *slot* has an address, and a placement by slots is complete.
 Ranks are told for this node (SLURM_GTIDS); the rest follows where only one node is left, or each node has one task.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from paceline.errors import UsageError
 from paceline.network.cluster import slurm_hostlist
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.environment import Variables
+from paceline.network.cluster.environment import EnvironmentSource, Variables
 
 NAME = "Slurm"
 RANK = "SLURM_PROCID"
@@ -58,7 +58,7 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _allocation(given: Variables) -> Cluster:
-    """Seen from the batch script or the shell of an allocation: this process is not one of the tasks."""
+    """The cluster of a batch script or the shell of an allocation: this process is not one of the tasks."""
     given.need("|".join(_NODES[1:]), "SLURM_TASKS_PER_NODE|SLURM_NTASKS")
     hosts, counts, unfit = _layout(given, given.number("SLURM_NTASKS", least=1))
     size = given.size("SLURM_NTASKS") if unfit else sum(counts)
@@ -70,7 +70,7 @@ def _allocation(given: Variables) -> Cluster:
 
 
 def _layout(given: Variables, size: int | None) -> tuple[list[str], list[int], str]:
-    """Hosts, tasks on each, and why they cannot be believed, if so."""
+    """Hosts, tasks on each, and why they contradict each other ("": they do not)."""
     nodes, per_node = given.name(*_NODES) or "", given.name(*_COUNTS)
     hosts = slurm_hostlist.hosts(given.text(nodes) or "", nodes)
     if len(set(hosts)) < len(hosts):
@@ -110,7 +110,7 @@ def _seats(hosts: list[str], counts: list[int], ports: list[int] | None) -> list
 
 
 def _places(given: Variables, counts: list[int], rank: int, mine: tuple[int, int]) -> dict[int, tuple[int, int]]:
-    """The seat (node, number on it) of every rank of which it is told."""
+    """The slot (node, number on it) of every rank that is told or follows."""
     everyone = range(sum(counts))
     here = list(everyone) if len(counts) == 1 else _on_this_node(given, counts[mine[0]], rank)
     if len(here) < counts[mine[0]]:
@@ -143,3 +143,12 @@ def _on_this_node(given: Variables, count: int, rank: int) -> list[int]:
 
 def _task(rank: int, seat: Slot | None) -> ClusterTask:
     return ClusterTask("worker", rank) if seat is None else ClusterTask("worker", rank, seat.host, seat.port)
+
+
+def _job(environment: Mapping[str, str]) -> str | None:
+    job = environment.get("SLURM_JOB_ID")
+    step, again = environment.get("SLURM_STEP_ID", "0"), environment.get("SLURM_RESTART_COUNT", "0")
+    return None if job is None else f"slurm-{job}.{step}.{again}"
+
+
+SOURCE = EnvironmentSource(NAME, RANK, 30, present, seen, _job)

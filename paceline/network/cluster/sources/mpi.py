@@ -1,4 +1,4 @@
-"""What mpirun tells a rank: Open MPI (also by PMIx) and MPICH (by PMI). Neither tells where the other ranks run."""
+"""The variables of mpirun: Open MPI (also by PMIx) and MPICH (by PMI). Neither tells on which hosts other ranks run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.environment import Variables
+from paceline.network.cluster.environment import EnvironmentSource, Variables
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
-OPEN_MPI_RANK, MPICH_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 
 
 def open_mpi_present(environment: Mapping[str, str]) -> bool:
@@ -21,7 +20,7 @@ def mpich_present(environment: Mapping[str, str]) -> bool:
 
 
 def open_mpi(environment: Mapping[str, str]) -> Cluster | None:
-    """The ranks of an `mpirun` of Open MPI; None where there is none."""
+    """The ranks of an `mpirun` of Open MPI; None: not under Open MPI."""
     if not open_mpi_present(environment):
         return None
     given = Variables(OPEN_MPI, environment)
@@ -31,7 +30,7 @@ def open_mpi(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def mpich(environment: Mapping[str, str]) -> Cluster | None:
-    """The ranks of an `mpiexec` of MPICH; None where there is none."""
+    """The ranks of an `mpiexec` of MPICH; None: not under MPICH."""
     if not mpich_present(environment):
         return None
     given = Variables(MPICH, environment)
@@ -55,3 +54,16 @@ def _ranks(given: Variables, rank_names: tuple[str, ...], size_name: str, local_
         return Cluster(given.source, tasks, tasks[rank], False, seats, seat)
     alone = [ClusterTask("worker", one, host if one == rank else None) for one in range(size)]
     return Cluster(given.source, tuple(alone), alone[rank], by_role=False)
+
+
+def _open_mpi_job(environment: Mapping[str, str]) -> str | None:
+    space = environment.get("PMIX_NAMESPACE")
+    return None if space is None else "mpi-" + "".join(letter if letter.isalnum() else "-" for letter in space)
+
+
+# mpirun may be started by srun
+OPEN_MPI_SOURCE = EnvironmentSource(
+    OPEN_MPI, "OMPI_COMM_WORLD_RANK", 20, open_mpi_present, open_mpi, _open_mpi_job, ends_all=True
+)
+# after Slurm: srun --mpi=pmi2 sets PMI's variables besides its own
+MPICH_SOURCE = EnvironmentSource(MPICH, "PMI_RANK", 40, mpich_present, mpich, ends_all=True)
