@@ -6,7 +6,6 @@ and hands Ctrl-C on. If the caller dies, the launcher ends the run in order.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from paceline.config.from_plan import scheme_of
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError
 from paceline.network.nodes import participate
+from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.control_channel import Control, Listener
 from paceline.processes.roles.main import error_of
 from paceline.processes.supervisor import pickled_objects
@@ -97,9 +97,7 @@ def _status(data: dict[str, Any]) -> Status:
 def main() -> int:
     """The launcher's side."""
     connection, descriptor, caller = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # if the caller dies, end in order
-    if os.getppid() != caller:
-        return 1
+    die_with_parent(signal.SIGTERM, caller)  # which ends the run in order
     control = Control(connection)
     signals.raise_while_working()
     try:

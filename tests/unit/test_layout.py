@@ -20,7 +20,7 @@ tasks
 config
 runtime
 simulator runs
-processes.resource_limits processes.transport
+processes.resource_limits processes.parent_death processes.line_buffer processes.transport
 processes.memory
 processes.calls processes.means
 processes.roles

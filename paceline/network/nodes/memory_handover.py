@@ -1,12 +1,11 @@
-"""Nodes of one host share their memory: who comes second gets the descriptors of who is there already.
+"""Nodes of one host share their memory: a node that joins gets the descriptors of the first node on its host.
 
-They are handed over a socket without a name in any file system, which exists in this host's network alone. Only a
-process of the same user is heard, and it has to prove the secret as everybody else.
+They are sent over an abstract Unix socket, which exists in this host's network namespace alone. Only a process of the
+same user is served, and it has to prove the secret as any other connection.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import hashlib
 import hmac
@@ -19,13 +18,13 @@ from pathlib import Path
 from paceline.errors import RunError
 
 _NONCE = 32
-_AT_ONCE = 250  # descriptors that the kernel takes in one message
+_AT_ONCE = 250  # descriptors in one message, below the kernel's limit
 _PATIENCE = 2.0  # seconds for a conversation within one host
 _COUNT = struct.Struct("<I")
 
 
 def identity() -> str:
-    """What tells hosts apart: the kernel that runs there, the network and the user that this process has there."""
+    """Identifies a host: its running kernel, and the network namespace and the user of this process."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
         return f"{boot.read_text(encoding='ascii').strip()}/{Path('/proc/self/ns/net').readlink()}/{os.getuid()}"
@@ -42,7 +41,7 @@ def _proof(secret: bytes, run: str, node: int, nonce: bytes) -> bytes:
 
 
 class MemoryHandover:
-    """Where others of this host ask for the memory of a node."""
+    """Listens for other nodes of this host that ask for the memory of this node."""
 
     def __init__(self, run: str, node: int, secret: bytes, descriptors: Sequence[int]) -> None:
         self._run, self._node, self._secret, self._descriptors = run, node, secret, list(descriptors)
@@ -59,7 +58,7 @@ class MemoryHandover:
         return self._listening.fileno()
 
     def pump(self) -> None:
-        """Serve whoever has come."""
+        """Serve all that have connected."""
         while True:
             try:
                 caller, _ = self._listening.accept()
@@ -78,15 +77,14 @@ class MemoryHandover:
             return
         caller.sendall(_COUNT.pack(len(self._descriptors)))
         for at in range(0, len(self._descriptors), _AT_ONCE):
-            part = array.array("i", self._descriptors[at : at + _AT_ONCE])
-            caller.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, part)])
+            socket.send_fds(caller, [b"."], self._descriptors[at : at + _AT_ONCE])
 
     def close(self) -> None:
         self._listening.close()
 
 
 def taken(run: str, node: int, secret: bytes, most: int) -> list[int]:
-    """The descriptors of a node's memory: its own of this process from now on. OSError: nobody is there."""
+    """The descriptors of a node's memory, as this process's own. OSError: no node listens there."""
     found: list[int] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_PATIENCE)
@@ -96,14 +94,11 @@ def taken(run: str, node: int, secret: bytes, most: int) -> list[int]:
         (count,) = _COUNT.unpack(_exactly(connection, _COUNT.size))
         if count != most:
             raise RunError(f"a node of this host has {count} descriptors, not {most}: another paceline?")
-        room = socket.CMSG_SPACE(_AT_ONCE * array.array("i").itemsize)
         while len(found) < count:
-            byte, rights, *_ = connection.recvmsg(1, room)
+            byte, received, *_ = socket.recv_fds(connection, 1, _AT_ONCE)
             if not byte:
                 raise ConnectionResetError("it has closed")
-            for level, kind, data in rights:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    found += array.array("i", data[: len(data) - len(data) % 4]).tolist()
+            found += received
     return found
 
 

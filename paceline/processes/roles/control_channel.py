@@ -1,4 +1,4 @@
-"""What a role tells its launcher, and hears of it: JSON lines on a socket that both inherited."""
+"""Messages of a role to its launcher: JSON lines over a socket pair."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import json
 import socket
 from typing import Any
+
+from paceline.processes.line_buffer import LineBuffer
 
 LONGEST = 1 << 22  # bytes of one line
 
@@ -33,8 +35,7 @@ class Listener:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.setblocking(False)
-        self._rest = b""
-        self._torn = False  # the beginning of the line that is coming in was too long to be kept
+        self._buffer = LineBuffer(LONGEST)
 
     def messages(self) -> list[dict[str, Any]]:
         """All that is there by now."""
@@ -55,10 +56,4 @@ class Listener:
         return self._whole(data), bool(data)
 
     def _whole(self, data: bytes) -> list[dict[str, Any]]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if lines and self._torn:
-            del lines[0]
-            self._torn = False
-        if len(self._rest) > LONGEST:
-            self._rest, self._torn = b"", True
-        return [json.loads(line) for line in lines if line]
+        return [json.loads(line) for line in self._buffer.lines(data) if line]

@@ -1,4 +1,4 @@
-"""One child process: begun by fork from a launcher that has loaded everything and done nothing yet.
+"""One child process: forked from a launcher that has loaded everything and computed nothing yet.
 
 A fork starts in milliseconds where a fresh interpreter needs seconds to load torch, so a killed worker is back at once.
 It is safe here because the launcher has one thread and has never computed anything.
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.processes import resource_limits
+from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.control_channel import Control
 from paceline.signals import ASKED
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -57,10 +58,8 @@ def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, s
 
 
 def _die_with(parent: int) -> None:
-    """However rudely the launcher ends, the kernel ends this process too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    """End with the launcher, however it ends, and leave all signals to it."""
+    die_with_parent(signal.SIGKILL, parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in ASKED:  # the launcher decides; terminals, shells and mpirun send these to every process
