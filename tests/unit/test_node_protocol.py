@@ -12,7 +12,7 @@ import pytest
 from remote_ends import segment
 
 from paceline.network.nodes import protocol
-from paceline.network.nodes.protocol import CHUNK, FILE, LIMITS, PIECES, TAKEN, Bulk, Inbox, write_piece
+from paceline.network.nodes.protocol import CHUNK, LIMITS, Bulk, Inbox, NodeMessage, write_piece
 from paceline.network.secure.channel import Channel, ProtocolError
 from paceline.processes.memory.byte_ranges import WritableRanges
 
@@ -35,8 +35,8 @@ def test_pieces_come_to_where_they_were() -> None:
     one.bytes.random_(0, 256)
     view = memoryview(one.memory)
     for kind, payload in joined(protocol.pieces([(0, view[:100]), (4000, view[4000:SIZE]), (200, view[200:200])])):
-        assert kind == PIECES
-        assert len(payload) <= LIMITS[PIECES]
+        assert kind == NodeMessage.PIECES
+        assert len(payload) <= LIMITS[NodeMessage.PIECES]
         write_piece(payload, other, None)
     assert other.memory[:100] == one.memory[:100]
     assert other.memory[4000:] == one.memory[4000:]
@@ -114,8 +114,8 @@ def test_files_arrive_whole(box: Box, tmp_path: Path) -> None:
     for name, data in contents.items():
         (source / name).write_bytes(data)
     for kind, payload in joined(protocol.files(source, [source / name for name in contents])):
-        assert kind == FILE
-        assert len(payload) <= LIMITS[FILE]
+        assert kind == NodeMessage.FILE
+        assert len(payload) <= LIMITS[NodeMessage.FILE]
         box.inbox.take(payload)
     assert box.files() == {f"run/{name}": data for name, data in contents.items()}
     assert box.lines == []
@@ -248,12 +248,12 @@ def test_batches_are_counted() -> None:
         kinds = []
         for kind, payload in other.channel.receive():
             kinds.append(kind)
-            if kind == TAKEN and other.counted(payload):
+            if kind == NodeMessage.TAKEN and other.counted(payload):
                 other.answer()
-        assert kinds == [protocol.AFTER, protocol.LAYOUT, TAKEN, TAKEN]
+        assert kinds == [NodeMessage.AFTER, NodeMessage.LAYOUT, NodeMessage.TAKEN, NodeMessage.TAKEN]
         assert one.busy
         for kind, payload in one.channel.receive():
-            assert kind == TAKEN
+            assert kind == NodeMessage.TAKEN
             assert not one.counted(payload)
         assert not one.busy
         assert not other.busy
@@ -272,7 +272,7 @@ def test_what_waits_is_handed_on_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> 
     def parts() -> protocol.Chunks:
         for number in range(100):
             made.append(number)
-            yield protocol.LAYOUT, (bytes(1 << 16),)
+            yield NodeMessage.LAYOUT, (bytes(1 << 16),)
 
     try:
         bulk.give(parts())
@@ -285,7 +285,7 @@ def test_what_waits_is_handed_on_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> 
         found += [kind for kind, _ in other.receive()]
         while len(found) < 101:  # a flood comes in shares
             found += [kind for kind, _ in other.receive()]
-        assert found == [protocol.LAYOUT] * 100 + [TAKEN]
+        assert found == [NodeMessage.LAYOUT] * 100 + [NodeMessage.TAKEN]
     finally:
         bulk.channel.close()
         other.close()

@@ -15,7 +15,16 @@ from array import array
 from collections.abc import Callable
 
 from paceline.errors import PacelineError, RunError
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, TcpConnection
+from paceline.network.calls.tcp_connection import (
+    AGAIN,
+    HELLO,
+    POST,
+    REPLY,
+    WELCOME,
+    CallMessage,
+    Message,
+    TcpConnection,
+)
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
@@ -241,7 +250,7 @@ class TcpClient:
                 elif answered == mine:
                     wire.send(Message(AGAIN, mailbox.index, mine))
         else:
-            raise ProtocolError(f"a message of kind {message.kind} for lane {message.mailbox}")
+            raise ProtocolError(f"{CallMessage(message.kind).name} for mailbox {message.mailbox}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse an answer that nobody could read."""

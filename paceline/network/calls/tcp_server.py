@@ -17,7 +17,17 @@ import torch
 from paceline.config import build
 from paceline.errors import PacelineError
 from paceline.network.calls.tcp_client import AGAIN_AFTER, REACH, address_of, words_of
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, TcpConnection
+from paceline.network.calls.tcp_connection import (
+    AGAIN,
+    HELLO,
+    ORDER,
+    POST,
+    REPLY,
+    WELCOME,
+    CallMessage,
+    Message,
+    TcpConnection,
+)
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, enter, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
@@ -138,7 +148,7 @@ class TcpServer:
             if board.answered[self._shard][mailbox.index] == message.number:
                 self.answer(mailbox)
         else:
-            raise ProtocolError(f"a message of kind {message.kind} from {wire.peer}")
+            raise ProtocolError(f"{CallMessage(message.kind).name} from {wire.peer}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse a call that a worker of this scheme cannot have made: what lies in a lane is performed as it is."""
@@ -291,7 +301,7 @@ class OrderFollower:
     def _take(self, message: Message) -> None:
         board = self._board
         if message.kind != ORDER or len(message.words) != 1:
-            raise ProtocolError(f"a message of kind {message.kind} from the first server")
+            raise ProtocolError(f"{CallMessage(message.kind).name} from the first server")
         generation, entry = message.words[0], message.value
         rank, kind = divmod(-entry, 10)
         if not (

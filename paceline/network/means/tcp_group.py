@@ -15,6 +15,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import ClassVar, Protocol
 
 import torch
@@ -25,10 +26,17 @@ from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, 
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.state import Vector, mean_into
 
-START, PART, SUM, GIVEN = range(1, 5)  # kinds: a header (and a small vector), a slice, a slice of the mean, a broadcast
+
+class MeanMessage(IntEnum):
+    """The kinds of messages: a header (and a small vector), a slice, a slice of the mean, a broadcast."""
+
+    START, PART, SUM, GIVEN = range(1, 5)
+
+
+START, PART, SUM, GIVEN = MeanMessage  # by themselves: looking up a member takes longer
 SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
 SLICE = 1 << 20  # bytes of a message of a large vector
-LIMITS = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
+LIMITS: dict[int, int] = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
 MOST_ROOMS = 16  # lengths of vectors for which memory is kept
 LOOK = 100  # milliseconds between two looks at whether a group is still there
 
@@ -205,7 +213,7 @@ class TcpGroup(Group):
         if kind == START and length != into.nbytes and HEAD <= length <= LIMITS[START]:
             raise SchemeError("a mean of vectors of different lengths")
         if length != into.nbytes:
-            raise ProtocolError(f"a message of kind {kind} with {length:,} bytes; {into.nbytes:,} were to come")
+            raise ProtocolError(f"{MeanMessage(kind).name} with {length:,} bytes; {into.nbytes:,} were to come")
         return into
 
     def _news(self, peer: GroupPeer) -> None:

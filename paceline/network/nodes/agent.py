@@ -21,6 +21,7 @@ from paceline.network.nodes import protocol
 from paceline.network.nodes.join import JoinRequest, NothingToDo, channel_of, welcomed
 from paceline.network.nodes.join_wait import rejoin_time
 from paceline.network.nodes.node_memory import NodeMemory
+from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.nodes.remote_wakeups import RemoteWakeups
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
 from paceline.processes.memory.board import STOP
@@ -47,7 +48,7 @@ class Agent:
     ) -> None:
         self._way, self._control, self._say, self._objects = way, control, log, objects
         self._bulk = protocol.Bulk(channel_of(way))
-        self._bulk.channel.send_json(protocol.BULK, {"node": int(welcome["node"]), "nonce": nonce})
+        self._bulk.channel.send_json(NodeMessage.BULK, {"node": int(welcome["node"]), "nonce": nonce})
         self._node = node = NodeMemory(way.node, welcome, log)
         self._children = Children()
         self._remote = RemoteWakeups(self._children.selector, node.board, node.pipes)
@@ -85,7 +86,7 @@ class Agent:
                 return False
             except PacelineError as error:  # for example its task cannot be made here
                 told = {"kind": type(error).__name__, "where": str(self._way), "text": str(error), "notes": []}
-                self._control.send_json(protocol.SAID, {"part": self._way.parts[0], "message": {"error": told}})
+                self._control.send_json(NodeMessage.SAID, {"part": self._way.parts[0], "message": {"error": told}})
                 self._control.flush(5.0)
                 raise
             finally:
@@ -107,7 +108,7 @@ class Agent:
             node.plan = forkable(node.plan, lambda _, text: self._say(text))
         self._ready = True
         beside = node.node.number if node.guest else -1
-        self._control.send_json(protocol.READY, {"shared": node.shared, "beside": beside})
+        self._control.send_json(NodeMessage.READY, {"shared": node.shared, "beside": beside})
         while self._gone is None:
             selector.modify(self._bulk, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._bulk.pending else 0))
             self._children.select(LOOK)
@@ -128,7 +129,7 @@ class Agent:
         """A BYE that is still unread: the coordinator closes both connections after it, and a send may fail first."""
         with contextlib.suppress(Closed, ProtocolError):
             while self._gone is None and (messages := self._control.receive()):
-                self._gone = next((plain(payload) for kind, payload in messages if kind == protocol.BYE), None)
+                self._gone = next((plain(payload) for kind, payload in messages if kind == NodeMessage.BYE), None)
         return self._gone
 
     @property
@@ -151,27 +152,27 @@ class Agent:
         for kind, payload in self._control.receive():
             self._heard = time.monotonic()
             match kind:
-                case protocol.BOARD:
+                case NodeMessage.BOARD:
                     node.take_words(payload)
                     if payload:
                         self._wake_roles()
-                case protocol.START:
+                case NodeMessage.START:
                     self._start(plain(payload)["part"])
-                case protocol.KILL:
+                case NodeMessage.KILL:
                     self._kill(plain(payload)["part"])
-                case protocol.BYE:
+                case NodeMessage.BYE:
                     self._gone = plain(payload)
                     return
         for kind, payload in self._bulk.channel.receive():
             self._heard = time.monotonic()
             match kind:
-                case protocol.LAYOUT:
+                case NodeMessage.LAYOUT:
                     node.lay_out(plain(payload), self._objects)
-                case protocol.PIECES:
+                case NodeMessage.PIECES:
                     node.write_piece(payload)
-                case protocol.FILE:
+                case NodeMessage.FILE:
                     node.inbox.take(payload)
-                case protocol.TAKEN:
+                case NodeMessage.TAKEN:
                     if self._bulk.counted(payload):
                         self._bulk.answer()
         if time.monotonic() - self._heard > self.patience:
@@ -216,11 +217,11 @@ class Agent:
         self._bulk.give(protocol.files(root, chosen))
 
     def _forward(self, child: Child, message: Message) -> None:
-        self._control.send_json(protocol.SAID, {"part": str(child.part), "message": message})
+        self._control.send_json(NodeMessage.SAID, {"part": str(child.part), "message": message})
 
     def _watch_stopped(self) -> None:
         for child, seconds in self._children.stopped(time.monotonic()):
-            self._control.send_json(protocol.FROZEN, {"part": str(child.part)})
+            self._control.send_json(NodeMessage.FROZEN, {"part": str(child.part)})
             if seconds > self.patience:
                 self._children.kill(child)
 
@@ -241,15 +242,15 @@ class Agent:
         news, now = self._node.news(), time.monotonic()
         if news or now - self._told >= LOOK:
             self._told = now
-            self._control.send(protocol.BOARD, news)
+            self._control.send(NodeMessage.BOARD, news)
         if self._signals and not self._asked:  # the coordinator says when: perhaps the whole run is about to end
             self._asked = True
-            self._control.send_json(protocol.LEAVES, {"parts": str(self._way)})
+            self._control.send_json(NodeMessage.LEAVES, {"parts": str(self._way)})
         if len(self._signals) > 1:
             raise KeyboardInterrupt
         if self._ended and not self._bulk.busy:
             for child, code, peak, _ in self._ended:
-                self._control.send_json(protocol.DIED, {"part": str(child.part), "code": code, "memory": peak})
+                self._control.send_json(NodeMessage.DIED, {"part": str(child.part), "code": code, "memory": peak})
             self._ended.clear()
         self._control.flush()
 

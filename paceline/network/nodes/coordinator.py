@@ -12,9 +12,9 @@ from typing import Any
 from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import RunError, UsageError
-from paceline.network.nodes import protocol
 from paceline.network.nodes.join_wait import JoinWait, Verdict
 from paceline.network.nodes.peers import FAULTS, Peer, PeerConnections, Refusal
+from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.nodes.routes import Routes
 from paceline.network.secure.channel import Closed
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
@@ -158,7 +158,7 @@ class Coordinator:
                 child = self._child(str(part))
                 if child is not None and not child.done:
                     child.done = True
-                    self._peers.say(peer, protocol.KILL, {"part": str(part)})
+                    self._peers.say(peer, NodeMessage.KILL, {"part": str(part)})
         for name in self._away:
             if (child := self._child(name)) is not None:
                 child.done = True
@@ -218,14 +218,14 @@ class Coordinator:
 
     def _decide(self, peer: Peer, kind: int, told: dict[str, Any]) -> None:
         match kind:
-            case protocol.READY:
+            case NodeMessage.READY:
                 self._ready(peer, told)
-            case protocol.SAID:
+            case NodeMessage.SAID:
                 if (child := self._child(told["part"])) is not None:
                     self.supervisor.heard(child, told["message"])
-            case protocol.DIED:
+            case NodeMessage.DIED:
                 self._died_there(peer, told)
-            case protocol.LEAVES:
+            case NodeMessage.LEAVES:
                 self._asked_to_leave(peer)
 
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Coordinator:
             waited = time.monotonic() - peer.leaving
             kept = peer.saves and self._board.get("written") < peer.leaving * 1e9 and waited < self._plan.patience
             if self._board.run[STOP] == RUNNING and waited > TOGETHER and not kept:
-                self._peers.say(peer, protocol.BYE, {"over": True, "left": True})
+                self._peers.say(peer, NodeMessage.BYE, {"over": True, "left": True})
                 self._lost(peer, "it was asked to leave", excused=True)
 
     def _worker_and_host(self, rank: int) -> str:
@@ -280,7 +280,7 @@ class Coordinator:
                 f"{name} has not reached its server for {self._plan.patience:g} s: going on without it until it can"
             )
             self._given_up.add(str(part))
-            self._peers.say(peer, protocol.KILL, {"part": str(part)})
+            self._peers.say(peer, NodeMessage.KILL, {"part": str(part)})
 
     def _died_there(self, peer: Peer, told: dict[str, Any]) -> None:
         child = self._child(told["part"])

@@ -13,6 +13,7 @@ from paceline.config.endpoint import Endpoint
 from paceline.errors import RunError, UsageError
 from paceline.network.nodes import protocol
 from paceline.network.nodes.memory_handover import identity
+from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter
 from paceline.network.secure.channel import Channel, Closed, plain
@@ -64,7 +65,7 @@ def welcomed(
                 "nonce": nonce,
                 "machine": identity() if way.node.share else "",
             }
-            channel.send_json(protocol.JOIN, about)
+            channel.send_json(NodeMessage.JOIN, about)
             return way, channel, _answer(channel, until)
         except Refused as error:
             raise UsageError(f"the hub{where} refused {way}: {error}") from error
@@ -84,14 +85,14 @@ def _answer(channel: Channel, until: float) -> dict[str, Any]:
         while time.monotonic() < until:
             selector.select(1.0)
             for kind, payload in channel.receive():
-                told = plain(payload) if kind in (protocol.WELCOME, protocol.REFUSE) else {}
-                if kind == protocol.REFUSE and told.get("idle"):
+                told = plain(payload) if kind in (NodeMessage.WELCOME, NodeMessage.REFUSE) else {}
+                if kind == NodeMessage.REFUSE and told.get("idle"):
                     raise NothingToDo(str(told.get("why", "")))
-                if kind == protocol.REFUSE and told.get("again"):
+                if kind == NodeMessage.REFUSE and told.get("again"):
                     raise TimeoutError(str(told.get("why", "")))
-                if kind == protocol.REFUSE:
+                if kind == NodeMessage.REFUSE:
                     raise protocol.Unwelcome(f"the hub does not take this process: {told.get('why', '')}")
-                if kind == protocol.WELCOME:
+                if kind == NodeMessage.WELCOME:
                     return dict(told)
     raise TimeoutError("it did not answer")
 

@@ -15,6 +15,7 @@ from paceline.network.nodes.agent import RETURNED
 from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.memory_handover import MemoryHandover, identity
 from paceline.network.nodes.node_memory import SHARED
+from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.nodes.remote_wakeups import RemoteWakeups
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, listener
@@ -157,12 +158,12 @@ class PeerConnections:
             try:
                 for kind, payload in channel.receive()[:1]:
                     self._newcomers.pop(channel)
-                    if kind == protocol.JOIN:
+                    if kind == NodeMessage.JOIN:
                         self._join(channel, plain(payload), choose)
-                    elif kind == protocol.BULK:
+                    elif kind == NodeMessage.BULK:
                         self._second(channel, plain(payload))
                     else:
-                        raise ProtocolError(f"a newcomer began with a message of kind {kind}")
+                        raise ProtocolError(f"a newcomer began with {NodeMessage(kind).name}")
                 if channel in self._newcomers and time.monotonic() - since > FIRST:
                     raise ProtocolError(f"a newcomer did not say who it is within {FIRST:g} s")
             except FAULTS as error:
@@ -179,7 +180,7 @@ class PeerConnections:
                 f"it speaks protocol {told.get('protocol')}, this run {protocol.PROTOCOL}: install the same paceline"
             )
         if isinstance(chosen, Refusal):
-            channel.send_json(protocol.REFUSE, asdict(chosen))
+            channel.send_json(NodeMessage.REFUSE, asdict(chosen))
             channel.flush(1.0)
             self._close(channel)
             if not chosen.idle and not chosen.again:
@@ -195,7 +196,7 @@ class PeerConnections:
         self._peers[peer.number] = peer
         store = self._launched.context.node.store
         channel.send_json(
-            protocol.WELCOME,
+            NodeMessage.WELCOME,
             {
                 "plan": asdict(self._launched.plan),
                 "node": peer.number,
@@ -244,7 +245,7 @@ class PeerConnections:
         """The run is over: tell every agent how it ended, and close all connections."""
         for peer in self:
             with contextlib.suppress(Closed, ProtocolError):
-                peer.channel.send_json(protocol.BYE, told)
+                peer.channel.send_json(NodeMessage.BYE, told)
                 peer.channel.flush(5.0)
         for peer in self:
             peer.channel.part(LAST)  # not sooner: an agent that still sends would lose the last message to it
@@ -269,16 +270,16 @@ class PeerConnections:
         for kind, payload in peer.channel.receive():
             peer.heard = time.monotonic()
             match kind:
-                case protocol.BOARD if peer.home is None:
+                case NodeMessage.BOARD if peer.home is None:
                     try:
                         peer.mirror.hear(payload)
                     except ValueError as error:
                         raise ProtocolError(str(error)) from error
                     if payload:
                         self.remote.ring_local(self._launched.wakeup)
-                case protocol.FROZEN:
+                case NodeMessage.FROZEN:
                     self._launched.raise_alarm()
-                case protocol.READY | protocol.SAID | protocol.DIED | protocol.LEAVES:
+                case NodeMessage.READY | NodeMessage.SAID | NodeMessage.DIED | NodeMessage.LEAVES:
                     yield kind, plain(payload)
         if peer.bulk is not None:
             for kind, payload in peer.bulk.channel.receive():
@@ -295,24 +296,24 @@ class PeerConnections:
     def _take_bulk(self, peer: Peer, kind: int, payload: bytearray) -> None:
         assert peer.bulk is not None
         match kind:
-            case protocol.PIECES if self._launched.opened():
+            case NodeMessage.PIECES if self._launched.opened():
                 own = [rank for rank in range(self._launched.plan.workers) if self._board.node[rank] == peer.number]
                 names = [KEEP + name for rank in own for name in own_names(self._launched.memory, rank)]
                 protocol.write_piece(
                     payload, self._launched.memory.segment, WritableRanges(self._launched.memory.spans(names))
                 )
-            case protocol.AFTER:
+            case NodeMessage.AFTER:
                 peer.mirror.hear(payload)
                 self.remote.ring_local(self._launched.wakeup)
-            case protocol.FILE:
+            case NodeMessage.FILE:
                 if peer.inbox is None:
                     peer.inbox = protocol.Inbox(self._directory.path, RETURNED, lambda text: self._tell("warn", text))
                 peer.inbox.take(payload)
-            case protocol.TAKEN:
+            case NodeMessage.TAKEN:
                 if peer.bulk.counted(payload):
                     peer.bulk.answer()
             case _:
-                raise ProtocolError(f"a message of kind {kind}")
+                raise ProtocolError(f"{NodeMessage(kind).name} over the connection for bulk data")
 
     # sending
 
@@ -327,10 +328,10 @@ class PeerConnections:
         news = b"" if held or peer.home is not None else peer.mirror.news(self._theirs(peer))
         if news or now - peer.told >= LOOK:
             peer.told = now
-            peer.channel.send(protocol.BOARD, news)
+            peer.channel.send(NodeMessage.BOARD, news)
         if not held:
             for part in peer.starts:
-                peer.channel.send_json(protocol.START, {"part": str(part)})
+                peer.channel.send_json(NodeMessage.START, {"part": str(part)})
             peer.starts.clear()
         peer.channel.flush()
 

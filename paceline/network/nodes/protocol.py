@@ -1,7 +1,7 @@
-"""What the hub and the agents of other nodes say to each other.
+"""The messages between the coordinator and the agents of other nodes.
 
-Each agent has two connections to the hub: one for words, which is never busy for long and therefore also the sign of
-life, and one for all that is large.
+Each agent has two connections to the coordinator: one for short messages, which is never busy for long and therefore
+also the sign of life, and one for bulk data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -20,23 +21,26 @@ from paceline.network.secure.channel import Channel, ProtocolError, plain
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import Segment
 
-# over the first connection
-JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, FROZEN, LEAVES, BYE = range(1, 13)
-# over the second
-BULK, LAYOUT, PIECES, FILE, AFTER, TAKEN = range(32, 38)
+
+class NodeMessage(IntEnum):
+    """The kinds of messages: over the first connection, and over the second."""
+
+    JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, FROZEN, LEAVES, BYE = range(1, 13)
+    BULK, LAYOUT, PIECES, FILE, AFTER, TAKEN = range(32, 38)
+
 
 PROTOCOL = 1
 CHUNK = 4 << 20  # bytes of memory or of a file in one message
 AHEAD = 32 << 20  # bytes that are handed to a connection before it has sent them
 LARGEST_FILE = 64 << 30
 _SMALL, _TEXT = 1 << 16, 1 << 23
-LIMITS = {
-    **dict.fromkeys((JOIN, REFUSE, START, KILL, DIED, READY, FROZEN, LEAVES, BYE, BULK, TAKEN), _SMALL),
-    **dict.fromkeys((WELCOME, SAID, LAYOUT), _TEXT),
-    BOARD: 1 << 26,
-    AFTER: 1 << 20,
-    PIECES: CHUNK + (1 << 16),
-    FILE: CHUNK + (1 << 14),
+LIMITS: dict[int, int] = {
+    **dict.fromkeys(NodeMessage, _SMALL),
+    **dict.fromkeys((NodeMessage.WELCOME, NodeMessage.SAID, NodeMessage.LAYOUT), _TEXT),
+    NodeMessage.BOARD: 1 << 26,
+    NodeMessage.AFTER: 1 << 20,
+    NodeMessage.PIECES: CHUNK + (1 << 16),
+    NodeMessage.FILE: CHUNK + (1 << 14),
 }
 _PIECE, _LENGTH = struct.Struct("<qq"), struct.Struct("<I")
 
@@ -44,25 +48,25 @@ Chunks = Iterator[tuple[int, tuple[bytes | memoryview, ...]]]
 
 
 class Bulk:
-    """One side's end of the second connection: what is to be sent waits here until it can go."""
+    """One side's end of the second connection: data to send is queued here."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._waiting: deque[Chunks] = deque()
-        self.sent, self.taken = 0, 0  # batches given to it, and those that the other has taken
+        self.sent, self.taken = 0, 0  # batches sent, and those that the other side has received
 
     def fileno(self) -> int:
         return self.channel.fileno()
 
     def give(self, *parts: Chunks) -> None:
-        """Send all this, one after the other; the other side says when it has taken it."""
+        """Send a batch; the other side answers when it has received it."""
         self._waiting.extend(parts)
-        self._waiting.append(iter([(TAKEN, (_LENGTH.pack(0),))]))
+        self._waiting.append(iter([(NodeMessage.TAKEN, (_LENGTH.pack(0),))]))
         self.sent += 1
 
     @property
     def busy(self) -> bool:
-        """Whether the other has not taken everything yet."""
+        """Whether the other side has not received everything yet."""
         return self.sent != self.taken
 
     @property
@@ -70,7 +74,7 @@ class Bulk:
         return bool(self._waiting) or self.channel.pending > 0
 
     def feed(self) -> None:
-        """Hand on as much as the connection takes."""
+        """Send as much as the connection takes."""
         self.channel.flush()
         while self._waiting and self.channel.pending < AHEAD:
             chunk = next(self._waiting[0], None)
@@ -81,11 +85,11 @@ class Bulk:
             self.channel.send(kind, *parts)
 
     def answer(self) -> None:
-        """Say that a batch has been taken."""
-        self.channel.send(TAKEN, _LENGTH.pack(1))
+        """Answer a batch."""
+        self.channel.send(NodeMessage.TAKEN, _LENGTH.pack(1))
 
     def counted(self, payload: bytes | bytearray) -> bool:
-        """A TAKEN: True if it ends a batch of the other's, which is to be answered."""
+        """Read a TAKEN. True: it ends a batch of the other side, which is to be answered."""
         if len(payload) != _LENGTH.size:
             raise ProtocolError("a word of another length")
         if _LENGTH.unpack(payload)[0]:
@@ -96,7 +100,7 @@ class Bulk:
 
 def layout(text: bytes, size: int) -> Chunks:
     """The layout of the state's memory."""
-    yield LAYOUT, (json.dumps({"size": size, "text": text.decode()}).encode(),)
+    yield NodeMessage.LAYOUT, (json.dumps({"size": size, "text": text.decode()}).encode(),)
 
 
 def pieces(chosen: Iterable[tuple[int, memoryview]]) -> Chunks:
@@ -104,11 +108,11 @@ def pieces(chosen: Iterable[tuple[int, memoryview]]) -> Chunks:
     for offset, data in chosen:
         for at in range(0, len(data), CHUNK):
             part = data[at : at + CHUNK]
-            yield PIECES, (_PIECE.pack(offset + at, len(part)), part)
+            yield NodeMessage.PIECES, (_PIECE.pack(offset + at, len(part)), part)
 
 
 def write_piece(payload: bytearray, segment: Segment, areas: WritableRanges | None) -> None:
-    """The other side of `pieces`. `areas`: where the sender may write; None: anywhere."""
+    """Receive what `pieces` sends. `areas`: where the sender may write; None: anywhere."""
     if len(payload) < _PIECE.size:
         raise ProtocolError("a piece without an address")
     offset, size = _PIECE.unpack_from(payload)
@@ -120,8 +124,8 @@ def write_piece(payload: bytearray, segment: Segment, areas: WritableRanges | No
 
 
 def after(pairs: bytes) -> Chunks:
-    """Words of the board that hold once all that was sent before has arrived."""
-    yield AFTER, (pairs,)
+    """Words of the board that are true once everything sent before has arrived."""
+    yield NodeMessage.AFTER, (pairs,)
 
 
 def pair(number: int, value: int) -> bytes:
@@ -139,16 +143,16 @@ def files(root: Path, chosen: Iterable[Path]) -> Chunks:
                 while True:
                     data = source.read(CHUNK)
                     about = json.dumps({"name": name, "at": at, "last": len(data) < CHUNK}).encode()
-                    yield FILE, (_LENGTH.pack(len(about)) + about, data)
+                    yield NodeMessage.FILE, (_LENGTH.pack(len(about)) + about, data)
                     at += len(data)
                     if len(data) < CHUNK:
                         break
         except OSError:
-            continue  # it has been removed meanwhile
+            continue  # it has been removed in the meantime
 
 
 class Inbox:
-    """Files that another node sends, written aside and renamed when whole. `allowed`: folders that they may be in."""
+    """Files that another node sends: renamed when complete. `allowed`: the folders that they may be in."""
 
     def __init__(self, root: Path, allowed: tuple[str, ...], log: Callable[[str], None]) -> None:
         self._root, self._allowed, self._log = root, allowed, log
@@ -176,13 +180,13 @@ class Inbox:
             self._log(f"{name} could not be written: {error.strerror}")
 
     def _refuse_links(self, name: PurePosixPath) -> None:
-        """Whoever has put a link into the run directory does not decide where another node writes."""
+        """Another node must not write through a link in the run directory."""
         for folder in name.parents:
             if (self._root / folder).is_symlink() and folder.parts:
                 raise OSError(errno.ELOOP, f"{folder} is a symbolic link")
 
     def _finish(self, aside: Path, target: Path) -> None:
-        """Logs of several lives of a role follow each other; of everything else the newest counts."""
+        """Logs of a role's processes are appended; any other file replaces the older one."""
         if target.parent.name == "logs" and target.exists():
             with _own(target, "ab") as whole:
                 whole.write(aside.read_bytes())
@@ -202,11 +206,11 @@ class Inbox:
 
 
 def _own(path: Path, mode: str) -> IO[bytes]:
-    """A file itself: not what a link by that name leads to."""
+    """Open a file; a symbolic link is refused."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 class Unwelcome(PacelineError):
-    """The hub does not take this agent, and says why."""
+    """The coordinator has refused this agent."""
 
     exit_code = 2

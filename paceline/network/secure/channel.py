@@ -14,6 +14,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from enum import Enum
 from itertools import islice
 from typing import Any
 
@@ -246,10 +247,12 @@ class Channel:
         if most is None or flags or length > most:
             self.close()
             if most is None:
-                raise ProtocolError(f"a message of kind {kind} came in; known are {sorted(self._limits)}")
+                known = ", ".join(_name(one) for one in sorted(self._limits))
+                raise ProtocolError(f"a message of kind {kind} came in; known are {known}")
+            name = next(_name(one) for one in self._limits if one == kind)
             if flags:
-                raise ProtocolError(f"a message of kind {kind} has flags ({flags:#x}) that nobody knows")
-            raise ProtocolError(f"a message of kind {kind} claims {length:,} bytes; {most:,} are allowed")
+                raise ProtocolError(f"a message of kind {name} has unknown flags ({flags:#x})")
+            raise ProtocolError(f"a message of kind {name} claims {length:,} bytes; {most:,} are allowed")
         self._header.clear()
         into = None if self._room is None else self._room(kind, length)
         self._kind, self._payload, self._filled = kind, bytearray(length if into is None else 0), 0
@@ -283,6 +286,10 @@ def _refuse_depth(value: Any) -> None:
             return
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
     raise ProtocolError(f"a message of JSON has more than {DEEPEST} lists and objects inside each other")
+
+
+def _name(kind: int) -> str:
+    return kind.name if isinstance(kind, Enum) else str(kind)
 
 
 def _cause(error: Exception) -> str:

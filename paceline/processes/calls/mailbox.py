@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -21,8 +22,16 @@ from paceline.processes.memory.call_codec import decode
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.scheme import ServerMethod
 
-SAVE, SET = -1, -2  # what a worker may ask for beside the scheme's own methods
-SHOW = -6  # what else it may ask for: the servers' state as it is now, for a worker of another node
+
+class WorkerRequest(IntEnum):
+    """What a worker may ask for besides the scheme's own methods, which have numbers from 0."""
+
+    SAVE = -1
+    SET = -2
+    SHOW = -6  # the servers' state as it is now, for a worker of another node
+
+
+SAVE, SET, SHOW = WorkerRequest  # by themselves: looking up a member takes longer
 TELL = 1 << 16  # added to a method's number: say when it may be done, the worker does it itself
 GENERATIONS = 1 << 32
 
