@@ -1,7 +1,7 @@
-"""Calls and answers over a socket, from one node's memory straight into another's.
+"""Calls and replies over a TCP connection, from the memory of one node straight into that of another.
 
-Both nodes have laid out their memory alike, so a message says which pieces of it follow, and its bytes are received
-where they belong: nothing is copied on the way. What a peer may write is bounded before a byte of it is taken.
+Both nodes have laid out their memory alike: a message names pieces of it, and their bytes are received in place,
+without a copy. Where a peer may write is checked before a byte is received.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from itertools import islice
 from typing import NamedTuple
 
 from paceline.network.secure.channel import Closed, ProtocolError
+from paceline.network.secure.outbound import WOULD_BLOCK, OutboundQueue
 from paceline.processes.memory.byte_ranges import Piece, Pieces, WritableRanges
 from paceline.processes.memory.call_codec import MOST
 from paceline.processes.memory.segment import Segment
@@ -34,12 +34,11 @@ HELLO, WELCOME, POST, REPLY, AGAIN, ORDER = CallMessage  # by themselves: lookin
 HEAD = struct.Struct("<HHIqqqII")  # kind, 0, lane, number, value, more, words, pieces
 PIECE = 16  # bytes: offset and size
 PIECES = 4096  # of one message
-BUFFERS = 64  # handed to the kernel at once
 FRONT = 1024  # bytes that are asked for when a message may begin
 
 
 class Message(NamedTuple):
-    """One whole message; its pieces lie in memory already."""
+    """One complete message; its pieces are in memory already."""
 
     kind: int
     mailbox: int = 0
@@ -61,14 +60,14 @@ class TcpConnection:
         connection.setblocking(False)
         self._secure = isinstance(connection, ssl.SSLSocket)
         self._memory = memoryview(segment.memory)
-        self._out: deque[tuple[memoryview, int, int, int]] = deque()  # of what, from where, to where, of which lane
-        self._front = bytearray(FRONT)  # heads and words, and what came with them
-        self._begin = self._end = 0  # of what it holds and nobody has looked at
+        self._out = OutboundQueue(connection)
+        self._front = bytearray(FRONT)  # heads and words, and the bytes that came with them
+        self._begin = self._end = 0  # of the bytes in it that have not been parsed
         self._message: Message | None = None  # whose pieces are coming,
         self._into: deque[memoryview] = deque()  # and where they go
-        self.elsewhere = False  # they go where `look` has said
-        self.lock = threading.RLock()  # a courier may be at it while its worker computes
-        self.peer = -1  # who is at the other end, once it has said so
+        self.elsewhere = False  # they go where `look` has chosen
+        self.lock = threading.RLock()  # a BackgroundSender may use it while the worker computes
+        self.peer = -1  # the rank or server at the other end, after its HELLO
         self.port = 0  # that it was reached at
 
     def fileno(self) -> int:
@@ -76,63 +75,46 @@ class TcpConnection:
 
     @property
     def pending(self) -> bool:
-        return bool(self._out)
+        return self._out.pending > 0
 
     @property
     def events(self) -> int:
         """What to wait for."""
-        return select.POLLIN | select.POLLOUT if self._out else select.POLLIN
+        return select.POLLIN | select.POLLOUT if self._out.pending else select.POLLIN
 
     def send(self, message: Message, pieces: Pieces = (), data: Sequence[memoryview | Piece] | None = None) -> None:
-        """Say something, and as much of the memory as belongs to it, which must stay as it is until it has gone.
-        `data`: what the other is to have there, if it is not what lies there: bytes, or other pieces."""
+        """Send a message and the pieces of memory that belong to it, which must not change until they are sent.
+        `data`: bytes, or other pieces, to send instead of the memory at those offsets."""
         kind, mailbox, number, value, more, words = message
         head = HEAD.pack(kind, 0, mailbox, number, value, more, len(words), len(pieces)) + words.tobytes()
         if pieces:
             head += array("q", [number for piece in pieces for number in piece]).tobytes()
         with self.lock:
-            self._out.append((memoryview(head), 0, len(head), mailbox))
+            self._out.add(memoryview(head), 0, len(head), mailbox)
             for one in pieces if data is None else data:
                 buffer, start, size = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *one)
                 if size:
-                    self._out.append((buffer, start, start + size, mailbox))
+                    self._out.add(buffer, start, start + size, mailbox)
             self.push()
 
     def move(self, mailbox: int, place: int, size: int, to: int) -> None:
-        """What was to be sent of a lane's message from some place lies elsewhere from now on."""
+        """The bytes of a mailbox's message that were to be sent from one place in memory are at another one now."""
         with self.lock:
-            for at, (buffer, start, end, of) in enumerate(self._out):
-                if buffer is self._memory and of == mailbox and place <= start < place + size:
-                    self._out[at] = (buffer, start - place + to, end - place + to, of)
+            self._out.move(self._memory, mailbox, place, size, to)
 
     def push(self) -> bool:
-        """Send as much as goes now; True when all has gone."""
+        """Send as much as goes now; True when everything is sent."""
         with self.lock:
-            while self._out:
-                try:
-                    sent = self._sent()
-                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                    return False
-                except OSError as error:
-                    raise Closed(str(error)) from error
-                while sent:
-                    buffer, start, end, mailbox = self._out.popleft()
-                    if sent < end - start:
-                        self._out.appendleft((buffer, start + sent, end, mailbox))
-                        break
-                    sent -= end - start
-            return True
-
-    def _sent(self) -> int:
-        if self._secure:
-            buffer, start, end, _ = self._out[0]
-            return self.connection.send(buffer[start : min(end, start + (1 << 20))])
-        return self.connection.sendmsg([buffer[start:end] for buffer, start, end, _ in islice(self._out, BUFFERS)])
+            try:
+                self._out.push()
+            except OSError as error:
+                raise Closed(str(error)) from error
+            return not self._out.pending
 
     def pull(self, take: Take, look: Look | None = None) -> None:
-        """Receive what is there. `look` gets each message before its pieces are received, and may refuse it, or say
-        where they go; `take` gets it when it is whole. Of a plain connection no more is asked for than one message:
-        whoever waits for several hears of the next at once."""
+        """Receive what has arrived. `look` gets each message before its pieces are received, and may refuse it, or
+        choose where they go; `take` gets the complete message. Without TLS no more than one message is received: poll
+        tells of the next."""
         with self.lock:
             while self._message is not None or self._heard(look):
                 while self._into:
@@ -151,10 +133,10 @@ class TcpConnection:
                     return
 
     def _receive(self, into: memoryview) -> int:
-        """How many bytes have come; 0: none now."""
+        """The number of bytes received; 0: none now."""
         try:
             count = self.connection.recv_into(into)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except WOULD_BLOCK:
             return 0
         except OSError as error:
             raise Closed(str(error)) from error
@@ -163,7 +145,7 @@ class TcpConnection:
         return count
 
     def _poured(self, into: memoryview) -> int:
-        """How many bytes of a piece had come along with its message's head."""
+        """The number of bytes of a piece that had arrived with the head of its message."""
         count = min(len(into), self._end - self._begin)
         if count:
             into[:count] = memoryview(self._front)[self._begin : self._begin + count]
@@ -171,7 +153,7 @@ class TcpConnection:
         return count
 
     def _heard(self, look: Look | None) -> bool:
-        """Whether a message has come whole but for its pieces; those are received next."""
+        """Whether a message has arrived except for its pieces, which are received next."""
         need = HEAD.size
         while True:
             if self._end - self._begin < need:
@@ -203,7 +185,7 @@ class TcpConnection:
         return True
 
     def _make_room(self, need: int) -> None:
-        """Room for so many bytes that have not been looked at."""
+        """Make room for `need` bytes that have not been parsed."""
         if self._begin == self._end:
             self._begin = self._end = 0
         size = max(need, FRONT)

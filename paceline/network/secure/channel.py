@@ -1,7 +1,7 @@
-"""Whole messages over a connection that has been admitted: control traffic and bulk data. Only `flush` ever waits.
+"""Messages over an admitted connection: control traffic and bulk data. Only `flush` and `part` wait.
 
-A message is a header (kind, flags, length) and that many bytes. The receiver knows the kinds and how long each may be,
-and takes memory only after it has looked.
+A message is a header (kind, flags, length) and a payload of that length. The receiver knows the kinds and the limit of
+each, and allocates memory only after it has checked the header.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import socket
 import ssl
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
-from itertools import islice
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.network.secure.outbound import WOULD_BLOCK, OutboundQueue
 
 HEADER = struct.Struct("<HHQ")  # kind, flags (0), length of the payload
 MOST_PENDING = 1 << 30  # bytes
@@ -28,11 +27,8 @@ LARGEST_JSON = 64 << 20  # bytes
 # bytes that are read at a time where messages are small; more than a record of TLS has (16 KiB), so that nothing which
 # is decrypted already stays behind, where no descriptor shows it
 _BUFFER = 1 << 16
-_SHARE = 1 << 20  # bytes of one `receive`, about: whoever sends without end must not keep the others waiting
+_SHARE = 1 << 20  # bytes of one `receive`, about: a peer that sends without end must not starve the others
 _SMALL = 1 << 12  # parts up to this size are copied together: that is cheaper than one more entry
-_PIECE = 1 << 18  # bytes of one write to TLS
-_ENTRIES = 64  # of one sendmsg
-_WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 Room = Callable[[int, int], memoryview | None]
 
@@ -62,9 +58,7 @@ class Channel:
     ) -> None:
         connection.setblocking(False)
         self._connection, self._limits, self._most_pending, self._room = connection, limits, most_pending, room
-        self._tls = connection if isinstance(connection, ssl.SSLSocket) else None
-        self._queue: deque[memoryview] = deque()
-        self._pending = 0
+        self._out = OutboundQueue(connection)
         self._lost: str | None = None  # why nothing can be sent any more
         self._buffer = memoryview(bytearray(_BUFFER))
         self._header = bytearray()  # the part of one that is there
@@ -79,17 +73,17 @@ class Channel:
     @property
     def pending(self) -> int:
         """Bytes that have not been sent yet."""
-        return self._pending
+        return self._out.pending
 
     def close(self) -> None:
-        """At once: what is pending is dropped. `flush` first where it matters."""
+        """Close at once: pending messages are dropped; `flush` first if they matter."""
         self._lose("this side has closed the channel")
-        self._into = self._room = None  # whoever gives room has this channel: not a circle that only a collector frees
+        self._into = self._room = None  # the owner of `room` has this channel: no reference cycle
         self._connection.close()
 
     def part(self, timeout: float) -> None:
-        """Say that nothing more comes, and wait for the other side to close: what it sends meanwhile is not heard, but
-        it hears all that was sent to it."""
+        """Shut down sending, and wait for the other side to close: it receives everything, and what it still sends is
+        dropped."""
         until = time.monotonic() + timeout
         try:
             self._connection.shutdown(socket.SHUT_WR)
@@ -115,15 +109,13 @@ class Channel:
                 small += view
             else:
                 if small:
-                    self._queue.append(memoryview(small))
-                self._queue.append(view)
+                    self._out.add(memoryview(small), 0, len(small))
+                self._out.add(view, 0, view.nbytes)
                 small = bytearray()
         if small:
-            self._queue.append(memoryview(small))
-        self._pending += HEADER.size + length
+            self._out.add(memoryview(small), 0, len(small))
         self._push()
-        if self._pending > self._most_pending:
-            waiting = self._pending
+        if (waiting := self._out.pending) > self._most_pending:
             self.close()
             raise ProtocolError(
                 f"the other side does not take what it is sent: {waiting:,} bytes wait, "
@@ -134,13 +126,13 @@ class Channel:
         self.send(kind, json.dumps(value, separators=(",", ":")).encode())
 
     def flush(self, timeout: float | None = 0.0) -> bool:
-        """Send what is pending, for so many seconds (None: however long it takes). True: all is sent."""
+        """Send what is pending, for at most `timeout` seconds (None: without limit). True: everything is sent."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             if self._lost is not None:
                 raise Closed(self._lost)
             self._push()
-            if not self._pending:
+            if not self._out.pending:
                 return True
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -150,44 +142,24 @@ class Channel:
             poll.poll(None if left is None else left * 1000)
 
     def _push(self) -> None:
-        """Send as far as it goes."""
         try:
-            while self._queue:
-                if self._tls is None:
-                    sent = self._connection.sendmsg(islice(self._queue, _ENTRIES))
-                else:
-                    # what TLS has begun to write must be offered again as it was: the head of the queue never changes
-                    sent = self._tls.send(self._queue[0][:_PIECE])
-                self._sent(sent)
-        except _WAITING:
-            pass
+            self._out.push()
         except (OSError, ValueError) as error:
-            # what the other side said last may still be read
+            # messages of the other side may still be there to be read
             self._lose(f"the connection is broken: {_cause(error)}")
             raise Closed(str(self._lost)) from error
 
-    def _sent(self, count: int) -> None:
-        self._pending -= count
-        while count:
-            head = self._queue[0]
-            if count < head.nbytes:
-                self._queue[0] = head[count:]
-                return
-            count -= head.nbytes
-            self._queue.popleft()
-
     def _lose(self, why: str) -> None:
         self._lost = self._lost or why
-        self._queue.clear()
-        self._pending = 0
+        self._out.clear()
 
     # receiving
 
     def receive(self) -> list[tuple[int, bytearray]]:
-        """The whole messages that are there by now, (kind, payload) each; of a flood, the first part.
+        """The complete messages that have arrived, (kind, payload) each; of a flood, the first part.
 
-        Once the other side has closed, and all that it said has been given: Closed. Anything that is no message closes
-        the channel: ProtocolError.
+        Closed: the other side has closed, and all its messages have been given. ProtocolError: bytes that are no
+        message, which close the channel.
         """
         found: list[tuple[int, bytearray]] = []
         share = _SHARE
@@ -200,7 +172,7 @@ class Channel:
                 else:
                     count = self._connection.recv_into(self._buffer)
                     self._take(count, found)
-            except _WAITING:
+            except WOULD_BLOCK:
                 break
             except ssl.SSLError as error:
                 self.close()
@@ -278,7 +250,7 @@ def plain(payload: bytes | bytearray | memoryview) -> Any:
 
 
 def _refuse_depth(value: Any) -> None:
-    """Level by level, without recursion: whoever walks through the value later may use it."""
+    """Level by level, without recursion, which later users of the value may need."""
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [one for one in level if isinstance(one, dict | list)]
