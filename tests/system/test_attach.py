@@ -122,7 +122,7 @@ with attach(model, "async", lr=0.01) as pace:
         if pace.rank == 1 and number == 5:
             break
         pace.step(F.cross_entropy(model(images), labels))
-        if pace.updates >= 40 and pace._session.board.gone[1]:
+        if pace.updates >= 40 and pace._board.gone[1]:
             pace.stop("enough")
 """,
             said=said,

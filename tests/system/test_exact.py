@@ -230,7 +230,7 @@ def test_stopped_by_a_hook_and_gone_on_with(tmp_path: Path) -> None:
 def test_nobody_may_stand_aside(tmp_path: Path) -> None:
     hooks = ["global-step-waiter:step=5,ranks=1"]
     story = run(tmp_path / "run", TASK, "sync", hooks=hooks, exact=True, workers=2, batch=BATCH, steps=STEPS)
-    assert "an exact run cannot go on without a worker" in str(story.error)
+    assert "an exact run cannot train without a worker" in str(story.error)
 
 
 @dataclass

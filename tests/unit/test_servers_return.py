@@ -134,6 +134,8 @@ def test_a_life_that_the_launcher_has_set_back_meanwhile_stands_where_its_cells_
     with ours, theirs:
         session = WorkerSession(theatre.memory(1), build.task_of("toy", {}), 1, [], Control(theirs))
         board.t[1], board.gradients[1] = 7, 7
-        session._enter()
+        session.membership.enter()
     assert session.worker.t == 7
-    assert session._counted == (7, 0)
+    board.gradients[1] = 9
+    session.cells.uncount()
+    assert board.gradients[1] == 7

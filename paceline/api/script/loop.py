@@ -145,27 +145,27 @@ class Pace:
     @property
     def updates(self) -> int:
         """Changes of the centre so far."""
-        return self._session.updates
+        return self._session.view.updates
 
     @property
     def staleness(self) -> Staleness:
         """How old the gradients were that have entered the centre."""
-        return self._session.staleness
+        return self._session.view.staleness
 
     def say(self, text: str) -> None:
         """Tell people something; what a script prints goes into its role's log."""
-        self._session.say(text)
+        self._session.view.say(text)
 
     def stop(self, reason: str) -> None:
         """End the run for all workers (`break` lets this one alone leave)."""
-        self._session.stop(reason)
+        self._session.view.stop(reason)
 
     def __enter__(self) -> Self:
         if self.begun:
             raise UsageError("the block of this attach() has been entered before; a script trains once")
         self.begun = True
         try:
-            self._task.settle(self._session.buffers)
+            self._task.settle(self._session.cells.buffers)
             with torch.no_grad():
                 # a worker that was killed after the last checkpoint: only the rest of the script is left to do
                 self._turn(None if self._board.get("over") else self._session.begin())
@@ -187,8 +187,8 @@ class Pace:
         while not self.done:
             item = next(items, nothing)
             if item is nothing:
-                self._session.say(f"worker:{self.rank} leaves: its data have run out")
-                self._session.leave("its data have run out")
+                self._session.view.say(f"worker:{self.rank} leaves: its data have run out")
+                self._session.view.leave("its data have run out")
                 self._turn(None)
                 return
             item, size = self._with_hooks(item, size_of(item))
@@ -234,9 +234,9 @@ class Pace:
         if request is None:
             self._out, self.done = None, True
             return
-        if self._returns != self._session.returns:
-            self._returns = self._session.returns
-            self._task.settle(self._session.buffers)
+        if self._returns != self._session.membership.returns:
+            self._returns = self._session.membership.returns
+            self._task.settle(self._session.cells.buffers)
         self._out = self._room.free()
         self._out.zero_()
         self._task.bind(request.x, self._out)

@@ -32,16 +32,6 @@ from paceline.scheme import Scheme
 from paceline.task import Task
 
 
-class StandaloneSession(WorkerSession):
-    """A session whose server is in the same process."""
-
-    def __init__(self, memory: RunMemory, task: Task, hooks: Sequence[Hook], control: Control) -> None:
-        super().__init__(memory, task, 0, hooks, control)
-        if memory.scheme.methods:
-            self._link = InProcess(memory)
-            self._link.device = self.device
-
-
 class Records(Control):
     """What a launcher would be told is kept here, and in the run directory."""
 
@@ -80,7 +70,7 @@ def directory_for(name: str, path: str | Path | None, resume: bool) -> RunDirect
 
 def session_of(
     plan: Plan, scheme: Scheme, task: Task, hooks: Sequence[Hook], notes: dict[str, Any], around: ExitStack
-) -> StandaloneSession:
+) -> WorkerSession:
     """All that a launcher and its roles would set up. `around` undoes it, and writes down how the run ended."""
     directory = RunDirectory.open(plan.directory)
     around.enter_context(directory.lock())
@@ -108,7 +98,8 @@ def session_of(
     prepare(memory, task, task.start(plan.seed).cpu(), notes, control)
     memory.open()
     around.enter_context(_interruptible(memory, control.outcome))
-    return StandaloneSession(memory, task, hooks, control)
+    calls = InProcess(memory) if scheme.methods else None
+    return WorkerSession(memory, task, 0, hooks, control, calls=calls)
 
 
 @contextmanager
@@ -147,8 +138,7 @@ def _interruptible(memory: RunMemory, outcome: Outcome) -> Iterator[None]:
         if board.run[STOP] == RUNNING:
             print("interrupted: ending in order, with a last checkpoint (again to end at once)", file=sys.stderr)
             outcome.stopped = "interrupted"
-            board.put("stopped", memory.now())
-            board.put("stop", STOPPING)
+            board.stop(STOPPING)  # waking others takes a lock, which this handler may have interrupted
 
     with _handling(signal.SIGINT, heard):
         yield

@@ -33,7 +33,7 @@ class InProcess(CallClient):
         return self.collect(self.post(call))
 
     def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
-        board, memory = self.memory.board, self.memory
+        board = self.memory.board
         if board.run[STOP]:
             raise Stopped  # a server takes no more calls either
         if not self._free:
@@ -44,8 +44,7 @@ class InProcess(CallClient):
         for answer in self.desk.submit(0, call, mailbox):
             self._results[answer.ticket.index] = answer.result
         if 0 <= board.get("goal") <= self.desk.state.v and board.run[STOP] == RUNNING:
-            board.put("stop", STOPPING)
-            board.put("stopped", memory.now())
+            self.memory.stop(STOPPING)
         return mailbox
 
     def collect(self, mailbox: Mailbox) -> Any:

@@ -7,6 +7,7 @@ needed. The launcher holds the memory: what stands here survives any other proce
 from __future__ import annotations
 
 import _thread
+import time
 from typing import ClassVar
 
 from paceline.processes.memory.segment import WORD, Segment, anonymous
@@ -207,6 +208,14 @@ class Board:
 
     def put(self, name: str, value: int) -> None:
         self.run[_RUN[name]] = value
+
+    def stop(self, how: int) -> None:
+        """Stop the run: STOPPING or FAILED, of which the graver stays. The time is written first: a process that sees
+        the stop can read it."""
+        if self.run[STOP] == RUNNING:
+            self.put("stopped", time.monotonic_ns())
+        if self.run[STOP] < how:
+            self.put("stop", how)
 
     @property
     def words(self) -> memoryview:

@@ -261,6 +261,11 @@ class RunMemory:
             self.scheme = build.scheme_of(self.first_scheme, hyper)
         return hyper
 
+    def stop(self, how: int) -> None:
+        """Stop the run, and wake every process of it."""
+        self.board.stop(how)
+        self.wakeup.ring_all()
+
     def now(self) -> int:
         return time.monotonic_ns()
 

@@ -1,105 +1,253 @@
-"""A worker's part in checkpoints: when it puts its own aside, and how the chief has all of them written."""
+"""A worker's part in checkpoints: when it copies its cells aside, and how the chief has all parts written.
+
+The chief names a snapshot; every worker copies its part aside between two steps; the servers copy theirs last; the
+chief writes all parts to disk. A checkpoint of an exact run, and the run's end, are at one step of all workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
+
+from torch import Tensor
 
 from paceline.errors import SchemeError
+from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import SAVE
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import GENERATION
-from paceline.processes.roles.hook_session import SNAPSHOTS
-from paceline.processes.roles.membership import Membership
+from paceline.processes.memory.board import FAILED, RUNNING, STOP, fence
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.run_log import RunLog
+from paceline.processes.roles.waiting import Waiting
+from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runs import atomic_files
 
+SNAPSHOTS = 1 << 20  # snapshots of one generation: their numbers begin at generation * SNAPSHOTS
+FINAL = 1 << 40  # the number of the last snapshot,
+LEFT = FINAL - 1  # and of the part of a worker that has left before it
 
-class Saving(Membership):
-    """What a worker does between two steps for the run's sake. An exact run is saved, and ends, at one step of all."""
 
-    _exact: bool
-    _told_late: Set[int] = frozenset()  # workers whose part the last checkpoint took from the one before
-    _heeded = 0  # checkpoints that the launcher has wanted, as far as this worker has heard
+class Checkpointing:
+    """One worker's side of the run's checkpoints. `hook_tensors` are in every checkpoint that it writes."""
 
-    def _save_if_asked(self) -> None:
-        """The launcher wants a checkpoint: a server's node is about to leave."""
-        asked = self.board.get("asked")
-        if self.chief and asked != self._heeded and not self._writing:
-            self._heeded = asked
-            self.save()
+    def __init__(
+        self,
+        memory: RunMemory,
+        rank: int,
+        buffer_policy: str,
+        cells: WorkerCells,
+        calls: CallClient | None,
+        waiting: Waiting,
+        log: RunLog,
+        control: Control,
+    ) -> None:
+        self._memory, self._board, self._rank, self._chief = memory, memory.board, rank, rank == 0
+        self._buffer_policy, self._exact = buffer_policy, memory.plan.exact
+        self._cells, self._worker, self._calls = cells, cells.worker, calls
+        self._waiting, self._log, self._control = waiting, log, control
+        self.hook_tensors: dict[str, Tensor] = {}
+        self._writing = 0  # number of the snapshot that the chief has asked for and not yet written
+        self._asked_at = 0  # when it did, ns
+        self._requests = 0  # checkpoints that the launcher had asked for when this worker last looked
+        self._reported_late: Set[int] = frozenset()  # workers whose part is the one of an earlier checkpoint
+        if self._chief:
+            memory.board.put("saving", 0)  # the process before may have died while it wrote
 
-    def _snapshot_due(self, wanted: int) -> bool:
-        """Whether this is where this worker's part of a snapshot is to be taken."""
-        at = self.board.get("snapshot_version")
-        if not self._exact:
-            return self._link is not None or bool(self.worker.state.v >= at)
-        reached = self.worker.state.v if self._link is None else self.worker.t
-        return bool(reached >= at) and wanted // SNAPSHOTS == self._generation
-
-    def _cut(self, wanted: int) -> None:
-        """An exact run's parts are all of one step: nobody sends the servers what comes after it before they have kept
-        theirs, and the chief keeps what its hooks hold at the same step."""
-        board = self.board
-        if self.chief:
-            self._wait_for(self._all_saved, "the others' parts of a checkpoint")
-            if all(board.alive) and not snapshot.common(self.memory):
-                raise SchemeError(
-                    f"{self.memory.scheme.name} says that it can be exact, but its workers are not in step"
-                )
+    def ask(self) -> None:
+        """Ask all workers for their parts of a checkpoint; only the chief can."""
+        if not self._chief or self._writing:
             return
-        self.memory.wakeup.ring(0)
-        if self._link is not None:
-            self._wait_for(lambda: board.get("cut") >= wanted, "the servers' part of a checkpoint")
+        board = self._board
+        self._asked_at = self._memory.now()
+        # a snapshot of before a return to a checkpoint must not be taken for a new one
+        self._writing = max(board.get("snapshot"), self._waiting.generation * SNAPSHOTS) + 1
+        if self._calls is not None:
+            # with `exact`, all at this step: no worker can be two steps ahead without this one
+            board.put("snapshot_version", self._worker.t + 2)
+        else:
+            # every worker passes this version between two steps, and none can be past it yet
+            board.put("snapshot_version", self._worker.state.v + 2)
+        board.put("snapshot", self._writing)
+        if self._calls is None or self._exact:
+            self.announce()
 
-    def _bring_to_rest(self) -> None:
-        """The run is to end: after the next update, which nobody can have begun to pass without this worker."""
-        board, last = self.board, self.updates + 1
-        if not 0 <= board.get("goal") <= last:
-            board.put("goal", last)
-            self._announce()
-        board.put("halt", 0)
+    def announce(self) -> None:
+        """Wait until every node has the board: no worker may pass a step that was named for all without knowing."""
+        memory, board = self._memory, self._board
+        if memory.node.secret is None:
+            return
+        number = board.get("notice") + 1
+        board.put("notice", number)
+        memory.wakeup.ring_all()
+
+        def heard() -> bool:
+            ranks, shards = range(board.workers), range(board.servers)
+            workers = all(memory.beside(r) or board.noticed[r] >= number or not board.alive[r] for r in ranks)
+            return workers and all(memory.near(shard) or board.server_noticed[shard] >= number for shard in shards)
+
+        memory.wakeup.wait(lambda: heard() or self._waiting.interrupted())
+
+    def between_steps(self) -> None:
+        """Copy this worker's part aside if a checkpoint wants it here; the chief writes when all parts are there."""
+        board = self._board
+        asked = board.get("asked")
+        if self._chief and asked != self._requests and not self._writing:  # a server's node is about to leave
+            self._requests = asked
+            self.ask()
+        wanted = board.get("snapshot")
+        if wanted > board.saved[self._rank] and self._due(wanted):
+            self.keep(wanted)
+            if self._exact:
+                self._meet(wanted)
+        if self._writing and self._all_saved():
+            self._write()
+
+    def keep(self, number: int) -> None:
+        """Copy this worker's part of a snapshot aside."""
+        self._cells.mirror()
+        snapshot.keep_worker(self._memory, self._rank, self._worker._rng)
+        self._board.saved[self._rank] = number
+
+    def forget(self) -> None:
+        """The run has returned to a checkpoint: the one that was asked for is void."""
+        self._writing = 0
+
+    def _due(self, wanted: int) -> bool:
+        """Whether this worker's part of a snapshot is to be taken at this step."""
+        at = self._board.get("snapshot_version")
+        if not self._exact:
+            return self._calls is not None or bool(self._worker.state.v >= at)
+        reached = self._worker.state.v if self._calls is None else self._worker.t
+        return bool(reached >= at) and wanted // SNAPSHOTS == self._waiting.generation
+
+    def _meet(self, wanted: int) -> None:
+        """All parts of an exact run are of one step: no worker sends the servers what comes after it before they have
+        copied theirs, and the chief keeps its hooks' tensors at the same step."""
+        board, wait_for = self._board, self._waiting.wait_for
+        if self._chief:
+            wait_for(self._all_saved, "the others' parts of a checkpoint")
+            if all(board.alive) and not snapshot.common(self._memory):
+                name = self._memory.scheme.name
+                raise SchemeError(f"{name} says that it can be exact, but its workers are not in step")
+            return
+        self._memory.wakeup.ring(0)
+        if self._calls is not None:
+            wait_for(lambda: board.get("cut") >= wanted, "the servers' part of a checkpoint")
 
     def _all_saved(self) -> bool:
-        """Whether everybody's part lies aside. Where the servers hold the centre, a worker that has not come to the end
-        of its step within patience is not waited for: its part is then the one of the checkpoint before."""
+        """Whether every worker's part is there. Where servers hold the centre, a worker that has not finished its step
+        within patience is not waited for: its part is then the one of the checkpoint before."""
         if not self._late():
             return True
-        patience = self.memory.plan.patience
-        return self._link is not None and not self._exact and self.memory.now() - self._asked_at > patience * 1e9
+        patience = self._memory.plan.patience
+        return self._calls is not None and not self._exact and self._memory.now() - self._asked_at > patience * 1e9
 
     def _late(self) -> list[int]:
-        board = self.board
-        return [
-            rank for rank in range(self.memory.plan.workers) if board.saved[rank] < self._writing and board.alive[rank]
-        ]
+        saved, alive = self._board.saved, self._board.alive
+        return [rank for rank in range(self._memory.plan.workers) if saved[rank] < self._writing and alive[rank]]
 
     def _write(self) -> None:
-        """Everybody's part lies aside: the servers add theirs, then it goes to disk."""
+        """All workers' parts are there: the servers add theirs, then all go to disk."""
+        board, waiting = self._board, self._waiting
         late = self._late()
         number, self._writing = self._writing, 0
-        if self._link is not None:
-            self._link.special(SAVE)
-            self.board.put("cut", number)
-            self.memory.wakeup.ring_all()
-        if self.board.run[GENERATION] == self._generation and self._begin_to_write():
-            self._tell_late(late)
-            path = snapshot.write(self.memory, self.task.buffer_policy, self._kept, late)
-            restored = self.board.get("restore")
-            if self.board.run[GENERATION] != self._generation and self.board.get("checkpoint") > restored:
-                atomic_files.discard(
-                    path
-                )  # all have gone back to an older one meanwhile: it is of no course that counts
-                self.board.put("checkpoint", restored)
-            else:
-                self._record_checkpoint()
-            self.board.put("saving", 0)
-            self.memory.wakeup.ring_all()
+        if self._calls is not None:
+            self._calls.special(SAVE)
+            board.put("cut", number)
+            self._memory.wakeup.ring_all()
+        if waiting.rolled_back() or not self._hold_parts():
+            return
+        self._warn_of(late)
+        path = snapshot.write(self._memory, self._buffer_policy, self.hook_tensors, late)
+        restored = board.get("restore")
+        if waiting.rolled_back() and board.get("checkpoint") > restored:
+            atomic_files.discard(path)  # the run has returned to an older one meanwhile
+            board.put("checkpoint", restored)
+        else:
+            self._log.checkpoint()
+        board.put("saving", 0)
+        self._memory.wakeup.ring_all()
 
-    def _tell_late(self, late: list[int]) -> None:
-        for rank in sorted(set(late) - self._told_late):
-            what = f"worker:{rank} has not finished a step for {self.memory.plan.patience:g} s"
-            self.control.send({"warn": f"{what}: checkpoints hold an earlier part of it until it does"})
-        self._told_late = set(late)
+    def _hold_parts(self) -> bool:
+        """Keep workers from changing their parts. False if one is about to end, and puts its last part there."""
+        board = self._board
+        board.put("saving", 1)
+        fence()
+        ending = any(n == FINAL or (n == LEFT and board.alive[rank]) for rank, n in enumerate(board.saved))
+        if ending:
+            board.put("saving", 0)
+        return not ending
 
-    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""
-        raise NotImplementedError
+    def _warn_of(self, late: list[int]) -> None:
+        for rank in sorted(set(late) - self._reported_late):
+            what = f"worker:{rank} has not finished a step for {self._memory.plan.patience:g} s"
+            self._control.send({"warn": f"{what}: checkpoints hold an earlier part of it until it does"})
+        self._reported_late = set(late)
+
+    # the last checkpoint
+
+    def keep_last(self) -> None:
+        """Copy this worker's part of the last checkpoint aside. Without a server it must be of the step that all have
+        ended with: a worker that was stopped inside a step says so, and one that does not take part has none."""
+        board, left = self._board, self._board.run[STOP] == RUNNING
+        if self._calls is not None or self._memory.plan.script:  # a script's steps are its own
+            self._keep_undisturbed(FINAL)
+        elif not board.alive[self._rank]:
+            board.saved[self._rank] = 0
+        elif self._cells.untouched():
+            self._keep_undisturbed(LEFT if left and not self._chief else FINAL)
+        elif not left:
+            board.put("midway", 1)
+
+    def _keep_undisturbed(self, number: int) -> None:
+        """Copy this worker's last part aside, but not while the chief writes the checkpoint before."""
+        board = self._board
+        # from another node the part is sent once its number is there, so the number must not come first
+        if not self._chief and self._memory.beside(0):
+            board.saved[self._rank] = number  # first: from now on the chief does not begin to write
+            fence()
+            while not self._memory.wakeup.wait(lambda: bool(not board.get("saving") or not board.alive[0]), 0.05):
+                pass
+        self.keep(number)
+
+    def keep_servers(self) -> None:
+        """The servers' part of the last checkpoint. If one of them dies while it is taken, all return once more."""
+        calls, board = self._calls, self._board
+        while calls is not None and board.run[STOP] != FAILED and not self._kept_by(calls):
+            calls.forget()
+
+    def _kept_by(self, calls: CallClient) -> bool:
+        """Whether the servers have copied their part aside; False if the run has returned to a checkpoint."""
+        board, memory, waiting = self._board, self._memory, self._waiting
+        if waiting.rolled_back():
+            waiting.generation = calls.generation = generation = board.get("generation")
+            memory.wakeup.wait(lambda: all(one == generation for one in board.server_generation))
+            calls.go_back(generation)
+        self._restore_absent()
+        mailbox = calls.ask(SAVE)
+        memory.wakeup.wait(lambda: calls.ready(mailbox) or waiting.rolled_back() or board.run[STOP] == FAILED)
+        return not waiting.rolled_back()
+
+    def _restore_absent(self) -> None:
+        """Restore the parts of workers that have gone: they do not return to a checkpoint themselves."""
+        board, memory, generation = self._board, self._memory, self._waiting.generation
+        absent = [rank for rank in range(board.workers) if board.followed[rank] != generation]
+        saved = snapshot.find(memory, board.get("restore")) if absent else None
+        for rank in absent:
+            assert saved is not None
+            snapshot.restore_worker(memory, rank, saved)
+            snapshot.keep_worker(memory, rank, None)
+            board.followed[rank] = generation
+
+    def complete(self) -> bool:
+        """Without a server: whether all parts of the last checkpoint are of one step."""
+        memory = self._memory
+        return self._calls is not None or bool(memory.plan.script) or snapshot.evened(memory, FINAL, LEFT)
+
+    def write_last(self) -> None:
+        """All parts are there: write the last checkpoint."""
+        snapshot.write(self._memory, self._buffer_policy, self.hook_tensors)
+        self._log.checkpoint()
+        if self._exact and not snapshot.common(self._memory):
+            text = "the run was aborted between two steps: its last checkpoint is not exact"
+            self._control.send({"warn": text})

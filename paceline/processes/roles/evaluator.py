@@ -12,6 +12,7 @@ from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.evaluation import Evaluation
 from paceline.runs import checkpoint
 from paceline.task import Task
 
@@ -23,6 +24,7 @@ def follow(memory: RunMemory, task: Task, device: torch.device, control: Control
     board, plan, words = memory.board, memory.plan, memory.board.evaluator_words
     if plan.eval_steps is not None:
         task = task.limited(plan.eval_steps * task.batch)
+    evaluation = Evaluation(task, device)
     done = words[STEP] - 1 if words[STEP] else -1  # a predecessor has done so far
     ready_at = memory.seconds() + plan.delay
     generation, summaries = board.get("generation"), None
@@ -47,12 +49,7 @@ def follow(memory: RunMemory, task: Task, device: torch.device, control: Control
                     control.send({"warn": f"evaluator: {error}"})
                     done = step
                 continue
-            buffers = {
-                name.removeprefix("model_buffer."): tensor.to(device)
-                for name, tensor in saved.tensors.items()
-                if name.startswith("model_buffer.")
-            }
-            metrics = task.evaluate(saved.tensors["model"].to(device), buffers or None)
+            metrics = evaluation.of_checkpoint(saved)
             done = step
             words[STEP] = step + 1
             seconds = float(saved.numbers["seconds"])

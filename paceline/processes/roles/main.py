@@ -189,7 +189,7 @@ def _report(part: Role, context: RoleContext, control: Control, error: BaseExcep
         notes += [f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in last]
     notes.append(f"the whole story is in logs/{part.file}.log")
     control.send({"error": {"kind": kind, "where": place, "text": text, "notes": notes}})
-    board.put("stop", FAILED)
+    board.stop(FAILED)
     for descriptor in range(board.roles):
         Wakeup(board, context.wakeup, descriptor).ring(descriptor)
 
@@ -240,7 +240,7 @@ def prepare(memory: RunMemory, task: Task, x0: Any, notes: dict[str, Any], contr
     board.put("goal", -1 if plan.steps is None else plan.steps)
     board.put("ready", 1)
     if plan.steps is not None and base >= plan.steps:
-        board.put("stop", STOPPING)  # after `ready`: who sees a stop first believes that nothing will begin
+        board.stop(STOPPING)  # after `ready`: who sees a stop first believes that nothing will begin
     memory.wakeup.ring_all()
 
 
@@ -298,24 +298,23 @@ def _live(session: WorkerSession, task: Task) -> None:
     else:
         session.finish()
     finally:
-        if session.journal is not None:
-            session.journal.close()
+        session.log.close()
 
 
 def train(session: WorkerSession, task: Task) -> None:
     """Compute the gradients that the session asks for, until it asks for no more."""
     rank = session.rank
-    buffers = session.live or None
+    buffers = session.cells.live or None
     room, supply = GradientBuffers(session), BatchSupply(session, task)
     request = session.begin()
-    session.meanwhile = supply.prepare
+    session.waiting.meanwhile = supply.prepare
     with torch.no_grad():
         while request is not None:
             with session.turn:
                 batch = supply.next()
                 if batch is None:
-                    session.say(f"worker:{rank} leaves: its data have run out")
-                    session.leave("its data have run out")
+                    session.view.say(f"worker:{rank} leaves: its data have run out")
+                    session.view.leave("its data have run out")
                     return
                 batch = session.fed(batch)
                 out = room.free()
@@ -340,16 +339,16 @@ class BatchSupply:
 
     def next(self) -> Batch | None:
         """The next one; None when the data have run out."""
-        if self._returns != self._session.returns:  # at first, and after a return to a checkpoint
+        if self._returns != self._session.membership.returns:  # at first, and after a return to a checkpoint
             self._ready.clear()
-            self._returns = self._session.returns
+            self._returns = self._session.membership.returns
             plan, rank = self._session.memory.plan, self._session.rank
             first = self._session.board.gradients[rank]
             self._batches = self._task.batches(rank, plan.workers, plan.seed, first=first)
         return self._ready.pop() if self._ready else next(self._batches, None)
 
     def prepare(self) -> None:
-        if not self._ready and self._returns == self._session.returns:
+        if not self._ready and self._returns == self._session.membership.returns:
             with self._session.turn:
                 self._ready.append(next(self._batches, None))
 
@@ -359,7 +358,7 @@ class GradientBuffers:
 
     def __init__(self, session: WorkerSession) -> None:
         self._like = session.worker.state.x
-        shared = session.device.type == "cpu"
+        shared = session.cells.device.type == "cpu"
         self._places = [session.memory.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
         self._returned = session.returned
         # what a place is held by when no step holds it

@@ -195,9 +195,7 @@ class Server:
             if self.board.run[GENERATION] != self._generation:
                 return
         if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
-            self.board.put("stop", STOPPING)
-            self.board.put("stopped", self.memory.now())
-            self.memory.wakeup.ring_all()
+            self.memory.stop(STOPPING)
 
     def _special(self, mailbox: Mailbox, kind: int, args: tuple[object, ...]) -> None:
         board = self.board

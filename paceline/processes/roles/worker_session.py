@@ -1,37 +1,47 @@
-"""A worker's run in real processes. The session owns the loop: it drives the scheme's step from one wait to the next,
-and gives the one thing it does not do itself, computing a gradient, to whoever holds it.
+"""A worker's run in real processes. The session drives the scheme's step from one wait to the next; the caller computes
+the gradients.
+
+    WorkerSession      the loop
+      WorkerCells      the worker's state, in shared memory and on its device
+      Waiting          waits for other processes
+      CallClient       calls to the servers            Means: means among workers
+      StepOperations   performs what a step awaits, with these
+      RunLog           what the worker did, for a replay
+      Checkpointing    its part in checkpoints
+      Membership       joins, returns to a checkpoint, leaves
+      HookSession      what hooks get, made of all these
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import Tensor
-
-from paceline.errors import Deadlock, LossError, SchemeError
+from paceline.errors import LossError, SchemeError
 from paceline.hook import Hook
-from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.ops import Grad, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
-from paceline.processes.calls.mailbox import Mailbox
-from paceline.processes.memory.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.processes.memory import snapshot
+from paceline.processes.memory.board import ENDING, FAILED, RUNNING, STOP, STOPPING, TRAINING
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.processes.roles import recorder
-from paceline.processes.roles.checkpointing import Saving
+from paceline.processes.roles.checkpointing import FINAL, Checkpointing
 from paceline.processes.roles.control_channel import Control
-from paceline.runs.order_log import GRAD, STEP
-from paceline.runtime.call_scheduler import explain
+from paceline.processes.roles.evaluation import Evaluation
+from paceline.processes.roles.hook_session import HookCalls, HookSession
+from paceline.processes.roles.membership import Membership
+from paceline.processes.roles.run_log import RunLog
+from paceline.processes.roles.step_operations import StepOperations
+from paceline.processes.roles.waiting import Waiting
+from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runtime.step_driver import StepDriver
-from paceline.sampling import mixed
-from paceline.state import State, Vector
+from paceline.state import Vector
 from paceline.task import Batch, Task
-from paceline.worker import Worker
 
 
-class WorkerSession(Saving):
-    """One worker among processes. `advance` runs until a gradient is wanted; `give` goes on with it."""
+class WorkerSession:
+    """One worker among processes. `advance` runs until a gradient is wanted; `give` takes the gradient."""
 
     def __init__(
         self,
@@ -41,109 +51,84 @@ class WorkerSession(Saving):
         hooks: Sequence[Hook],
         control: Control,
         turn: AbstractContextManager[Any] | None = None,
+        calls: CallClient | None = None,
     ) -> None:
-        self.memory, self.task, self.rank, self.control = memory, task, rank, control
+        """`turn` is held while the task computes: workers of one process share its model. `calls`: other than those to
+        servers in processes of their own."""
+        self.memory, self.board, self.control = memory, memory.board, control
+        self.rank, self.chief = rank, rank == 0
         self.turn = turn or nullcontext()
-        self._exact = memory.plan.exact
-        self.board = memory.board
-        self.chief = rank == 0
-        self._generation = self.board.get("generation")
-        self._state = memory.worker_state(rank)
-        self.device = memory.device(rank)
-        self.worker = Worker(rank, memory.plan.workers, self._on_device(), memory.plan.seed)
-        self.worker.t = self.board.t[rank]
-        if (
-            self.board.begun[rank] and not self._exact
-        ):  # back from the dead: not the numbers of its first life once more
-            self.worker.rng.manual_seed(mixed(memory.plan.seed, "worker", rank, "again", self.worker.t))
-        elif self.worker.t or self._exact:
-            self.worker.rng.set_state(memory.tensor(f"rng.{rank}"))
-        self.buffers = memory.buffers(rank)
-        self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}  # on a cpu the same ones
-        self._driver = StepDriver(memory.scheme, self.worker)
-        self._means = memory.collective().means(memory, rank, self._wait_for)
-        self._means.generation = self._generation
-        self._link = CallClient(memory, rank, self._wait_for) if memory.scheme.methods else None
-        if self._link is not None:
-            self._link.device, self._link.generation = self.device, self._generation
-        if self.chief:
-            self.board.put("saving", 0)  # a predecessor may have died over it
-        self._hooks = list(hooks)
-        self._begun: list[Hook] = []
-        self._feeding = [hook for hook in hooks if type(hook).feed is not Hook.feed]
-        self._watching = [hook for hook in hooks if type(hook).after_gradient is not Hook.after_gradient]
-        self._before = [hook for hook in hooks if type(hook).before_step is not Hook.before_step]
-        self._after = [hook for hook in hooks if type(hook).after_step is not Hook.after_step]
-        self.meanwhile: Callable[[], None] | None = None  # what the loop can do for itself before this worker sleeps
-        self._guarded = any(hook.guards_loss for hook in hooks)
-        self.returns = 0  # to a checkpoint: the loop must take its batches anew
-        self._kept: dict[str, Tensor] = {}
-        self._started: list[tuple[Pending[Any], Any]] = []
-        self._wanted: Pending[Any] | None = None  # who gets the gradient that is being computed
-        self._op: Op[Any] | None = None
-        self._leaving: str | None = None
-        self._met = -1  # the last step that came to a mean
-        self._writing = 0  # the snapshot that the chief has asked for and not yet written
-        self._count()
-        self.journal, self.life = recorder.journal_of(memory, f"worker-{rank}", rank=rank)
+        policy = task.buffer_policy
+        self.cells = cells = WorkerCells(memory, rank)
+        self.worker = cells.worker
+        self._driver = driver = StepDriver(memory.scheme, cells.worker)
+        self.waiting = waiting = Waiting(memory, rank, driver)
+        self._means = means = memory.collective().means(memory, rank, waiting.wait_for)
+        if calls is None and memory.scheme.methods:
+            calls = CallClient(memory, rank, waiting.wait_for)
+        if calls is not None:
+            calls.device = cells.device
+        self._calls = calls
+        waiting.serve(calls, means)
+        self._operations = operations = StepOperations(memory, cells.worker, calls, means, waiting)
+        self.log = log = RunLog(memory, rank, cells, waiting)
+        self._checkpoints = checkpoints = Checkpointing(memory, rank, policy, cells, calls, waiting, log, control)
+        self.membership = membership = Membership(
+            memory, rank, cells, calls, means, driver, operations, waiting, checkpoints, log
+        )
+        self._evaluation = evaluation = Evaluation(task, cells.device, self.turn)
+        self.view = HookSession(
+            memory, cells, policy, calls, driver, waiting, membership, checkpoints, log, evaluation, control
+        )
+        self._hooks = HookCalls(hooks, self.view)
+        self._wanted: Pending[Any] | None = None  # what gets the gradient that is being computed
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
         try:
-            self._enter()
+            self.membership.enter()
             self.board.begun[self.rank] = 1
             self.memory.wakeup.ring_all()
-            for hook in self._hooks:
-                self._begun.append(hook)
-                self._begin(hook)
+            self._hooks.begin(self.membership.return_to_checkpoint)
         except Stopped:
             return None
         return self.advance(None)
 
-    def _begin(self, hook: Hook) -> None:
-        while True:
-            try:
-                return hook.begin(self)
-            except RolledBack:  # it has asked the server for something; once more on the course that counts now
-                self._return()
-
     def advance(self, answer: Any) -> Grad | None:
-        """Go on with an answer until a gradient is wanted; None at the end."""
+        """Give the step an answer, and run until a gradient is wanted; None at the end."""
         while True:
             try:
                 return self._run(answer)
             except Stopped:
-                self._abandon()
+                self.membership.abandon()
                 return None
             except RolledBack:
-                self._abandon()
+                self.membership.abandon()
                 try:
-                    self._return()
+                    self.membership.return_to_checkpoint()
                 except Stopped:
                     return None
                 answer = None
 
     def give(self, loss: float, g: Vector, size: int) -> Grad | None:
-        """The gradient that was asked for."""
+        """Take the gradient that was asked for, of `size` samples."""
         board, rank, worker = self.board, self.rank, self.worker
         worker.loss = board.loss[rank] = loss
-        if not self._guarded and not math.isfinite(loss):
+        if not self._hooks.guards_loss and not math.isfinite(loss):
             raise LossError(
-                f"worker:{rank}, step {worker.t}, update {self.updates}: the loss is {loss}; "
+                f"worker:{rank}, step {worker.t}, update {self.cells.updates}: the loss is {loss}; "
                 "a smaller lr (or fewer workers at this lr) is the usual cure"
             )
-        if self.journal is not None:
-            self.journal.add(GRAD, loss)
-            self.journal.flush()  # a window may end with this process, and its gradients count all the same
+        self.log.gradient(loss)
         board.gradients[rank] += 1
         board.samples[rank] += size
         if not board.get("first_step"):
             board.put("first_step", self.memory.now())
-        for hook in self._watching:
-            hook.after_gradient(self, loss)
-        if self._watching and board.run[STOP]:  # a gradient that a hook has stopped the run for goes no further
-            self._abandon()
-            return None
+        if self._hooks.watching:
+            self._hooks.after_gradient(loss)
+            if board.run[STOP]:  # a gradient that a hook has stopped the run for is not used
+                self.membership.abandon()
+                return None
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return self.advance(g)
@@ -151,212 +136,132 @@ class WorkerSession(Saving):
         return self.advance(wanted)
 
     def returned(self, gradient: Vector) -> bool:
-        """Whether no other worker reads a gradient that lies in shared memory any more."""
+        """Whether no other process reads a gradient in shared memory any more."""
         place = self.memory.segment.offset(gradient)
-        return place is None or (self._means.returned(place) and (self._link is None or self._link.returned(place)))
+        return place is None or (self._means.returned(place) and (self._calls is None or self._calls.returned(place)))
 
     def fed(self, batch: Batch) -> Batch:
         """The mini-batch as the hooks want it."""
-        for hook in self._feeding:
-            batch = hook.feed(self, batch)
-        return batch
+        return self._hooks.feed(batch)
 
     def _run(self, answer: Any) -> Grad | None:
-        driver, worker, board = self._driver, self.worker, self.board
+        driver, worker, board, calls = self._driver, self.worker, self.board, self._calls
         while True:
             if not driver.running:
                 if not self._between():
                     return None
-                driver = self._driver
                 driver.begin()
                 answer = None
-                if self._link is None:
-                    self._untouched = self._writes()
+                if calls is None:
+                    self.cells.begin_step()
             board.busy[self.rank] += 1
             op = driver.advance(answer)
             board.busy[self.rank] += 1
             if op is None:
                 if driver.awaits == 0:
                     raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
-                worker.t += 1
-                board.t[self.rank] = worker.t
-                self._untouched = None
-                if self.journal is not None:
-                    self.journal.add(STEP)
-                    if self._link is None and self._met != worker.t - 1:  # no mean will carry it along
-                        self.journal.flush()
-                self._count()
-                self._mirror()
-                for hook in self._after:
-                    hook.after_step(self)
+                self._end_step()
                 continue
             if isinstance(op, Grad):
                 return self._asked(op)
             if isinstance(op, Start) and isinstance(op.op, Grad):
                 self._wanted = Pending(op.op)
                 return self._asked(Grad(op.op.x.clone()))
-            self._op = op
-            answer = self._performed(op)
+            self.waiting.op = op
+            answer = self._operations.perform(op)
+
+    def _end_step(self) -> None:
+        worker = self.worker
+        worker.t += 1
+        self.board.t[self.rank] = worker.t
+        # without a server the step's mean carries the record along, if it had one
+        self.log.step(flush=self._calls is None and not self._operations.was_at_mean(worker.t - 1))
+        self.cells.end_step()
+        self._hooks.after_step()
 
     def _asked(self, op: Grad) -> Grad:
         """A gradient, unless the run ends: no server would take it any more."""
         if self.board.run[STOP]:
             raise Stopped
-        if self._link is not None:
-            self._link.carry_on()
+        if self._calls is not None:
+            self._calls.carry_on()
         return op
 
-    def _performed(self, op: Op[Any]) -> Any:
-        match op:
-            case Call() if self._link is not None:
-                return self._link.call(op)
-            case Mean():
-                return self._means.mean(op, first=self._first_mean())
-            case Sleep(seconds):
-                return self._pause(seconds)
-            case Start(inner):
-                return self._start(copied(inner))
-            case Pending() if op.done:
-                return op.result
-            case Pending():
-                return self._finished(op)
-            case Call():
-                raise SchemeError(f"worker:{self.rank} called {op.method.name}(), but its scheme has no server")
-            case _:
-                raise SchemeError(f"worker:{self.rank}: {type(op).__name__} cannot be awaited")
-
-    def _first_mean(self) -> bool:
-        """Whether this step has not been at a mean yet: only there can a newcomer begin the same step beside it."""
-        first, self._met = self._met != self.worker.t, self.worker.t
-        return first
-
-    def _start(self, op: Op[Any]) -> Pending[Any]:
-        pending: Pending[Any] = Pending(op)
-        match op:
-            case Call() if self._link is not None and op.method.atomic:
-                self._started.append((pending, self._link.post(op, ahead=True)))
-            case Mean():
-                self._started.append((pending, self._means.arrive(op, first=self._first_mean())))
-            case Sleep(seconds):
-                self._started.append((pending, self.memory.now() + int(seconds * 1e9)))
-            case _:
-                pending.done, pending.result = True, self._performed(op)
-        return pending
-
-    def _finished(self, pending: Pending[Any]) -> Any:
-        ticket = next(ticket for one, ticket in self._started if one is pending)
-        self._started = [pair for pair in self._started if pair[0] is not pending]
-        if isinstance(ticket, Mailbox):
-            assert self._link is not None
-            result = self._link.collect(ticket)
-        elif isinstance(ticket, int):
-            self._pause((ticket - self.memory.now()) / 1e9)
-            result = None
-        else:
-            result = self._means.leave(ticket)
-        pending.done, pending.result = True, result
-        return result
-
-    def _pause(self, seconds: float) -> None:
-        if not (math.isfinite(seconds)):
-            raise SchemeError(f"worker:{self.rank} would sleep {seconds} seconds; give a finite number, at least 0")
-        if self._link is not None:
-            self._link.flush()
-        until = self.memory.now() + int(seconds * 1e9)
-        while (left := (until - self.memory.now()) / 1e9) > 0:
-            self.memory.wakeup.wait(self._interrupted, left)
-            if self._interrupted():
-                raise Stopped if self.board.run[STOP] else RolledBack
-
     def _between(self) -> bool:
-        """Between two steps: what the run as a whole wants of this worker. False when it is to end."""
-        board, rank, link = self.board, self.rank, self._link
-        if board.run[GENERATION] != self._generation:
+        """Between two steps: do what the run as a whole wants of this worker. False when it is to end."""
+        board, rank = self.board, self.rank
+        if self.waiting.rolled_back():
             raise RolledBack
-        self._save_if_asked()
-        wanted = board.get("snapshot")
-        if wanted > board.saved[rank] and self._snapshot_due(wanted):
-            self._keep(wanted)
-            if self._exact:
-                self._cut(wanted)
-        if self._writing and self._all_saved():
-            self._write()
-        if board.get("halt") and (rank == self.memory.centre_of() if link is None else self.chief):
-            self._bring_to_rest()
-        goal = board.get("goal")
-        if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
-            self._means.wait(lambda: self.memory.updates >= goal or self._interrupted())
-            if self._rolled_back():  # and what was the last update is not made yet
-                raise RolledBack
-        counts_itself = link is None or self.memory.direct()
-        if board.run[STOP] == RUNNING and counts_itself and 0 <= goal <= self.memory.updates:
-            self._set_stop(STOPPING)
-        if board.run[STOP] or self._leaving is not None:
+        self._checkpoints.between_steps()
+        self._stop_at_goal()
+        if board.run[STOP] or self.membership.leaving:
             return False
         board.state[rank] = TRAINING
-        for hook in self._before:
-            hook.before_step(self)
-        return not board.run[STOP] and self._leaving is None
+        self._hooks.before_step()
+        return not board.run[STOP] and not self.membership.leaving
 
-    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""
-        if ready():
-            if self._rolled_back():  # a server that goes back calls everything answered
+    def _stop_at_goal(self) -> None:
+        """Stop the run after its last update, where no server does."""
+        board, memory, waiting, serverless = self.board, self.memory, self.waiting, self._calls is None
+        if board.get("halt") and (self.rank == memory.centre_of() if serverless else self.chief):
+            self._set_goal()
+        goal = board.get("goal")
+        if serverless and 0 <= goal <= self.worker.state.v:  # no worker begins what comes after the last update
+            self._means.wait(lambda: memory.updates >= goal or waiting.interrupted())
+            if waiting.rolled_back():  # the last update is still to be made
                 raise RolledBack
+        counts = serverless or memory.direct()
+        if counts and board.run[STOP] == RUNNING and 0 <= goal <= memory.updates:
+            memory.stop(STOPPING)
+
+    def _set_goal(self) -> None:
+        """The run is to end: after the next update, which no worker can have passed without this one."""
+        board, last = self.board, self.cells.updates + 1
+        if not 0 <= board.get("goal") <= last:
+            board.put("goal", last)
+            self._checkpoints.announce()
+        board.put("halt", 0)
+
+    def finish(self) -> None:
+        """Leave the run. The chief leaves last: it writes the last checkpoint and reports the result."""
+        board, rank, membership = self.board, self.rank, self.membership
+        membership.abandon()
+        self.log.end()
+        self.cells.uncount()
+        board.state[rank] = ENDING
+        self._checkpoints.keep_last()
+        board.parted[rank] = 1
+        if not self.chief:
+            self._hooks.end()
+            membership.leave()
             return
-        if self._link is not None:
-            self._link.flush()
-        if self.meanwhile is not None:
-            self.meanwhile()
-        board, run, generation, patience = self.board, self.board.run, self._generation, self.memory.plan.patience
+        if membership.wait_for_the_last() and self._calls is None:
+            membership.take_over(None)  # the others have trained without it
+            self.log.cells()
+            self._checkpoints.keep(FINAL)
+        if board.run[STOP] != FAILED:
+            self._checkpoints.keep_servers()
+            board.put("closing", 1)
+            self._hooks.end()
+            self._report_result()
+        else:
+            self._hooks.end()
+        board.put("over", 1)
+        membership.leave()
 
-        def woken() -> bool:
-            return ready() or bool(run[STOP]) or run[GENERATION] != generation or self._means.rung()
+    def _report_result(self) -> None:
+        send = self.control.send
+        if self._checkpoints.complete():
+            self._checkpoints.write_last()
+            send({"result": {"metrics": {}}})  # in case the launcher does not wait for the evaluation
+            send({"result": {"metrics": self.view.evaluate()}})
+            return
+        saved = snapshot.find(self.memory, self.board.get("checkpoint"))
+        text = "the run was stopped inside a step, and its workers have no common one"
+        send({"warn": f"{text}: what is saved is the checkpoint of update {saved.step:,}"})
+        send({"result": {"metrics": {}}})
+        send({"result": {"metrics": self._evaluation.of_checkpoint(saved)}})
 
-        while True:
-            board.state[self.rank] = WAITING
-            if not self.memory.wakeup.wait(woken, patience / 4):
-                self._outwait(woken, what, patience)
-            board.state[self.rank] = TRAINING
-            if run[GENERATION] != generation:
-                raise RolledBack
-            if ready():
-                return
-            if run[STOP]:
-                raise Stopped
-            self._means.answer()  # somebody wants something of this worker meanwhile
-
-    def _outwait(self, woken: Callable[[], bool], what: str, patience: float) -> None:
-        """Go on waiting as long as anything in the run moves, and for `patience` seconds more."""
-        moved, since = self._motion(), self.memory.now() - int(patience / 4 * 1e9)
-        while not self.memory.wakeup.wait(woken, patience / 4):
-            if self._motion() != moved:
-                moved, since = self._motion(), self.memory.now()
-            elif self.memory.now() - since >= patience * 1e9:
-                raise Deadlock(
-                    f"worker:{self.rank} waited {patience:g} s at {self._driver.line()} for {self._why(what)}"
-                )
-
-    def _motion(self) -> tuple[int, ...]:
-        """Numbers that change as long as anything in the run moves."""
-        board = self.board
-        computing = sum(board.alive[r] and board.state[r] == TRAINING and r != self.rank for r in range(board.workers))
-        # while somebody computes, the run moves, however long a gradient may take
-        alive = self.memory.now() if computing else 0
-        return (alive, sum(board.gradients), sum(board.t), sum(board.performed), board.get("alarm"))
-
-    def _why(self, what: str) -> str:
-        op = self._op.op if isinstance(self._op, Start | Pending) else self._op
-        if isinstance(op, Call):
-            return explain(self.memory.scheme, self.memory.server_state(), op)
-        if isinstance(op, Mean):
-            board = self.board
-            missing = [str(r) for r in range(board.workers) if board.at_key[r] != board.at_key[self.rank]]
-            return f"a mean; worker {', '.join(missing) or 'nobody'} has not arrived"
-        return what
-
-    def _on_device(self) -> State:
-        if self.device.type == "cpu":
-            return self._state
-        cells = {name: self._state.cell(name) for name in self._state}
-        return State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
+    def failed(self, error: BaseException) -> None:
+        """The training was aborted by an error: tell the hooks."""
+        self._hooks.failed(error)

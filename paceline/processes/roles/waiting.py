@@ -1,0 +1,125 @@
+"""How a worker waits for other processes: until a condition holds, the run stops, or it returns to a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import Deadlock, SchemeError
+from paceline.ops import Call, Mean, Op, Pending, Start
+from paceline.processes.calls.client import CallClient, RolledBack, Stopped
+from paceline.processes.memory.board import GENERATION, STOP, TRAINING, WAITING
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.transport import Means
+from paceline.runtime.call_scheduler import explain
+from paceline.runtime.step_driver import StepDriver
+
+
+class Waiting:
+    """The waits of one worker. Each ends with `Stopped` or `RolledBack` if the run does not go on as it was."""
+
+    def __init__(self, memory: RunMemory, rank: int, driver: StepDriver) -> None:
+        self._memory, self._board, self._rank, self._driver = memory, memory.board, rank, driver
+        self.generation = memory.board.get("generation")  # the run's, when this worker last returned to a checkpoint
+        self.op: Op[Any] | None = None  # what the step awaits
+        self.meanwhile: Callable[[], None] | None = None  # work of the training loop, done before this worker sleeps
+        self._flush: Callable[[], None] | None = None
+        self._means: Means | None = None
+
+    def serve(self, calls: CallClient | None, means: Means) -> None:
+        """Send calls before each wait, and answer what other workers need for means during it."""
+        self._flush, self._means = calls.flush if calls is not None else None, means
+
+    def rolled_back(self) -> bool:
+        """Whether the run has returned to a checkpoint since this worker last did."""
+        return bool(self._board.run[GENERATION] != self.generation)
+
+    def interrupted(self) -> bool:
+        """Whether the run has stopped, or returned to a checkpoint."""
+        run = self._board.run
+        return bool(run[STOP] or run[GENERATION] != self.generation)
+
+    def wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait for other processes. Deadlock if nothing in the run has moved for `patience` seconds."""
+        if ready():
+            if self.rolled_back():  # a server that returns to a checkpoint marks every call as answered
+                raise RolledBack
+            return
+        if self._flush is not None:
+            self._flush()
+        if self.meanwhile is not None:
+            self.meanwhile()
+        memory, run, state, means = self._memory, self._board.run, self._board.state, self._means
+        generation, patience = self.generation, memory.plan.patience
+        assert means is not None
+
+        def woken() -> bool:
+            return ready() or bool(run[STOP]) or run[GENERATION] != generation or means.rung()
+
+        while True:
+            state[self._rank] = WAITING
+            if not memory.wakeup.wait(woken, patience / 4):
+                self._outwait(woken, what, patience)
+            state[self._rank] = TRAINING
+            if run[GENERATION] != generation:
+                raise RolledBack
+            if ready():
+                return
+            if run[STOP]:
+                raise Stopped
+            means.answer()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        if not math.isfinite(seconds):
+            raise SchemeError(f"worker:{self._rank} would sleep {seconds} seconds; give a finite number, at least 0")
+        if self._flush is not None:
+            self._flush()
+        until = self._memory.now() + int(seconds * 1e9)
+        while (left := (until - self._memory.now()) / 1e9) > 0:
+            self._memory.wakeup.wait(self.interrupted, left)
+            self._check()
+
+    def wait_for_updates(self, count: int) -> None:
+        """Wait until the servers have made `count` updates."""
+        if self._flush is not None:
+            self._flush()
+        memory = self._memory
+        while memory.updates < count:  # no server wakes this worker for that: look every millisecond
+            memory.wakeup.wait(lambda: memory.updates >= count or self.interrupted(), 0.001)
+            self._check()
+
+    def _check(self) -> None:
+        if self.interrupted():
+            raise Stopped if self._board.run[STOP] else RolledBack
+
+    def _outwait(self, woken: Callable[[], bool], what: str, patience: float) -> None:
+        """Wait as long as anything in the run moves, and for `patience` seconds more."""
+        memory = self._memory
+        moved, since = self._motion(), memory.now() - int(patience / 4 * 1e9)
+        while not memory.wakeup.wait(woken, patience / 4):
+            if self._motion() != moved:
+                moved, since = self._motion(), memory.now()
+            elif memory.now() - since >= patience * 1e9:
+                where = self._driver.line()
+                raise Deadlock(f"worker:{self._rank} waited {patience:g} s at {where} for {self._why(what)}")
+
+    def _motion(self) -> tuple[int, ...]:
+        """Numbers that change as long as anything in the run moves."""
+        board = self._board
+        others = (rank for rank in range(board.workers) if rank != self._rank)
+        computing = any(board.alive[rank] and board.state[rank] == TRAINING for rank in others)
+        # while another worker computes, the run moves, however long a gradient takes
+        clock = self._memory.now() if computing else 0
+        return (clock, sum(board.gradients), sum(board.t), sum(board.performed), board.get("alarm"))
+
+    def _why(self, what: str) -> str:
+        op = self.op.op if isinstance(self.op, Start | Pending) else self.op
+        if isinstance(op, Call):
+            return explain(self._memory.scheme, self._memory.server_state(), op)
+        if isinstance(op, Mean):
+            at_key = self._board.at_key
+            missing = [str(rank) for rank, key in enumerate(at_key) if key != at_key[self._rank]]
+            return f"a mean; worker {', '.join(missing) or 'nobody'} has not arrived"
+        return what

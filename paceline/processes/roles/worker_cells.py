@@ -1,0 +1,90 @@
+"""A worker's cells and buffers: in shared memory, where they survive its process, and on the device that computes."""
+
+from __future__ import annotations
+
+from paceline.processes.memory.run_memory import RunMemory
+from paceline.sampling import mixed
+from paceline.state import State
+from paceline.worker import Worker
+
+
+class WorkerCells:
+    """`worker` and `live` are what training changes: on a CPU the shared memory itself, else copies on the device."""
+
+    def __init__(self, memory: RunMemory, rank: int) -> None:
+        self._memory, self._board, self._rank = memory, memory.board, rank
+        board, plan = memory.board, memory.plan
+        self.device = memory.device(rank)
+        self.shared = memory.worker_state(rank)
+        self.worker = Worker(rank, plan.workers, self._on_device(), plan.seed)
+        self.worker.t = board.t[rank]
+        if board.begun[rank] and not plan.exact:  # restarted: not the random numbers of its first life again
+            self.worker.rng.manual_seed(mixed(plan.seed, "worker", rank, "again", self.worker.t))
+        elif self.worker.t or plan.exact:
+            self.worker.rng.set_state(memory.tensor(f"rng.{rank}"))
+        self.buffers = memory.buffers(rank)
+        self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}
+        self._counted = (0, 0)
+        self._writes: tuple[int, ...] | None = None  # write counters of the cells when the step began
+        self.count()
+
+    @property
+    def updates(self) -> int:
+        """Changes of the centre so far, as schedules of this worker count them."""
+        # without a server each worker holds the centre: by another's count, schedules would differ among workers
+        if not self._memory.scheme.methods and self._board.alive[self._rank]:
+            return int(self.worker.state.v)
+        if self._memory.plan.exact:  # each step is one update; whether the server has made it yet is chance
+            return self.worker.t
+        return self._memory.updates
+
+    def reload(self) -> None:
+        """Take over what shared memory holds: another process, or a checkpoint, has changed it."""
+        self._writes = None
+        self.worker.t = self._board.t[self._rank]
+        self.count()
+        if self.worker.state is not self.shared:
+            self.worker.state.restore(self.shared.saved())
+            for name, buffer in self.buffers.items():
+                self.live[name].copy_(buffer)
+
+    def mirror(self) -> None:
+        """Copy the cells of a finished step from the device to shared memory, where they survive the process."""
+        if self.worker.state is not self.shared:
+            for name in self.shared:
+                if self.shared.cell(name).dim():
+                    self.shared.cell(name).copy_(self.worker.state.cell(name))
+            for name, buffer in self.live.items():
+                self.buffers[name].copy_(buffer)
+
+    def count(self) -> None:
+        """Count the gradients so far: those of a step that is never finished do not count, and are computed again."""
+        self._counted = self._board.gradients[self._rank], self._board.samples[self._rank]
+
+    def uncount(self) -> None:
+        """Take the gradients of an unfinished step off the count."""
+        self._board.gradients[self._rank], self._board.samples[self._rank] = self._counted
+
+    def begin_step(self) -> None:
+        """Note how often each cell has been written, for `untouched`."""
+        self._writes = self._write_counts()
+
+    def end_step(self) -> None:
+        """The step is finished: its gradients count, and its cells survive the process."""
+        self._writes = None
+        self.count()
+        self.mirror()
+
+    def untouched(self) -> bool:
+        """Whether the cells are those of a finished step."""
+        return self._writes is None or self._write_counts() == self._writes
+
+    def _write_counts(self) -> tuple[int, ...]:
+        state = self.worker.state
+        return tuple(state.cell(name)._version for name in state)
+
+    def _on_device(self) -> State:
+        if self.device.type == "cpu":
+            return self.shared
+        cells = {name: self.shared.cell(name) for name in self.shared}
+        return State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
