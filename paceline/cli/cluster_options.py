@@ -22,7 +22,7 @@ from paceline.launcher import Job
 from paceline.network.cluster import cluster_file, detect, host_lists
 from paceline.network.cluster.description import Cluster
 from paceline.network.secure import secret as secrets
-from paceline.processes.roles.main import roles_of
+from paceline.processes.roles.roles import roles_of
 from paceline.scheme import Scheme
 
 # by file names alone: --help reads no launcher, and `paceline list launchers` shows those of other packages, too

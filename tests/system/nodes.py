@@ -21,7 +21,7 @@ from paceline.network.nodes import agent, node_memory
 from paceline.network.nodes.coordinator import Coordinator
 from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
-from paceline.processes.roles.main import roles_of
+from paceline.processes.roles.roles import roles_of
 from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.scheme import Scheme
 

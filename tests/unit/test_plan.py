@@ -14,7 +14,7 @@ from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
 from paceline.errors import UnknownName, UsageError
 from paceline.hooks.log import Log
-from paceline.processes.roles.main import roles_of
+from paceline.processes.roles.roles import roles_of
 from paceline.schemes.sync import SyncSGD
 from paceline.tasks.toy import toy
 

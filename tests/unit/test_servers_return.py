@@ -19,7 +19,7 @@ from paceline.processes.calls.mailbox import GENERATIONS, Mailbox
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import MAILBOXES
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.main import Role
+from paceline.processes.roles.roles import Role
 from paceline.processes.roles.server import Server
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor.recovery import Recovery

@@ -21,7 +21,8 @@ from paceline.config.validate import check
 from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.processes.roles import script_role
-from paceline.processes.roles.main import hooks_of, prepare, wait_until_joined, wait_until_ready
+from paceline.processes.roles.main import hooks_of
+from paceline.processes.roles.preparation import prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.script_role import ScriptRole
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.sampling import mixed

@@ -17,7 +17,7 @@ from paceline.hook import Hook
 from paceline.ops import Grad
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
-from paceline.processes.roles.main import GradientBuffers
+from paceline.processes.roles.train_loop import GradientBuffers
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.result import Staleness
 from paceline.state import Vector
@@ -188,7 +188,6 @@ class Pace:
             item = next(items, nothing)
             if item is nothing:
                 self._session.view.say(f"worker:{self.rank} leaves: its data have run out")
-                self._session.view.leave("its data have run out")
                 self._turn(None)
                 return
             item, size = self._with_hooks(item, size_of(item))

@@ -21,7 +21,7 @@ from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.main import prepare
+from paceline.processes.roles.preparation import prepare
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor.outcome import Outcome, result_of
 from paceline.runs import checkpoint, fingerprint

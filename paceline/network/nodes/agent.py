@@ -25,7 +25,8 @@ from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.nodes.remote_wakeups import RemoteWakeups
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
 from paceline.processes.memory.board import STOP
-from paceline.processes.roles.main import RoleContext, places
+from paceline.processes.roles.main import RoleContext
+from paceline.processes.roles.roles import places
 from paceline.processes.supervisor.children import Child, Children, Ended, Message
 from paceline.processes.supervisor.exec_role import part_of
 from paceline.processes.supervisor.patience import Patience

@@ -18,7 +18,7 @@ from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.nodes.routes import Routes
 from paceline.network.secure.channel import Closed
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
-from paceline.processes.roles.main import Role, places, ranks
+from paceline.processes.roles.roles import Role, places, ranks
 from paceline.processes.supervisor.children import Child
 from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.scheme import Scheme

@@ -23,7 +23,7 @@ from paceline.network.secure.channel import Channel, Closed, ProtocolError, plai
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import WORD
 from paceline.processes.memory.snapshot import KEEP, own_names
-from paceline.processes.roles.main import Role, ranks
+from paceline.processes.roles.roles import Role, ranks
 from paceline.processes.supervisor.exec_role import part_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.supervisor import LOOK

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import Board
 from paceline.processes.roles.control_channel import Control, Listener
-from paceline.processes.roles.main import Role, RoleContext, main, ranks
+from paceline.processes.roles.main import RoleContext, main
+from paceline.processes.roles.roles import Role, ranks
 from paceline.processes.supervisor.cpu_activity import is_stopped
 from paceline.processes.supervisor.exec_role import become
 from paceline.processes.supervisor.fork import forked

@@ -17,7 +17,8 @@ from paceline.errors import UsageError
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.main import KINDS, Role, RoleContext, main
+from paceline.processes.roles.main import RoleContext, main
+from paceline.processes.roles.roles import KINDS, Role
 from paceline.processes.supervisor import pickled_objects
 
 LONGEST = 1 << 22  # bytes of a handle

@@ -12,7 +12,8 @@ from paceline.processes.memory.board import Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.memory.wakeup import Wakeup
-from paceline.processes.roles.main import RoleContext, servers_of
+from paceline.processes.roles.main import RoleContext
+from paceline.processes.roles.roles import servers_of
 from paceline.scheme import Scheme
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import TRAINING, Board
-from paceline.processes.roles.main import places, ranks
+from paceline.processes.roles.roles import places, ranks
 from paceline.processes.supervisor.children import Child, progress_of
 from paceline.processes.supervisor.cpu_activity import Activity
 

@@ -8,7 +8,7 @@ from paceline.errors import DataError, RunError
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import RUNNING, STARTING, STOP
 from paceline.processes.roles import recorder
-from paceline.processes.roles.main import Role, ranks
+from paceline.processes.roles.roles import Role, ranks
 from paceline.processes.supervisor.children import Child, progress_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.runs import checkpoint

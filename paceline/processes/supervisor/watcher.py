@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
-from paceline.processes.roles.main import ranks
+from paceline.processes.roles.roles import ranks
 from paceline.processes.supervisor.children import Child
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 

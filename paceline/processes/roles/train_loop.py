@@ -1,0 +1,95 @@
+"""The training loop of a worker: it computes the gradients that its session asks for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from paceline.processes.roles.worker_session import WorkerSession
+from paceline.task import Batch, Task
+
+
+def run_to_end(session: WorkerSession, task: Task) -> None:
+    """Train, and leave the run."""
+    try:
+        train(session, task)
+    except BaseException as error:
+        session.failed(error)
+        raise
+    else:
+        session.finish()
+    finally:
+        session.log.close()
+
+
+def train(session: WorkerSession, task: Task) -> None:
+    """Compute gradients until the session asks for no more, or the data are exhausted."""
+    rank = session.rank
+    buffers = session.cells.live or None
+    gradients, supply = GradientBuffers(session), BatchSupply(session, task)
+    request = session.begin()
+    session.waiting.meanwhile = supply.prepare
+    with torch.no_grad():
+        while request is not None:
+            with session.turn:
+                batch = supply.next()
+                if batch is None:
+                    session.view.say(f"worker:{rank} leaves: its data have run out")
+                    return
+                batch = session.fed(batch)
+                out = gradients.free()
+                try:
+                    loss, g = task.grad(request.x, batch, out, buffers)
+                except Exception as error:
+                    error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
+                    raise
+            del out
+            request = session.give(loss, g, batch.size)
+            del g
+
+
+class BatchSupply:
+    """A worker's mini-batches. The next one is prepared while the worker would only wait for other processes."""
+
+    def __init__(self, session: WorkerSession, task: Task) -> None:
+        self._session, self._task = session, task
+        self._batches: Iterator[Batch] = iter(())
+        self._returns = -1
+        self._ready: list[Batch | None] = []
+
+    def next(self) -> Batch | None:
+        """The next mini-batch; None when the data are exhausted."""
+        if self._returns != self._session.membership.returns:  # at first, and after a return to a checkpoint
+            self._ready.clear()
+            self._returns = self._session.membership.returns
+            plan, rank = self._session.memory.plan, self._session.rank
+            first = self._session.board.gradients[rank]
+            self._batches = self._task.batches(rank, plan.workers, plan.seed, first=first)
+        return self._ready.pop() if self._ready else next(self._batches, None)
+
+    def prepare(self) -> None:
+        if not self._ready and self._returns == self._session.membership.returns:
+            with self._session.turn:
+                self._ready.append(next(self._batches, None))
+
+
+class GradientBuffers:
+    """Where gradients are written: in shared memory, so that a push is a signal and no copy."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self._like = session.worker.state.x
+        shared = session.cells.device.type == "cpu"
+        self._places = [session.memory.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
+        self._returned = session.returned
+        # references to a buffer that no step holds
+        self._idle = sys.getrefcount(self._places[0]) if self._places else 0
+
+    def free(self) -> torch.Tensor:
+        """A buffer that no step holds any more; a step may keep a gradient as long as it likes."""
+        for k in range(len(self._places)):  # by number: a variable would be one more reference to the buffer
+            # the first one whenever it is free: it is still in the core's cache
+            if sys.getrefcount(self._places[k]) <= self._idle and self._returned(self._places[k]):
+                return self._places[k]
+        return torch.empty_like(self._like)
