@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from memory_fixture import PATIENCE, Company, played
 
-from paceline.processes.memory.board import MAILBOXES, RUNNING, STOP, STOPPING, Board
+from paceline.processes.memory.board import MAILBOXES, RUNNING, SERVER, STOP, STOPPING, WORKER, Board
 from paceline.processes.memory.wakeup import Wakeup
 
 
@@ -30,7 +30,7 @@ def ends(board: Board) -> Iterator[list[int]]:
 
 class TestWords:
     def test_no_two_words_share_a_place(self, board: Board) -> None:
-        fields = [board.run, *(getattr(board, name) for name in (*Board.WORKER, *Board.SERVER))]
+        fields = [board.run, *(getattr(board, name) for name in (*WORKER, *SERVER))]
         fields += [board.sleeping, board.posted, *board.answered, *board.joint, board.ring, board.evaluator_words]
         number = 0
         for field in fields:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.processes.memory.board import GENERATION, STOP, Board
+from paceline.processes.memory.board import CLOCKS, GENERATION, RUN, STOP, Board
 from paceline.processes.memory.run_memory import RunMemory
 
 PAIR = 16  # bytes: a word's number, and its value
@@ -23,7 +23,7 @@ class BoardReplica:
         self._live = np.frombuffer(board.words, dtype=np.int64)[: board.common]
         self._told = np.zeros(board.common, dtype=np.int64)
         self._clocks = np.zeros(board.common, dtype=bool)
-        self._clocks[list(board.clocks)] = True
+        self._clocks[CLOCKS] = True
         self._ahead = ahead
         self._memory: RunMemory | None = None
         self._counts: list[int] = []  # of versions, as the other knows them
@@ -65,7 +65,7 @@ class BoardReplica:
         if self._ahead:
             shifted = self._clocks[index] & (values != 0)
             values[shifted] -= self._ahead
-        late = index < len(Board.RUN)
+        late = index < len(RUN)
         self._live[index[~late]] = values[~late]
         self._told[index[~late]] = values[~late]
         for number, version in rows[rows[:, 0] >= self._board.common].tolist():

@@ -1,14 +1,15 @@
-"""The board: words in shared memory that every process of a run can read.
+"""The board: 64-bit words in shared memory that every process of a run can read.
 
-Each word has one writer at a time: the worker or server whose row it is, the chief, or the launcher. So no lock is
-needed. The launcher holds the memory: what stands here survives any other process.
+Each word has one writer at a time, named beside it. So no lock is needed. The supervisor holds the memory: the words
+survive the death of any other process. The order of the declarations is the order in memory, on every node.
 """
 
 from __future__ import annotations
 
 import _thread
 import time
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Literal, cast
 
 from paceline.processes.memory.segment import WORD, Segment, anonymous
 
@@ -24,108 +25,126 @@ _lock = _thread.allocate_lock()
 
 
 def fence() -> None:
-    """All that was written before is seen by others before anything is read after: a lock has that by its nature."""
+    """All writes before are seen by other processes before any read after: acquiring a lock has that effect."""
     _lock.acquire()
     _lock.release()
 
 
-class Board:
-    """Every word by name: one of the whole run, or one per worker, server, or role."""
+@dataclass(frozen=True)
+class Word:
+    """A declared word. `clock`: a time in ns, by the clock of the node that reads it."""
 
-    RUN: ClassVar = (
-        "stop",  # RUNNING, STOPPING or FAILED
-        "interrupted",  # the launcher has been asked to end the run, by a signal
-        "closing",  # the chief has all parts of the last checkpoint: what is left takes its time
-        "over",  # the last checkpoint is written: servers and evaluator may go
-        "ready",  # the chief has laid out and filled the state's memory
-        "joined",  # everybody has joined, or is no longer waited for: the first steps may begin
-        "size",  # of that memory
-        "generation",  # rises each time that the run goes back to a checkpoint
-        "restore",  # the checkpoint it goes back to
-        "rolled_back",  # updates lost that way, in earlier launches too
-        "restarts",  # of all roles, in earlier launches too
-        "goal",  # the last update, -1 without one
-        "snapshot",  # number of the checkpoint that is wanted
-        "snapshot_version",  # where there is no server: taken when the common version is this
-        "asked",  # rises when the launcher wants a checkpoint
-        "checkpoint",  # step of the newest checkpoint, -1 before the first,
-        "written",  # and when it was written, ns
-        "began",  # when the launcher began, ns
-        "first_step",  # when the first gradient was there, ns
-        "stopped",  # when the stop came, ns
-        "ordered",  # calls that the lead server has put in order
-        "halt",  # with `exact`, or without a server: the run is to be brought to its end at the next common step
-        "saving",  # the chief writes what the workers have put aside: nobody changes it meanwhile
-        "midway",  # without a server: a worker was stopped inside a step, so there is no common last step to save
-        "cut",  # with `exact`: number of the last snapshot that holds the servers' part
-        "uncut",  # with `exact`: a worker died while the run ended, so the last snapshot is of no common step
-        "alarm",  # rises at each death, so that whoever waits looks again
-        "notice",  # rises when the chief has written what every node must know before it goes on
-    )
-    WORKER: ClassVar = (
-        "alive",  # takes part: barriers wait for it
-        "pid",
-        "state",
-        "t",
-        "gradients",
-        "samples",
-        "saved",  # number of the last snapshot that it has taken
-        "known",  # the lead server counts it among those present
-        "begun",  # has begun its first step once
-        "parted",  # will not come back: no barrier waits for it, whatever the quorum
-        "gone",  # has said goodbye
-        "awaited",  # 1 + the lane whose answer it waits for
-        "direct",  # updates it has made in the shared vector itself
-        "busy",  # odd while its step runs: dying there may leave a cell half written
-        "joining",  # is back and waits to be taken in
-        "grant",  # 1 + the worker whose cells it may copy now
-        "first_await",  # stands at the first mean of its step
-        "at_key",
-        "at_shape",
-        "at_seq",
-        "reduced",
-        "finished",
-        "row_valid",
-        "unreached",  # since when it has not reached a server that listens, ns; 0: it reaches all,
-        "unreached_server",  # and which one that is
-        "node",  # where its process is
-        "noticed",  # the last notice that its node has heard of
-        "life",  # how often it has come, as a member of groups of torch.distributed,
-        "lost",  # and up to which of these lives it is dead
-        "followed",  # the generation that its cells are of: it, or the launcher for it, has gone back so often
-        "called",  # how often it has put something down in the store for the others
-    )
-    SERVER: ClassVar = (
-        "server_pid",
-        "server_state",
-        "mark",  # odd inside a call
-        "performed",
-        "server_generation",
-        "server_node",  # where its process is,
-        "server_high",  # and where workers of other nodes reach it: an IPv6 address in two words,
-        "server_low",
-        "server_port",  # and a port, 0 as long as nobody listens
-        "server_noticed",
-    )
-    REALS: ClassVar = ("loss",)  # per worker, floating
-    TIMES: ClassVar = ("began", "first_step", "stopped", "written")  # by the clock of the node that they are read on
+    meaning: str
+    writer: str
+    clock: bool = False
+    per: Literal["run", "worker", "server"] = "run"
+
+
+def per_worker(meaning: str, writer: str) -> memoryview:
+    """Declare a word per worker; typed as what a board has under this name, as `dataclasses.field` is."""
+    return cast("memoryview", Word(meaning, writer, per="worker"))
+
+
+def per_server(meaning: str, writer: str) -> memoryview:
+    return cast("memoryview", Word(meaning, writer, per="server"))
+
+
+class RunWords:
+    """Words of the whole run: `board.get(name)` and `board.put(name, value)`."""
+
+    stop = Word("RUNNING, STOPPING or FAILED; only rises", "any process, by Board.stop")
+    interrupted = Word("a signal has asked the supervisor to end the run", "supervisor")
+    closing = Word("the chief has all parts of the last checkpoint, and has only to write and evaluate it", "chief")
+    over = Word("the last checkpoint is written: servers and evaluator may end", "chief")
+    ready = Word("the memory of the state is laid out and filled", "chief")
+    joined = Word("every role has joined, or is not waited for any more: the first steps may begin", "supervisor")
+    size = Word("bytes of the memory of the state", "chief")
+    generation = Word("how often the run has returned to a checkpoint", "supervisor")
+    restore = Word("step of the checkpoint that the run last returned to", "supervisor")
+    rolled_back = Word("updates lost by returns, in earlier launches too", "supervisor; the last worker alive")
+    restarts = Word("restarts of all roles, in earlier launches too", "supervisor")
+    goal = Word("the last update; -1: none", "chief; the worker that names the step at which a halted run ends")
+    snapshot = Word("number of the checkpoint that is wanted", "chief")
+    snapshot_version = Word("the version, or with exact the step, at which a worker's part of it is taken", "chief")
+    asked = Word("how many checkpoints the supervisor has asked for", "supervisor")
+    checkpoint = Word("step of the newest checkpoint; -1 before the first", "chief; supervisor at a return")
+    written = Word("when it was written", "chief", clock=True)
+    began = Word("when the launch began", "supervisor", clock=True)
+    first_step = Word("when the first gradient was computed", "the first worker", clock=True)
+    stopped = Word("when the stop came", "any process, by Board.stop", clock=True)
+    ordered = Word("calls that the lead server has put in order", "lead server")
+    halt = Word("with exact, or without a server: the run is to end at the next common step", "hooks; supervisor")
+    saving = Word("the chief writes the workers' parts of a checkpoint: they must not change", "chief")
+    midway = Word("without a server: a worker was stopped inside a step, so there is no common last step", "workers")
+    cut = Word("with exact: number of the last snapshot that has the servers' part", "chief")
+    uncut = Word("with exact: a worker died while the run ended, so the last snapshot has no common step", "supervisor")
+    alarm = Word("incremented when a process dies or stalls: waiting processes restart their patience", "supervisor")
+    notice = Word("incremented when the chief has written what every node must know before a step", "chief")
+
+
+class Board:
+    """Every word by name. A word per worker or server is a memoryview, indexed by rank or shard."""
+
+    alive = per_worker("takes part: barriers wait for it", "the worker; supervisor when it dies")
+    pid = per_worker("its process", "supervisor of its node")
+    state = per_worker("STARTING to DONE", "the worker; supervisor when it dies")
+    t = per_worker("steps that it has finished", "the worker; supervisor when it restores it")
+    gradients = per_worker("gradients that it has computed", "the worker; supervisor when it restores it")
+    samples = per_worker("samples of these gradients", "the worker; supervisor when it restores it")
+    saved = per_worker("number of the last snapshot that it has taken part in", "the worker")
+    known = per_worker("the lead server counts it among the present workers", "lead server")
+    begun = per_worker("has begun its first step once", "the worker")
+    parted = per_worker("will not come back: no barrier waits for it, whatever the quorum", "the worker; supervisor")
+    gone = per_worker("has left the run", "the worker; supervisor when it gives it up")
+    awaited = per_worker("1 + the mailbox whose reply it waits for", "the worker")
+    direct = per_worker("updates that it has made in the shared vector itself", "the worker")
+    busy = per_worker("odd while its step runs: if it dies then, a cell may be half written", "the worker")
+    joining = per_worker("is restarted, and waits to take part", "the worker; supervisor when it dies")
+    grant = per_worker("1 + the worker whose cells it may copy now", "that worker; the worker itself when done")
+    first_await = per_worker("is at the first mean of its step", "the worker")
+    at_key = per_worker("which group's mean it has arrived at, and of which generation; 0: none", "the worker")
+    at_shape = per_worker("length and dtype of its vector there", "the worker")
+    at_seq = per_worker("number of its last mean", "the worker")
+    reduced = per_worker("number of the last mean whose slice it has reduced", "the worker; one that does it for it")
+    finished = per_worker("number of the last mean that it has read", "the worker; supervisor when it dies")
+    row_valid = per_worker("its row of `joint` is complete", "the worker")
+    unreached = per_worker("since when it has not reached a server that listens, ns; 0: it reaches all", "the worker")
+    unreached_server = per_worker("which server that is", "the worker")
+    node = per_worker("the node of its process", "supervisor")
+    noticed = per_worker("the last notice that its node has", "its node")
+    life = per_worker("how often it has joined groups for means on several nodes", "the worker")
+    lost = per_worker("the last of these lives that is dead", "supervisor")
+    followed = per_worker("the generation of its cells", "the worker; supervisor or chief when they restore it")
+    called = per_worker("how often it has put something into the store for other workers", "the worker")
+
+    server_pid = per_server("its process", "supervisor of its node")
+    server_state = per_server("STARTING to DONE", "the server; supervisor when it dies")
+    mark = per_server("odd inside a call", "the server")
+    performed = per_server("calls that it has performed", "the server")
+    server_generation = per_server("the generation of its state", "the server")
+    server_node = per_server("the node of its process", "supervisor")
+    server_high = per_server("where workers of other nodes reach it: upper half of an IPv6 address", "the server")
+    server_low = per_server("lower half of the address", "the server")
+    server_port = per_server("the port; 0: it does not listen", "the server; supervisor when it dies")
+    server_noticed = per_server("the last notice that its node has", "its node")
+
+    loss: memoryview[float]  # per worker: its last loss, written by the worker
 
     def __init__(self, descriptor: int, workers: int, servers: int) -> None:
         self.descriptor, self.workers, self.servers = descriptor, workers, servers
-        self.roles = workers + servers + 2  # the evaluator and the launcher have bells too
+        self.roles = workers + servers + 2  # the evaluator and the supervisor are woken too
         self.evaluator, self.launcher = workers + servers, workers + servers + 1
+        crew = max(servers, 1)
         self._segment = Segment(descriptor, self.size(workers, servers))
         self._at = 0
-        self.run = self._words(len(self.RUN))
+        self.run = self._words(len(RUN))
         self._starts: dict[str, int] = {}
-        for name in self.WORKER:
+        for name in WORKER:
             self._starts[name] = self._at
             setattr(self, name, self._words(workers))
-        self.clocks = tuple(_RUN[name] for name in self.TIMES)  # which words are times
-        for name in self.SERVER:
-            setattr(self, name, self._words(max(servers, 1)))
-        for name in self.REALS:
-            setattr(self, name, self._reals(workers))
+        for name in SERVER:
+            setattr(self, name, self._words(crew))
+        self.loss = self._reals(workers)
         # of a worker's last two means: one may be at the next while another still reads the last
         self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
         self.joint = [self._words(workers) for _ in range(workers)]
@@ -133,61 +152,16 @@ class Board:
         self.common = self._at  # words before this are the same on every node; those after it are a node's own
         self.sleeping = self._words(self.roles)
         self.posted = self._words(workers * MAILBOXES)
-        self.answered = [self._words(workers * MAILBOXES) for _ in range(max(servers, 1))]
+        self.answered = [self._words(workers * MAILBOXES) for _ in range(crew)]
         self.ring = self._words(RING)
-        self.ring_numbers = self._words(RING)  # which call of a lane it is
-
-    alive: memoryview
-    pid: memoryview
-    state: memoryview
-    t: memoryview
-    gradients: memoryview
-    samples: memoryview
-    saved: memoryview
-    known: memoryview
-    begun: memoryview
-    parted: memoryview
-    gone: memoryview
-    awaited: memoryview
-    direct: memoryview
-    busy: memoryview
-    joining: memoryview
-    grant: memoryview
-    first_await: memoryview
-    at_key: memoryview
-    at_shape: memoryview
-    at_seq: memoryview
-    reduced: memoryview
-    finished: memoryview
-    row_valid: memoryview
-    unreached: memoryview
-    unreached_server: memoryview
-    server_pid: memoryview
-    server_state: memoryview
-    mark: memoryview
-    performed: memoryview
-    server_generation: memoryview
-    node: memoryview
-    life: memoryview
-    lost: memoryview
-    followed: memoryview
-    called: memoryview
-    server_node: memoryview
-    server_high: memoryview
-    server_low: memoryview
-    server_port: memoryview
-    noticed: memoryview
-    server_noticed: memoryview
-    loss: memoryview[float]
+        self.ring_numbers = self._words(RING)  # the numbers of these calls
 
     @classmethod
     def size(cls, workers: int, servers: int) -> int:
         crew = max(servers, 1)
-        words = len(cls.RUN) + workers * (len(cls.WORKER) + len(cls.REALS)) + crew * len(cls.SERVER)
-        words += (
-            4 * workers + workers + servers + 2 + workers * MAILBOXES * (1 + crew) + workers * workers + 2 * RING + 4
-        )
-        return words * WORD
+        shared = len(RUN) + workers * (len(WORKER) + 1 + 4 + workers) + crew * len(SERVER) + 4
+        own = workers + servers + 2 + workers * MAILBOXES * (1 + crew) + 2 * RING
+        return (shared + own) * WORD
 
     @classmethod
     def create(cls, workers: int, servers: int) -> Board:
@@ -203,11 +177,11 @@ class Board:
 
     def get(self, name: str) -> int:
         """A word of the whole run."""
-        value: int = self.run[_RUN[name]]
+        value: int = self.run[RUN[name]]
         return value
 
     def put(self, name: str, value: int) -> None:
-        self.run[_RUN[name]] = value
+        self.run[RUN[name]] = value
 
     def stop(self, how: int) -> None:
         """Stop the run: STOPPING or FAILED, of which the graver stays. The time is written first: a process that sees
@@ -223,7 +197,7 @@ class Board:
         return self._segment.words
 
     def number(self, name: str, rank: int) -> int:
-        """Which of all words a worker's word is."""
+        """The index among all words of a worker's word."""
         return self._starts[name] + rank
 
     def mailbox(self, rank: int, number: int) -> int:
@@ -233,5 +207,17 @@ class Board:
         return self.workers + shard
 
 
-_RUN = {name: index for index, name in enumerate(Board.RUN)}
-STOP, GENERATION = _RUN["stop"], _RUN["generation"]
+def _declared(home: type) -> dict[str, Word]:
+    """The words that a class declares. They are taken out of it: reading an attribute of a board is faster without."""
+    words = {name: word for name, word in vars(home).items() if isinstance(word, Word)}
+    for name in words:
+        delattr(home, name)
+    return words
+
+
+WORDS = _declared(RunWords) | _declared(Board)
+RUN = {name: index for index, name in enumerate(name for name, word in WORDS.items() if word.per == "run")}
+WORKER = [name for name, word in WORDS.items() if word.per == "worker"]
+SERVER = [name for name, word in WORDS.items() if word.per == "server"]
+CLOCKS = [RUN[name] for name, word in WORDS.items() if word.clock]
+STOP, GENERATION = RUN["stop"], RUN["generation"]
