@@ -17,13 +17,11 @@ import torch
 from paceline.errors import SchemeError
 from paceline.ops import Mean
 from paceline.processes.memory.board import fence
-from paceline.processes.memory.call_codec import DTYPES
+from paceline.processes.memory.packed_words import mean_key, shape_word
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
-from paceline.sampling import mixed
 from paceline.state import Vector, mean_into
 
-EVERYBODY = 1
 SMALL = 2 << 20  # bytes of all vectors together that stay in a core's cache: there each adds them all up itself
 
 
@@ -74,9 +72,8 @@ class SharedMeans:
             self.journal.add(MEAN, number)
             self.journal.flush()
         board.slot[2 * rank + number % 2], board.weight[2 * rank + number % 2] = place, op.weight
-        key = EVERYBODY if op.among is None else mixed("mean", *members) >> 1 | 2
-        board.at_key[rank] = key ^ self.generation << 2  # who has not gone back yet is not met
-        board.at_shape[rank] = v.numel() * 16 + DTYPES.index(v.dtype)
+        board.at_key[rank] = mean_key(None if op.among is None else members, self.generation)
+        board.at_shape[rank] = shape_word(v)
         board.first_await[rank] = first
         board.reduced[rank] = board.finished[rank] = number - 1
         board.at_seq[rank] = number

@@ -16,7 +16,7 @@ from paceline.fields import Rate
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import SAVE, SET
-from paceline.processes.memory.board import MAILBOXES, STOP
+from paceline.processes.memory.board import MAILBOXES, STOP, STOPPING
 from paceline.scheme import Scheme, State, Vector, on_server
 
 LENGTH = 7  # not a multiple of any number of servers
@@ -224,7 +224,7 @@ class TestRefusals:
         with world() as (theatre, scheme):
             link = theatre.link(0)
             asked(link, scheme.fill(1.0))
-            theatre.board.run[STOP] = 1
+            theatre.board.run[STOP] = STOPPING
             link.post(scheme.fill(2.0))
             link.call(scheme.push(torch.ones(LENGTH)))
             link.special(SAVE)

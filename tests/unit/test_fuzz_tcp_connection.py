@@ -33,11 +33,12 @@ from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.calls import zero_copy
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, put, received
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, put, received
 from paceline.processes.calls.zero_copy import ReceiveBuffer
 from paceline.processes.memory.board import MAILBOXES, STOP, Board
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.call_codec import MOST, TENSOR, TEXT, decode, encode
+from paceline.processes.memory.packed_words import asks_when
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.memory.segment import Segment
 
@@ -141,7 +142,7 @@ def frame(draw: np.random.Generator, places: Places, kinds: tuple[int, ...]) -> 
         kind,
         int(draw.integers(MAILBOXES)) if draw.integers(5) else int(draw.integers(1 << 32)),
         number(draw, (1, 2, 3, 4, 5)),
-        number(draw, (0, 1, 2, TELL, TELL + 1, SAVE, SET, SHOW, 4)),
+        number(draw, (0, 1, 2, asks_when(0), asks_when(1), SAVE, SET, SHOW, 4)),
         number(draw, (0, 1, 2)),
         words=words,
         pieces=pieces,

@@ -15,9 +15,10 @@ from test_call_client import LENGTH, Ledgered
 
 from paceline.config import build
 from paceline.network.calls.tcp_client import TcpClient
-from paceline.processes.calls.mailbox import GENERATIONS, Mailbox
+from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import MAILBOXES
+from paceline.processes.memory.packed_words import generation_of
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.roles import Role
 from paceline.processes.roles.server import Server
@@ -88,7 +89,7 @@ def test_nobody_reads_what_the_servers_have_gone_back_to_as_if_it_were_the_old_c
     link.generation = 1
     assert link._look(scheme.methods["look"], ())[0]
     assert theatre.board.server_generation[0] == 1
-    assert theatre.board.posted[0] // GENERATIONS == 0
+    assert generation_of(theatre.board.posted[0]) == 0
 
 
 def recovery_of(theatre: Theatre) -> Recovery:

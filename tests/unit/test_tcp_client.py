@@ -20,9 +20,10 @@ from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POS
 from paceline.network.calls.tcp_server import OrderFollower
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
-from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, got, put, received
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, got, put, received
 from paceline.processes.memory.board import FAILED, MAILBOXES, RING, STOP, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
+from paceline.processes.memory.packed_words import asks_when, count_of
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.server import Server as Serving
 from paceline.runs.order_log import MemberEvent
@@ -147,7 +148,7 @@ def strange(made: Server) -> dict[str, bytes]:
         "words left over": bytes_of(POST, 0, 1, MANY, words=[0, NONE]),
         "too many words": bytes_of(POST, 0, 1, MANY, words=[511, *[NONE] * 511]),
         "no such method": bytes_of(POST, 0, 1, 3, words=EMPTY),
-        "nor to be told of": bytes_of(POST, 0, 1, TELL + 3, words=EMPTY),
+        "nor to be told of": bytes_of(POST, 0, 1, asks_when(3), words=EMPTY),
         "nor so far": bytes_of(POST, 0, 1, 1 << 62, words=EMPTY),
         "what befalls workers": bytes_of(POST, 0, 1, MemberEvent.LEFT, words=EMPTY),
         "lowest": bytes_of(POST, 0, 1, -(1 << 63), words=EMPTY),
@@ -190,7 +191,7 @@ def test_what_a_worker_must_not_say_ends_its_connection_and_nothing_else(
 
 @pytest.mark.parametrize(
     ("kind", "values"),
-    [(SAVE, ()), (SHOW, ()), (SET, ("lr", 0.5)), (MANY, ()), (MANY, (1, "a", None)), (TELL + LOOK, ())],
+    [(SAVE, ()), (SHOW, ()), (SET, ("lr", 0.5)), (MANY, ()), (MANY, (1, "a", None)), (asks_when(LOOK), ())],
 )
 def test_what_a_worker_may_ask_for(kind: int, values: tuple[object, ...]) -> None:
     with server() as made:
@@ -443,7 +444,7 @@ def test_a_call_posted_while_the_server_is_away_is_performed_once() -> None:
         node.replace()  # it has died with the call on its way
         assert torch.equal(link.collect(mailbox), torch.arange(float(LENGTH)) - 1)
         assert node.there.board.posted[mailbox.index] == node.there.board.answered[0][mailbox.index]
-        assert node.there.board.posted[mailbox.index] % GENERATIONS == 1
+        assert count_of(node.there.board.posted[mailbox.index]) == 1
 
     _across(play)
 

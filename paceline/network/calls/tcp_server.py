@@ -31,14 +31,14 @@ from paceline.network.calls.tcp_connection import (
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, enter, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, TELL, Mailbox, got, put, understood
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, got, put, understood
 from paceline.processes.calls.zero_copy import PendingReplies
 from paceline.processes.memory.board import GENERATION, MAILBOXES, STOP
 from paceline.processes.memory.byte_ranges import Piece, ShardRange, WritableRanges, of_words
 from paceline.processes.memory.call_codec import check, decode
+from paceline.processes.memory.packed_words import member_of, method_of
 from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, RunMemory
 from paceline.processes.memory.segment import WORD
-from paceline.runs.order_log import MemberEvent
 
 LAST = 10.0  # seconds that the last answers may take to go
 _NO_TENSOR = torch.empty(0)
@@ -165,7 +165,7 @@ class TcpServer:
             raise ProtocolError(f"call {kind} with words that mean nothing here: {error}") from None
         if kind == SET or (kind in (SAVE, SHOW) and not count):
             return
-        number = kind - TELL if kind >= TELL else kind
+        number = method_of(kind)
         if not 0 <= number < len(self._takes) or self._takes[number] not in (count, None):
             raise ProtocolError(f"call {kind} with {count} values, which the scheme does not have")
 
@@ -303,12 +303,7 @@ class OrderFollower:
         if message.kind != ORDER or len(message.words) != 1:
             raise ProtocolError(f"{CallMessage(message.kind).name} from the first server")
         generation, entry = message.words[0], message.value
-        rank, kind = divmod(-entry, 10)
-        if not (
-            entry < len(board.posted)
-            if entry >= 0
-            else rank < board.workers and -kind in (MemberEvent.LEFT, MemberEvent.JOINED, MemberEvent.PARTED)
-        ):
+        if not (entry < len(board.posted) if entry >= 0 else self._is_member(entry)):
             raise ProtocolError(f"an order of the first server for {entry}, which there is not")
         if generation > self.generation:
             if len(self._early) >= len(board.ring):
@@ -318,6 +313,13 @@ class OrderFollower:
             at = message.number % len(board.ring)
             board.ring[at], board.ring_numbers[at] = message.value, message.more
             self.ordered += 1
+
+    def _is_member(self, entry: int) -> bool:
+        try:
+            rank, _ = member_of(entry)
+        except ValueError:
+            return False
+        return rank < self._board.workers
 
     def close(self) -> None:
         self._memory.wakeup.restless = None

@@ -18,13 +18,11 @@ from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
+from paceline.processes.memory.packed_words import mean_key
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
 from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
-from paceline.sampling import mixed
 from paceline.state import Vector, mean_into
-
-EVERYBODY = 1
 
 
 class DistributedMeans:
@@ -72,8 +70,7 @@ class DistributedMeans:
             self.journal.flush()
         circle = self._groups.circle(workers, op.among is None)
         meeting = PendingMean(op, v, number, first, circle)
-        key = EVERYBODY if op.among is None else mixed("mean", *workers) >> 1 | 2
-        board.at_key[rank] = key ^ self.generation << 2
+        board.at_key[rank] = mean_key(None if op.among is None else workers, self.generation)
         board.at_shape[rank] = 0  # as long as the number of the mean is not known
         board.first_await[rank] = first
         board.finished[rank] = number - 1

@@ -23,7 +23,7 @@ from paceline.network.secure.store_client import StoreClient
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.processes.memory.board import FAILED, GENERATION, STOP
-from paceline.processes.memory.call_codec import DTYPES
+from paceline.processes.memory.packed_words import empty_of, shape_word
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
 from paceline.state import Vector
@@ -37,7 +37,7 @@ class PendingMean:
 
     def __init__(self, op: Mean, v: Vector, number: int, first: bool, circle: MeanGroup) -> None:
         self.op, self.v, self.number, self.first, self.circle = op, v, number, first, circle
-        self.shape = v.numel() * 16 + DTYPES.index(v.dtype)
+        self.shape = shape_word(v)
         self.group: Group | None = None
         self.exchange: Exchange | None = None
         self.result: Vector | None = None
@@ -155,7 +155,7 @@ class GroupFormation:
     def _formed(self, circle: MeanGroup, record: GroupRecord, meeting: PendingMean | None, new: bool) -> bool:
         """Form the group of a record, and hand over there what members lack; False if it could not be formed."""
         place = f"{circle.key}/{record.attempt}"
-        kept = 0 if circle.kept is None else circle.kept.numel() * 16 + DTYPES.index(circle.kept.dtype)
+        kept = 0 if circle.kept is None else shape_word(circle.kept)
         at = meeting is not None and meeting.result is None
         first = meeting is not None and meeting.first
         shape = 0 if meeting is None else meeting.shape
@@ -205,7 +205,7 @@ class GroupFormation:
             shape = stands[future.giver].kept
             last = circle.kept if me == future.giver else None
             if last is None:
-                last = torch.empty(shape // 16, dtype=DTYPES[shape % 16], device=self._device())
+                last = empty_of(shape, self._device())
             self.wait_for_exchange(group.broadcast(last, members.index(future.giver)), circle)
             if me in future.behind and meeting is not None:
                 if meeting.shape != shape:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from paceline.errors import SchemeError
 from paceline.ops import Call
-from paceline.processes.calls.mailbox import GENERATIONS, SHOW, TELL, Mailbox, got, put
+from paceline.processes.calls.mailbox import SHOW, Mailbox, got, put
 from paceline.processes.calls.zero_copy import SMALLEST, BufferPool, ReceiveBuffer, over
 from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, STOP, fence
 from paceline.processes.memory.byte_ranges import Span, size_of
 from paceline.processes.memory.call_codec import decode, encode
+from paceline.processes.memory.packed_words import asks_when, call_number, count_of, method_of, only_asks_when
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.transport import RemoteCalls
 from paceline.runs.order_log import ASK, POST, READ, OrderLogWriter
@@ -57,8 +58,8 @@ class CallClient:
         self._grads = {memory.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._reach: RemoteCalls | None = memory.transport.calls(memory, rank, self._mailboxes, self._given_up)
         self._near = [shard for shard in self._servers if memory.near(shard)]
-        latest = self._reach.latest % GENERATIONS if self._reach is not None else 0
-        self._count = max(latest, *(board.posted[mailbox.index] % GENERATIONS for mailbox in self._mailboxes))
+        latest = count_of(self._reach.latest) if self._reach is not None else 0
+        self._count = max(latest, *(count_of(board.posted[mailbox.index]) for mailbox in self._mailboxes))
         self._state = memory.server_state()
         self._x = self._state.x.data_ptr()
         self._held = memory.tensor("ledger.0.held").numpy()
@@ -86,7 +87,7 @@ class CallClient:
                 return result
         if method.reads and method.when is not None and here:
             while True:  # it may have closed again before this worker looked
-                self._awaited(self._send(self._methods[method.name] + TELL, call.args))
+                self._awaited(self._send(asks_when(self._methods[method.name]), call.args))
                 seen, result = self._look(method, call.args)
                 if seen:
                     return result
@@ -189,11 +190,11 @@ class CallClient:
         put(mailbox.request, words)
         if self.journal is not None:  # whoever sees this call sees all that led to it
             if method >= 0:
-                self.journal.add(ASK if method >= TELL else POST, method % TELL)
+                self.journal.add(ASK if only_asks_when(method) else POST, method_of(method))
             self.journal.flush()
         self._count += 1
         board = self._board
-        board.posted[mailbox.index] = self.generation * GENERATIONS + self._count
+        board.posted[mailbox.index] = call_number(self.generation, self._count)
         if self._reach:
             self._reach.post(mailbox, words, spans)
             if method in self._gave and not silent:  # while the call is on its way; a faster answer lies in its lane

@@ -19,6 +19,7 @@ from paceline.errors import SchemeError
 from paceline.ops import Call
 from paceline.processes.memory.byte_ranges import Piece
 from paceline.processes.memory.call_codec import decode
+from paceline.processes.memory.packed_words import method_of, only_asks_when
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.scheme import ServerMethod
 
@@ -32,8 +33,6 @@ class WorkerRequest(IntEnum):
 
 
 SAVE, SET, SHOW = WorkerRequest  # by themselves: looking up a member takes longer
-TELL = 1 << 16  # added to a method's number: say when it may be done, the worker does it itself
-GENERATIONS = 1 << 32
 
 
 class Mailbox:
@@ -118,5 +117,5 @@ def understood(
     args = decode(words, tensor)
     if number < 0:
         return number, args
-    mailbox.tell = number >= TELL
-    return Call(methods[number % TELL], args)
+    mailbox.tell = only_asks_when(number)
+    return Call(methods[method_of(number)], args)

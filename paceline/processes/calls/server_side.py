@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.ops import Call
 from paceline.processes.calls.mailbox import Mailbox, put
-from paceline.processes.memory.board import STOP, fence
+from paceline.processes.memory.board import FAILED, STOP, fence
 from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import RunMemory
@@ -58,7 +58,7 @@ class SharedCallScheduler(CallScheduler):
         number = board.get("ordered")
         followers = range(1, memory.plan.servers)
         while number - min(board.performed[shard] for shard in followers) >= len(board.ring):
-            if board.run[STOP] == 2:
+            if board.run[STOP] == FAILED:
                 raise RunError("the run has failed")
             memory.wakeup.look()
             time.sleep(0)

@@ -7,7 +7,7 @@ import signal
 
 from paceline.config import build
 from paceline.ops import Call
-from paceline.processes.calls.mailbox import GENERATIONS, SAVE, SET, SHOW, TELL, Mailbox, put, received
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, put, received
 from paceline.processes.calls.server_side import SharedCallScheduler
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import (
@@ -23,6 +23,7 @@ from paceline.processes.memory.board import (
 )
 from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
+from paceline.processes.memory.packed_words import generation_of, member_entry, member_of, method_of
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import recorder
 from paceline.processes.transport import CallOrder
@@ -131,7 +132,7 @@ class Server:
     def _due(self, index: int) -> bool:
         """A call of this generation that may still be performed: after the stop only what the end itself needs."""
         mailbox = self._mailboxes[index]
-        if self._posted[index] // GENERATIONS != self._generation or not self._alive[mailbox.rank]:
+        if generation_of(self._posted[index]) != self._generation or not self._alive[mailbox.rank]:
             return False
         number = mailbox.request[-1]
         return self.board.run[STOP] == RUNNING or number < 0 or self._owed(number)
@@ -139,7 +140,7 @@ class Server:
     def _owed(self, number: int) -> bool:
         """After the stop: what a worker has sent and gone on from counts, or its part would be ahead of this one."""
         reached = 0 <= self._goal <= self.desk.state.v
-        return self.board.run[STOP] != FAILED and self._methods[number % TELL].silent and not reached
+        return self.board.run[STOP] != FAILED and self._methods[method_of(number)].silent and not reached
 
     def _lead_on(self) -> bool:
         moved = False
@@ -161,7 +162,7 @@ class Server:
                     else MemberEvent.LEFT
                 )
                 if self._several:
-                    self.desk.order(kind - 10 * rank)
+                    self.desk.order(member_entry(rank, kind))
                 self._member(rank, kind)
         for index in found or self._new():
             if self._due(index):
@@ -174,7 +175,7 @@ class Server:
         for index in self._new():
             mailbox = self._mailboxes[index]
             number = mailbox.request[-1]
-            current = self._posted[index] // GENERATIONS == self._generation
+            current = generation_of(self._posted[index]) == self._generation
             if mailbox.rank == rank and current and number >= 0 and self._owed(number):
                 self._take(index)
 
@@ -228,7 +229,7 @@ class Server:
             put(mailbox.reply, mailbox.told)
         self.desk.done(mailbox)
 
-    def _member(self, rank: int, kind: int) -> None:
+    def _member(self, rank: int, kind: MemberEvent) -> None:
         """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
         present = kind == MemberEvent.JOINED
         self.desk.befalls = kind
@@ -248,8 +249,7 @@ class Server:
         while (entry := self._next()) is not None:
             moved = True
             if entry < 0:
-                rank, kind = divmod(-entry, 10)
-                self._member(rank, -kind)
+                self._member(*member_of(entry))
                 continue
             mailbox = self._mailboxes[entry]
             request = received(self.memory, mailbox, self._methods, self._bounds)
@@ -272,7 +272,7 @@ class Server:
         entry: int = board.ring[at]
         if entry >= 0 and self._posted[entry] != board.ring_numbers[at]:
             mailbox = self._mailboxes[entry]
-            current = board.ring_numbers[at] // GENERATIONS == board.run[GENERATION] == self._generation
+            current = generation_of(board.ring_numbers[at]) == board.run[GENERATION] == self._generation
             if not self._alive[mailbox.rank] and current:
                 tear(
                     self.memory,
@@ -300,7 +300,7 @@ class Server:
         self.desk.settle_answers()
         snapshot.restore_shard(self.memory, self.shard, saved)
         for index, posted in enumerate(self._posted):
-            if posted // GENERATIONS < generation:  # void; a call of the new course is still to be performed
+            if generation_of(posted) < generation:  # void; a call of the new course is still to be performed
                 self._answered[index] = posted
         board.performed[self.shard] = 0
         self._follow_lead()  # it may be on another node now
