@@ -9,7 +9,18 @@ from collections.abc import Iterator
 import pytest
 from memory_fixture import PATIENCE, Company, played
 
-from paceline.processes.memory.board import MAILBOXES, RUNNING, SERVER, STOP, STOPPING, WORKER, Board
+from paceline.processes.memory.board import (
+    FAILED,
+    MAILBOXES,
+    RUN,
+    RUNNING,
+    SERVER,
+    STOP,
+    STOPPING,
+    WORDS,
+    WORKER,
+    Board,
+)
 from paceline.processes.memory.wakeup import Wakeup
 
 
@@ -60,6 +71,19 @@ class TestWords:
         assert board.run[STOP] == RUNNING
         board.put("stop", STOPPING)
         assert board.run[STOP] == STOPPING
+
+    def test_a_stop_has_a_time_and_only_becomes_graver(self, board: Board) -> None:
+        assert board.get("stopped") == 0
+        board.stop(STOPPING)
+        first = board.get("stopped")
+        assert (board.run[STOP], first > 0) == (STOPPING, True)
+        board.stop(FAILED)
+        board.stop(STOPPING)
+        assert (board.run[STOP], board.get("stopped")) == (FAILED, first)
+
+    def test_every_word_says_what_it_means_and_who_writes_it(self) -> None:
+        assert {*RUN, *WORKER, *SERVER} == set(WORDS)
+        assert all(word.meaning and word.writer for word in WORDS.values())
 
 
 class TestBells:

@@ -160,9 +160,7 @@ class Supervisor:
                     self._halted = True
                     self.board.put("halt", 1)
                 return
-            self.board.put("stopped", time.monotonic_ns())
-        if self.board.run[STOP] < how:
-            self.board.put("stop", how)
+        self.board.stop(how)
         self.wakeup.ring_all()
 
     def _heed(self) -> None:
