@@ -1,4 +1,4 @@
-"""What watches a run: hooks, called by whoever owns a worker's loop."""
+"""The contract of a hook: what the loop of a worker calls, and what the hook may ask of the run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Session(Protocol):
         """Metrics of what the centre holds now, or of x."""
 
     def say(self, text: str) -> None:
-        """Tell people something."""
+        """Print a line for the user."""
 
     def record(self, values: dict[str, float]) -> None:
         """Put named values of this moment into the run's history."""
@@ -59,7 +59,7 @@ class Session(Protocol):
         """Ask for the end of the whole run."""
 
     def leave(self, reason: str) -> None:
-        """Let this worker alone say goodbye after its step; the run ends when all have gone."""
+        """Let this worker alone leave after its step; the run ends when all have left."""
 
     def save(self) -> None:
         """Ask for a checkpoint of the whole run, written as soon as every worker stands between two steps once."""
@@ -68,13 +68,13 @@ class Session(Protocol):
         """Put a tensor of the hook's own into every checkpoint from now on."""
 
     def kept(self, name: str) -> Tensor | None:
-        """What `keep` put into the checkpoint that this run went on from."""
+        """What `keep` put into the checkpoint that this run resumed from."""
 
     def set(self, **hyper: Any) -> None:
         """Change hyper-parameters from now on, for this worker; by the chief also for the server."""
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
-        """Wait until something is so; `away` lets barriers go on without this worker meanwhile."""
+        """Wait until the condition is true; `away` lets barriers go on without this worker meanwhile."""
 
     def begun(self) -> int:
         """How many workers have begun."""
@@ -88,7 +88,7 @@ class Hook:
             feed              } for every gradient of the step: may replace the mini-batch
             after_gradient    } and see its loss
         after_step           /  again and again
-    failed                   if the run broke off with an error
+    failed                   if the run failed with an error
     end                      always, in reverse order of the hooks
     """
 

@@ -1,13 +1,21 @@
-"""When something is due that happens again and again."""
+"""Hooks that act again and again: every so many updates, or after some seconds."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
-class Periodic:
-    """Due whenever a count (of steps or updates) has reached the next multiple of `every`, or `seconds` have passed.
+from paceline.fields import Count, Rate
+from paceline.hook import Role, Session
+from paceline.hooks._options import Checked
 
-    Counts may jump: other workers move the global step as well. `count` and `now` are where the run stands at first,
-    so that one that goes on from a checkpoint keeps to the same multiples.
+
+class Schedule:
+    """Due when a count (of steps or updates) has reached the next multiple of `every`, or `seconds` have passed.
+
+    Counts may jump: other workers move the global step as well. `count` and `now` are those of the start, so that a
+    resumed run keeps to the same multiples.
     """
 
     def __init__(self, every: int | None, seconds: float | None, count: int, now: float) -> None:
@@ -30,3 +38,43 @@ class Periodic:
     def _multiple_above(self, count: int) -> int:
         every = self._every or 1
         return count - count % every + every
+
+
+class Periodic(Checked):
+    """A hook of the chief that calls `act` after a step whenever it is due. Subclasses are dataclasses with a field
+    `every`; a `begin` of their own calls this one."""
+
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
+    every: int | None
+    seconds: float | None = None
+
+    def begin(self, session: Session) -> None:
+        self._schedule = Schedule(self.every, self.seconds, self.count(session), session.seconds)
+
+    def after_step(self, session: Session) -> None:
+        if self._schedule.due(self.count(session), session.seconds):
+            self.act(session)
+
+    def count(self, session: Session) -> int:
+        """What `every` counts: the updates of the centre."""
+        return session.updates
+
+    @abstractmethod
+    def act(self, session: Session) -> None: ...
+
+
+@dataclass
+class EveryOrSeconds(Periodic):
+    """A periodic hook with both options, of which one may be given."""
+
+    every: Count | None = None
+    seconds: Rate | None = None
+    default: ClassVar[tuple[int | None, float | None]] = (100, None)  # every, seconds: if neither is given
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._only_one("every", "seconds")
+
+    def begin(self, session: Session) -> None:
+        every, seconds = self.default if self.every is None and self.seconds is None else (self.every, self.seconds)
+        self._schedule = Schedule(every, seconds, self.count(session), session.seconds)

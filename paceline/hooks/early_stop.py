@@ -1,19 +1,17 @@
-"""Stop when it gets no better."""
+"""Stop when a metric improves no more."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from paceline.fields import Count, Rate
-from paceline.hook import Role, Session
+from paceline.hook import Session
 from paceline.hooks._metric import gain, metric_of
-from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Periodic
 
 
 @dataclass
-class EarlyStop(Checked):
+class EarlyStop(Periodic):
     """Ends the run when a metric has not improved by more than `margin` in `patience` evaluations in a row.
 
     The chief evaluates every `every` updates. `accuracy` improves when it rises, all others when they fall.
@@ -23,16 +21,13 @@ class EarlyStop(Checked):
     margin: Rate = 0.0
     patience: Count = 5
     every: Count = 50
-    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def begin(self, session: Session) -> None:
-        self._pace = Periodic(self.every, None, session.updates, session.seconds)
+        super().begin(session)
         self._best: float | None = None
         self._in_vain = 0
 
-    def after_step(self, session: Session) -> None:
-        if not self._pace.due(session.updates, session.seconds):
-            return
+    def act(self, session: Session) -> None:
         value = metric_of(self.name, session.evaluate(), self.metric)
         if self._best is None or gain(self.metric, value, self._best) > self.margin:
             self._best, self._in_vain = value, 0

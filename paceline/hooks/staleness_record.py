@@ -1,34 +1,27 @@
-"""Write down how old the gradients are."""
+"""Record the staleness of the gradients."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import ClassVar
 
 from paceline.fields import Count
-from paceline.hook import Role, Session
-from paceline.hooks._options import Checked
+from paceline.hook import Session
 from paceline.hooks._periodic import Periodic
 
 
 @dataclass
-class StalenessRecord(Checked):
+class StalenessRecord(Periodic):
     """Records mean and largest staleness so far every `every` updates; at the end the histogram.
 
     The histogram goes to `staleness.json` in the run directory; where there is none it is printed.
     """
 
     every: Count = 100
-    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
-    def begin(self, session: Session) -> None:
-        self._pace = Periodic(self.every, None, session.updates, session.seconds)
-
-    def after_step(self, session: Session) -> None:
-        if self._pace.due(session.updates, session.seconds):
-            staleness = session.staleness
-            session.record({"staleness_mean": staleness.mean, "staleness_max": staleness.max})
+    def act(self, session: Session) -> None:
+        staleness = session.staleness
+        session.record({"staleness_mean": staleness.mean, "staleness_max": staleness.max})
 
     def end(self, session: Session) -> None:
         staleness = session.staleness

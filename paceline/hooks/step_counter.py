@@ -1,44 +1,31 @@
-"""Say how fast it goes."""
+"""Print the speed of the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from paceline.fields import Count, Rate
-from paceline.hook import Role, Session
-from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Periodic
+from paceline.hook import Session
+from paceline.hooks._periodic import EveryOrSeconds
 from paceline.hooks._speed import Speed
 
 
 @dataclass
-class StepCounter(Checked):
-    """Prints and records updates and samples per second, every `every` updates (100 if nothing is said) or `seconds`.
+class StepCounter(EveryOrSeconds):
+    """Prints and records updates and samples per second, every `every` updates (100 if neither is given) or `seconds`.
 
     Each figure is the mean since the one before.
     """
 
-    every: Count | None = None
-    seconds: Rate | None = None
-    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._only_one("every", "seconds")
-
     def begin(self, session: Session) -> None:
-        self._pace = Periodic(self.every or 100, self.seconds, session.updates, session.seconds)
+        super().begin(session)
         self._speed: Speed | None = None
 
     def before_step(self, session: Session) -> None:
         if self._speed is None:  # what the run needed to get going is not its speed
             self._speed = Speed(session)
 
-    def after_step(self, session: Session) -> None:
-        if self._speed is None or not self._pace.due(session.updates, session.seconds):
-            return
-        rates = self._speed.measure(session)
+    def act(self, session: Session) -> None:
+        rates = self._speed.measure(session) if self._speed is not None else {}
         if rates:
             session.say(
                 f"update {session.updates}: {rates['updates_per_second']:.4g} updates/s, "

@@ -1,27 +1,27 @@
-"""Say every step of everybody."""
+"""Print the steps of every worker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.fields import Count
-from paceline.hook import Session
-from paceline.hooks._options import Checked
+from paceline.hook import Role, Session
 from paceline.hooks._periodic import Periodic
 
 
 @dataclass
-class StepPrinter(Checked):
+class StepPrinter(Periodic):
     """Every worker prints its step, the global step and its loss, every `every` steps of its own."""
 
     every: Count = 1
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief", "worker"})
 
-    def begin(self, session: Session) -> None:
-        self._pace = Periodic(self.every, None, session.worker.t, session.seconds)
+    def count(self, session: Session) -> int:
+        return session.worker.t
 
-    def after_step(self, session: Session) -> None:
+    def act(self, session: Session) -> None:
         worker = session.worker
-        if self._pace.due(worker.t, session.seconds):
-            session.say(
-                f"worker:{worker.rank} local step {worker.t}  global step {session.updates}  loss {worker.loss:.4g}"
-            )
+        session.say(
+            f"worker:{worker.rank} local step {worker.t}  global step {session.updates}  loss {worker.loss:.4g}"
+        )

@@ -1,21 +1,19 @@
-"""Average the model over time."""
+"""Keep a moving average of the model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from paceline.fields import Count, Fraction
-from paceline.hook import Role, Session
+from paceline.hook import Session
 from paceline.hooks._metric import shown
-from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Periodic
 
 _KEPT = "ema"
 
 
 @dataclass
-class WeightEma(Checked):
+class WeightEma(Periodic):
     """Keeps an exponential moving average of the centre and evaluates it at the end.
 
     After every `every` steps of the chief: average = decay * average + (1 - decay) * centre, from the first centre on.
@@ -24,18 +22,19 @@ class WeightEma(Checked):
 
     decay: Fraction = 0.999
     every: Count = 1
-    roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
     def begin(self, session: Session) -> None:
-        self._pace = Periodic(self.every, None, session.worker.t, session.seconds)
+        super().begin(session)
         centre, kept = session.model(), session.kept(_KEPT)
         self._average = centre if kept is None else kept.to(centre, copy=True)
         session.keep(_KEPT, self._average)
 
-    def after_step(self, session: Session) -> None:
-        if self._pace.due(session.worker.t, session.seconds):
-            self._average.lerp_(session.model(), 1 - self.decay)
-            session.keep(_KEPT, self._average)
+    def count(self, session: Session) -> int:
+        return session.worker.t
+
+    def act(self, session: Session) -> None:
+        self._average.lerp_(session.model(), 1 - self.decay)
+        session.keep(_KEPT, self._average)
 
     def end(self, session: Session) -> None:
         metrics = session.evaluate(self._average)
