@@ -1,7 +1,7 @@
-"""A task's command as a child of an engine's own process: it dies with it, and its output is read as it comes.
+"""A task's command as a child of an engine's process: it ends with that process, and its output is read line by line.
 
-Engines that keep a Python process on every node (Ray's actors, Spark's workers) run this there. It is sent to them by
-value, so that they need not load torch only to start a command.
+Engines that have a Python process on every node (Ray's actors, Spark's workers) run this there. It is sent by value, so
+that they do not load torch only to start a command: it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# the kernel ends the command with its parent, however rudely that goes; exec keeps the arrangement, and also what the
-# parent has done with its signals: Ray's workers block SIGINT, and the last checkpoint is asked for by it
+# The kernel ends the command when its parent ends, even by SIGKILL; exec keeps that. exec also keeps the signal mask of
+# the parent, so it is reset: Ray's workers block SIGINT, the signal that asks for a last checkpoint.
 SHIM = """
 import ctypes, os, signal, sys
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -34,8 +34,24 @@ os.execvp(sys.argv[2], sys.argv[2:])
 Line = tuple[str, str]  # "out" or "err", and the text
 
 
+class LineBuffer:
+    """Bytes that arrive in pieces, cut into lines of text."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def lines(self, piece: bytes) -> list[str]:
+        """The lines that are complete with this piece."""
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def last(self) -> list[str]:
+        """What came after the last newline, if anything did."""
+        return self.lines(b"\n") if self._rest else []
+
+
 class Running:
-    """One command. To be begun by the main thread: the kernel takes the end of the thread for that of the parent."""
+    """One command. Start it in the main thread: the kernel takes the end of the starting thread for the parent's."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str | None = None) -> None:
         here = directory if directory and Path(directory).is_dir() else None
@@ -46,22 +62,22 @@ class Running:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # signals for the engine's process are not for the command
+            start_new_session=True,  # signals to the engine's process group do not reach the command
         )
         self._streams = selectors.DefaultSelector()
-        self._begun: dict[str, bytes] = {}
+        self._lines: dict[str, LineBuffer] = {}
         for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
             self._streams.register(stream, selectors.EVENT_READ, name)
-            self._begun[name] = b""
+            self._lines[name] = LineBuffer()
 
     def heard(self, seconds: float) -> tuple[list[Line], int | None]:
-        """Lines since the last call, waited for at most so long; and the exit code when all has been read."""
+        """New lines, waited for at most `seconds`; and the exit code once all output has been read."""
         lines: list[Line] = []
         deadline = time.monotonic() + seconds
-        while not lines and self._streams.get_map():  # no streams: closed, and the command may yet live
-            # a command that has ended is not waited for: somebody else may hold its pipes open
+        while not lines and self._streams.get_map():  # empty: both closed, though the command may still run
+            # once the command has ended, do not wait: another process may hold its pipes open
             over = self.process.poll() is not None
             ready = self._streams.select(0 if over else max(0.0, min(0.2, deadline - time.monotonic())))
             for key, _ in ready:
@@ -71,11 +87,11 @@ class Running:
             if time.monotonic() >= deadline:
                 return lines, None
         if lines or self.process.poll() is None:
-            if not lines:  # its pipes are closed and it lives: there is nothing to select on
+            if not lines:  # it runs with closed pipes: there is nothing to select on
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(max(0.0, deadline - time.monotonic()))
             return lines, None
-        lines = [(name, rest.decode(errors="replace")) for name, rest in self._begun.items() if rest]
+        lines = [(name, line) for name, buffer in self._lines.items() for line in buffer.last()]
         self._close()
         return lines, self.process.returncode
 
@@ -84,23 +100,21 @@ class Running:
         if not piece:
             self._streams.unregister(stream)
             return []
-        *whole, self._begun[name] = (self._begun[name] + piece).split(b"\n")
-        return [(name, line.decode(errors="replace")) for line in whole]
+        return [(name, line) for line in self._lines[name].lines(piece)]
 
     def tell(self, number: int) -> None:
-        """Send a signal to the command itself; it knows what to tell its own children."""
+        """Send a signal to the command itself, which passes it on to its children as needed."""
         if self.process.poll() is None:
             self.process.send_signal(number)
 
     def end(self) -> None:
-        """Kill it and everything that it has started in its session."""
+        """Kill the command and every process of its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._close()
 
     def _close(self) -> None:
-        self._begun = {}
         self._streams.close()
         for stream in (self.process.stdout, self.process.stderr):
             assert stream is not None
@@ -108,13 +122,13 @@ class Running:
 
 
 def in_this_python(command: Sequence[str]) -> list[str]:
-    """`paceline …` by the interpreter that runs here, which need not be the one on the path."""
+    """`paceline …` with the interpreter that runs here, which may differ from the one on PATH."""
     words = list(command)
     return [sys.executable, "-P", "-m", "paceline", *words[1:]] if words[:1] == ["paceline"] else words
 
 
 def free_port(host: str, allowed: tuple[int, int] | None = None) -> int:
-    """A port of this address that nobody listens on at the moment; of `allowed`, the first and last of a range."""
+    """A port of this address that is free at the moment; within `allowed`, the first and last of a range."""
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     for port in range(allowed[0], allowed[1] + 1) if allowed else [0]:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -128,7 +142,7 @@ def free_port(host: str, allowed: tuple[int, int] | None = None) -> int:
 
 
 def why(code: int) -> str:
-    """How a process ended, in words."""
+    """How a process ended, as text."""
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):

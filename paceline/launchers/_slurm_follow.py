@@ -1,4 +1,4 @@
-"""A Slurm job once it is submitted: what its batch script does, and what is seen of it from outside."""
+"""A Slurm job after its submission: the body of its batch script, and how the job is followed from outside."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 from paceline import signals
 from paceline.errors import RunError
+from paceline.launchers._child_process import LineBuffer
 
-# Exit codes of the step: 0 the run has ended, 130 it was asked to end early, above 128 a task was killed. The signal
-# goes to the step's processes and not to srun, which would end them; of these only the run's own process heeds it.
+# Exit codes of the step: 0 the run has ended, 130 it was interrupted, above 128 a task was killed. The signal goes to
+# the step's processes and not to srun, which would kill them; of these only the task's main process acts on it.
 BODY = """
 # What each task runs, its command behind it. If it fails before there is a hub, the others would wait for one.
 task='{gpus}"$@" && exit
@@ -93,25 +94,15 @@ exit "$code"
 """
 
 _OVER = {
-    *(
-        "COMPLETED",
-        "FAILED",
-        "CANCELLED",
-        "TIMEOUT",
-        "OUT_OF_MEMORY",
-        "BOOT_FAIL",
-        "DEADLINE",
-        "NODE_FAIL",
-        "PREEMPTED",
-    ),
-    *("REVOKED", "SPECIAL_EXIT"),
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL"),
+    *("DEADLINE", "NODE_FAIL", "PREEMPTED", "REVOKED", "SPECIAL_EXIT"),
 }
 _PATIENCE = 300.0  # seconds without any answer of the controller
-_BEAT = 0.1  # seconds after which a signal is heeded at the latest
+_BEAT = 0.1  # seconds between two looks for a signal
 
 
 def asked(*words: str) -> str:
-    """What one of Slurm's commands answers."""
+    """The output of one of Slurm's commands."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise RunError(f"{words[0]}: {cause(done.stderr)}")
@@ -119,18 +110,18 @@ def asked(*words: str) -> str:
 
 
 def cause(text: str) -> str:
-    """The last thing that a command complained about, without its own name before it."""
+    """The last error that a command printed, without the command's name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return re.sub(r"^\w+: (error: |fatal: )?", "", lines[-1]) if lines else "no reason is given"
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """What `scontrol show job -o` tells, a job on each line."""
+    """The fields of `scontrol show job -o`, which prints one job on each line."""
     return [dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line)) for line in text.splitlines() if "JobState=" in line]
 
 
 def follow(number: str, output: Path | None, say: Callable[[str], None]) -> int:
-    """Tell what becomes of a job, and what it writes, until it is over; gives its exit code."""
+    """Report the states and the output of a job until it has ended. Returns its exit code."""
     watch, asked, heeded = _Watch(number, output, say), signals.Counter(), 0
     with signals.counted(asked):
         while True:
@@ -152,14 +143,14 @@ class _Watch:
         self._read, self._interrupts = 0, 0
         self._told: dict[str, str] = {}
         self._restarts: dict[str, str] = {}
-        self._begun = b""
+        self._lines = LineBuffer()
 
     def pause(self) -> float:
-        """Seconds until the next look: soon at first, later at the controller's ease."""
+        """Seconds until the next look: few at first, later more, to spare the controller."""
         return min(5.0, 0.5 + (time.monotonic() - self._began) / 60)
 
     def look(self) -> int | None:
-        """The exit code once all is over."""
+        """The exit code once all jobs have ended; else None."""
         try:
             found = records(asked("scontrol", "show", "job", "-o", self._number))
         except (RunError, subprocess.TimeoutExpired) as error:
@@ -170,7 +161,7 @@ class _Watch:
             if one not in ended:
                 self._tell(one)
         over = bool(found) and ended == found
-        self._pass_on(everything=over)  # what a job has written comes before the word that it has ended
+        self._pass_on(everything=over)  # before the report that the job has ended
         for one in ended:
             self._tell(one)
         return max(_code(one) for one in found) if over else None
@@ -224,11 +215,8 @@ class _Watch:
             file.seek(self._read)
             piece = file.read()
         self._read += len(piece)
-        *whole, self._begun = (self._begun + piece).split(b"\n")
-        if everything and self._begun:
-            whole, self._begun = [*whole, self._begun], b""
-        for line in whole:
-            self._say(line.decode(errors="replace"))
+        for line in self._lines.lines(piece) + (self._lines.last() if everything else []):
+            self._say(line)
 
 
 def _in_words(one: dict[str, str]) -> str:
@@ -247,7 +235,7 @@ def _in_words(one: dict[str, str]) -> str:
 
 
 def _code(one: dict[str, str]) -> int:
-    """The batch script's exit code; 128 and the signal that killed it; at least 1 if the job failed."""
+    """The exit code of the batch script; 128 + signal if it was killed; at least 1 if the job failed."""
     code, _, number = one.get("ExitCode", "0:0").partition(":")
     known = int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
     return 0 if one["JobState"] == "COMPLETED" else known or 1

@@ -1,4 +1,4 @@
-"""One `ssh HOST` with a task at its other end; `far.py` runs there, sent by value on stdin before all else."""
+"""One `ssh HOST` with a task at its other end. `_ssh_remote.py` runs there, sent by value on stdin first of all."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.launchers import _ssh_remote
+from paceline.launchers._child_process import LineBuffer
 
-LOST = 255  # what ssh exits with when it is ssh that failed
+LOST = 255  # exit code of ssh itself: no connection, or a lost one
 
 
 def source() -> bytes:
-    """The program of the far end."""
+    """The program for the remote end."""
     return Path(_ssh_remote.__file__).read_bytes()
 
 
 class SshConnection:
-    """One task's connection: begun, heard, told, and begun again."""
+    """The connection of one task; it can be started again after a loss."""
 
     def __init__(self, task: str, host: str, command: list[str]) -> None:
         self.task, self.host, self.deaths = task, host, 0
         self._command = command
-        self.code: int | None = LOST  # None while it lasts
-        self.again = 0.0  # when it is to be started again
+        self.code: int | None = LOST  # None while it runs
+        self.again = 0.0  # the time of the next start; 0: none is planned
 
     def start(self, streams: selectors.BaseSelector) -> None:
         self.process = subprocess.Popen(
@@ -38,10 +39,10 @@ class SshConnection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to hear
+            start_new_session=True,  # Ctrl-C reaches only this process
         )
         self.code, self.began, self.again = None, time.monotonic(), 0.0
-        self._begun = {"out": b"", "err": b""}
+        self._lines = {"out": LineBuffer(), "err": LineBuffer()}
         self._streams, self.ordered = streams, False
         self._open: list[IO[bytes]] = []
         assert self.process.stdin is not None
@@ -58,19 +59,19 @@ class SshConnection:
         self.write(json.dumps(orders).encode() + b"\n")
 
     def write(self, text: bytes) -> None:
-        """What cannot be written is not: a connection that is gone shows by itself."""
+        """Send bytes. Errors are ignored: the end of the connection is noticed by `reap`."""
         with suppress(OSError, ValueError):
             assert self.process.stdin is not None
             self.process.stdin.write(text)
 
     def close(self) -> None:
-        """The task ends in order, unless it has."""
+        """Close stdin: the task ends in order, unless it has ended."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
 
     def read(self, name: str) -> list[str]:
-        """Lines that are there by now; nothing once the pipe is at its end."""
+        """The lines that have arrived; none after the end of the stream."""
         stream = self.process.stdout if name == "out" else self.process.stderr
         if stream is None or stream not in self._open:
             return []
@@ -80,12 +81,11 @@ class SshConnection:
             return []
         if not piece:
             self._shut(stream)
-            piece = b"\n" if self._begun[name] else b""
-        *whole, self._begun[name] = (self._begun[name] + piece).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+            return self._lines[name].last()
+        return self._lines[name].lines(piece)
 
     def reap(self) -> list[tuple[str, str]] | None:
-        """If it has just ended: the last lines of each stream. A connection that ssh shares may hold its pipes open."""
+        """The last lines of each stream, if ssh has just ended. A shared connection of ssh may keep the pipes open."""
         if self.code is not None or self.process.poll() is None:
             return None
         self.code = 128 - self.process.returncode if self.process.returncode < 0 else self.process.returncode

@@ -1,7 +1,7 @@
-"""One task on a far host, for `--on hosts`. Sent there by value over ssh: it needs Python and nothing else.
+"""One task on a remote host, for `--on hosts`. Sent there by value over ssh: it needs only Python's standard library.
 
-Stdin brings a line of JSON, the orders; after it a line every few seconds, so that a connection that is cut without a
-word is noticed. `stop` lets the task end in order, `kill` at once; the end of stdin and silence are a `stop`.
+Stdin carries the orders, one line of JSON; after it a line every few seconds, so that a lost connection is noticed.
+`stop` ends the task in order, `kill` at once; the end of stdin and silence count as `stop`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sys
 import time
 from typing import Any
 
-SILENCE = 30.0  # seconds without a line: whoever started us is gone
+SILENCE = 30.0  # seconds without a line: the connection is lost
 GRACE = 60.0  # seconds that a task may take to end in order
 LOOK = 0.1
 
 
 def environment_of(orders: dict[str, Any], here: dict[str, str]) -> dict[str, str]:
-    """The task's environment. The address at which ssh has reached this host is one at which others reach it too."""
+    """The task's environment. Other hosts reach this one at the address at which ssh has reached it."""
     environment: dict[str, str] = {**here, **orders["environment"]}
     words = here.get("SSH_CONNECTION", "").split()
     address = orders.get("listen") or (words[2].partition("%")[0] if len(words) == 4 else "")
@@ -41,7 +41,7 @@ def environment_of(orders: dict[str, Any], here: dict[str, str]) -> dict[str, st
 
 
 class Far:
-    """The command, its output, and the voice from home."""
+    """The command, its output, and the words that arrive on stdin."""
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: str) -> None:
         self.process = subprocess.Popen(
@@ -52,7 +52,7 @@ class Far:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # however we end, it ends
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # ends with this process
         )
         self.streams = selectors.DefaultSelector()
         for stream, onto in ((self.process.stdout, 1), (self.process.stderr, 2)):
@@ -67,7 +67,7 @@ class Far:
     def run(self) -> int:
         over = False
         while not over:
-            over = self.process.poll() is not None  # read what it has left behind, then go: others may hold its pipes
+            over = self.process.poll() is not None  # then read only what is left: others may hold its pipes open
             for key, _ in self.streams.select(0 if over else LOOK):
                 self.read(key.fd, key.data)
                 over = False if key.data else over
@@ -76,7 +76,7 @@ class Far:
                 self.stop()
             if now > self.deadline:
                 self.kill()
-        self.kill()  # of its session whoever is left
+        self.kill()  # what is left of its session
         code = self.process.wait()
         return code if code >= 0 else 128 - code
 
@@ -88,7 +88,7 @@ class Far:
             while piece:
                 try:
                     piece = piece[os.write(onto, piece) :]
-                except OSError:  # nobody reads it any more: the task shall not notice
+                except OSError:  # the connection is lost; the task must not notice
                     return
             return
         self.heard = time.monotonic()
@@ -110,7 +110,7 @@ class Far:
 def main(command: list[str]) -> int:
     line = sys.stdin.buffer.readline(1 << 20)
     if not line.endswith(b"\n"):
-        return 0  # called off
+        return 0  # stdin was closed before any orders
     orders = json.loads(line)
     try:
         far = Far(command, environment_of(orders, dict(os.environ)), orders["folder"])
