@@ -1,4 +1,4 @@
-"""The command that tells which cluster a process is in: `paceline cluster`."""
+"""`paceline cluster`: shows the cluster that this process belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.cli.cluster_options import described
+from paceline.cli import cluster_options as options
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.description import Cluster, ClusterTask
@@ -24,28 +24,23 @@ LOCAL = "local: no cluster in the environment"
 
 
 def cluster(
-    worker_hosts: Annotated[str, typer.Option(help="host:port,host:port,…")] = "",
-    ps_hosts: Annotated[str, typer.Option("--ps-hosts", "--server-hosts", help="Of the servers, the same way.")] = "",
-    chief_hosts: Annotated[str, typer.Option(help="Of the chief; left away, worker 0 is the chief.")] = "",
-    evaluator_hosts: Annotated[str, typer.Option(help="Of the evaluator, which needs no address.")] = "",
-    job_name: Annotated[str | None, typer.Option(help="What this process is: chief, worker, ps or evaluator.")] = None,
-    task_index: Annotated[int | None, typer.Option(help="Its number among those of that job.")] = None,
+    worker_hosts: options.WorkerHosts = "",
+    ps_hosts: options.PsHosts = "",
+    chief_hosts: options.ChiefHosts = "",
+    evaluator_hosts: options.EvaluatorHosts = "",
+    job_name: options.JobName = None,
+    task_index: options.TaskIndex = None,
     file: Annotated[Path | None, typer.Option(help="A TOML file that describes the cluster.")] = None,
-    by: Annotated[
-        str | None,
-        typer.Option("--placement", help="Roles of numbered tasks: ps,worker,… or pack, spread, ps-per-node."),
-    ] = None,
+    by: options.By = None,
     servers: Annotated[int | None, typer.Option("--servers", "--ps", help="With pack and spread. Default: 1.")] = None,
-    interface: Annotated[str | None, typer.Option(help="By name (ib0) or subnet (10.1.0.0/16).")] = None,
-    no_ib: Annotated[bool, typer.Option("--no-ib", help="Take no InfiniBand interface.")] = False,
-    address_rule: Annotated[
-        str | None, typer.Option(help="From host name to address: file.py:function or package.module:function.")
-    ] = None,
+    interface: options.InterfaceOption = None,
+    no_ib: options.NoIb = False,
+    address_rule: options.AddressRule = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")] = False,
 ) -> None:
-    """Which cluster this process is in, by its environment, by lists of hosts or by a file: tasks, roles, addresses."""
+    """The cluster of this process, from its environment, lists of hosts or a file: tasks, roles, addresses."""
     lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
-    found = described(lists, job_name, task_index, file, "--file")
+    found = options.described(lists, job_name, task_index, file, "--file")
     if servers is not None and by is None:
         raise UsageError("--servers goes with --placement")
     if by is not None:
@@ -64,7 +59,7 @@ def cluster(
 
 
 def _listen(found: Cluster | None, interface: str | None, no_ib: bool) -> tuple[str, str]:
-    """The address of this host. What cannot be decided is an error only where something was asked for."""
+    """The address of this host. An undecided one is an error only if an interface was asked for; else a note."""
     alone = found is None or found.one_host
     try:
         known = addresses.interfaces()
@@ -112,7 +107,7 @@ def _show(found: Cluster | None, listen: str) -> None:
     for task in (*found.tasks, *outside):
         port = "?" if task.port is None else str(task.port)
         host = "?" if task.host is None else task.host
-        if task.kind == "evaluator":  # nobody calls it
+        if task.kind == "evaluator":  # needs no address
             host, port = task.host or "", str(task.port or "")
         table.add_row(str(task), found.role(task), escape(host), port, "this process" if task == found.me else "")
     screen.print(table)

@@ -36,8 +36,9 @@ EngineOptions = Annotated[
 WorkerHosts = Annotated[str, typer.Option(help="host:port,host:port,…: this process is one of a cluster.")]
 PsHosts = Annotated[str, typer.Option("--ps-hosts", "--server-hosts", help="Of the servers, the same way.")]
 ChiefHosts = Annotated[str, typer.Option(help="Of the chief; default: worker 0 is the chief.")]
-JobName = Annotated[str | None, typer.Option(help="What this process is: chief, worker, ps or evaluator.")]
-TaskIndex = Annotated[int | None, typer.Option(help="Its number among those of that job.")]
+EvaluatorHosts = Annotated[str, typer.Option(help="Of the evaluator, which needs no address.")]
+JobName = Annotated[str | None, typer.Option(help="The job of this process: chief, worker, ps or evaluator.")]
+TaskIndex = Annotated[int | None, typer.Option(help="Its index within that job.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A TOML file that describes the cluster.")]
 By = Annotated[
     str | None, typer.Option("--placement", help="Roles of numbered tasks: ps,worker,… or pack, spread, ps-per-node.")

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from paceline.launcher import Job
 
 ASKED_TO_END = (130, 143)  # exit codes after SIGINT, or an interrupted run; after SIGTERM
-ENDLESS = 2**31 - 1  # of replacements of one pod: Kubernetes waits longer and longer between two
+ENDLESS = 2**31 - 1  # replacements of one pod: Kubernetes lengthens the pause between two
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def manifests(job: Job) -> list[Manifest]:
-    """Everything but the secret, in the order in which it is to be applied."""
+    """All manifests except the secret, in the order in which to apply them."""
     settings = KubernetesSettings.of(job)
     found = [_config(job, settings)]
     found += [_code(settings)] if settings.code else []
@@ -28,7 +28,7 @@ def manifests(job: Job) -> list[Manifest]:
 
 
 def resources(settings: KubernetesSettings) -> list[tuple[str, str]]:
-    """Kind and name of what belongs to a run, but for the job itself, in the order in which it is to be deleted."""
+    """Kind and name of each resource of a run except the job, in the order in which to delete them."""
     found = [("service", settings.name)] if settings.kind == "job" else []
     found += [("networkpolicy", settings.name)] if settings.policy else []
     found += [("configmap", f"{settings.name}-code")] if settings.code else []
@@ -80,7 +80,7 @@ def _policy(job: Job, settings: KubernetesSettings) -> Manifest:
 
 
 def _service(settings: KubernetesSettings) -> Manifest:
-    """Without an address of its own: it gives the pods their names. They are needed before anybody is ready."""
+    """A headless service: it gives the pods host names, also before they are ready."""
     return {
         **{"apiVersion": "v1", "kind": "Service", "metadata": settings.metadata(settings.name)},
         "spec": {
@@ -93,7 +93,7 @@ def _service(settings: KubernetesSettings) -> Manifest:
 
 
 def _queued(settings: KubernetesSettings) -> tuple[Manifest, Manifest]:
-    """Metadata of a job, and what its spec needs: with Kueue it is suspended until there is room for all of it."""
+    """Metadata of a job, and additions to its spec: with Kueue it is suspended until there is room for all pods."""
     metadata = settings.metadata(settings.name)
     queue = settings.options.get("queue")
     if queue is None:
@@ -108,8 +108,8 @@ def _job(job: Job, settings: KubernetesSettings) -> Manifest:
         "spec": {
             **waits,
             **_indexed(len(job.tasks), settings.restarts),
-            # the chief's end is the run's: a pod that was replaced at the last moment has nobody to meet, and a worker
-            # that has failed too often was done without
+            # the run ends with the chief: a pod replaced at the last moment finds no hub, and the run has continued
+            # without a worker that failed too often
             "successPolicy": {"rules": [{"succeededIndexes": str(job.tasks.index("chief"))}]},
             "ttlSecondsAfterFinished": settings.ttl,
             "template": pod(job, settings, None, volume=True),
@@ -118,7 +118,7 @@ def _job(job: Job, settings: KubernetesSettings) -> Manifest:
 
 
 def _jobset(job: Job, settings: KubernetesSettings) -> Manifest:
-    """A job for each role. Only the chief's pod holds the volume, so one that a single node can mount will do."""
+    """A job for each role. Only the chief's pod mounts the volume, so a ReadWriteOnce volume suffices."""
     roles: dict[str, list[str]] = {}
     for task in job.tasks:
         roles.setdefault(task.partition(":")[0], []).append(task)
@@ -126,9 +126,9 @@ def _jobset(job: Job, settings: KubernetesSettings) -> Manifest:
     for role, tasks in roles.items():
         chief = role == "chief"
         template = pod(job, settings, role, volume=chief, tasks=tasks)
-        # a wrong request is the chief's to find; others end with 2 also where a predecessor is not yet known dead
+        # only the chief reports a wrong request by 2; others end with 2 also while their predecessor is not known dead
         hopeless = (2, 3) if chief else (3,)
-        # a job that fails would fail the set: workers and servers, which a run can do without, are replaced for ever
+        # a failed job would fail the set: workers and servers, which a run can replace, are restarted without limit
         limit = settings.restarts if chief else ENDLESS
         spec = {**_indexed(len(tasks), limit, hopeless), "template": template}
         jobs.append({"name": role, "replicas": 1, "template": {"spec": spec}})
@@ -147,16 +147,16 @@ def _jobset(job: Job, settings: KubernetesSettings) -> Manifest:
 
 
 def _indexed(count: int, restarts: int, hopeless: tuple[int, ...] = (3,)) -> Manifest:
-    """Pods with numbers, each replaced when it is killed. `hopeless`: exit codes with which the next would end too.
-    A pod that has failed more than `restarts` times is not replaced again; the others go on."""
+    """Numbered pods, each replaced when it is killed. `hopeless`: exit codes with which a replacement would end, too.
+    A pod that has failed more than `restarts` times is not replaced again; the others continue."""
     return {
         **{"completions": count, "parallelism": count, "completionMode": "Indexed"},
         "backoffLimitPerIndex": restarts,
         "podFailurePolicy": {
             "rules": [
-                # a drained or lost node is nobody's fault and does not count
+                # a drained or lost node does not count as a failure of the pod
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                # nor does a task that was asked to leave, or whose run was: another takes its place
+                # nor does a task that was asked to end, or whose run was: it is replaced
                 {
                     "action": "Ignore",
                     "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(ASKED_TO_END)},

@@ -1,4 +1,4 @@
-"""The pod of a role under Kubernetes: defaults that every cluster takes, and the user's template over them."""
+"""The pod of a role in Kubernetes: defaults that every cluster accepts, and the user's template merged over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER = 1000  # not root; that of the Dockerfile
 def pod(
     job: Job, settings: KubernetesSettings, role: str | None, *, volume: bool, tasks: list[str] | None = None
 ) -> Manifest:
-    """The template of a role's pods; `role` None: of all tasks. `tasks`: those of the role, which the config lacks."""
+    """The template of a role's pods; `role` None: of all tasks. `tasks`: those of the role; None: in the ConfigMap."""
     spec: Manifest = {
         "restartPolicy": "Never",  # the pod is replaced whole: its name and number stay
         "terminationGracePeriodSeconds": settings.grace,  # for the last checkpoint
@@ -48,9 +48,9 @@ def _container(
             "valueFrom": {"secretKeyRef": {"name": f"{settings.name}-secret", "key": "secret"}},
         },
         {"name": "PACELINE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "HOME", "value": "/tmp"},  # caches need a place that any user can write to
+        {"name": "HOME", "value": "/tmp"},  # caches need a folder that any user can write to
     ]
-    if tasks is not None:  # else all of them, of the config
+    if tasks is not None:
         environment.append({"name": "PACELINE_TASKS", "value": ",".join(tasks)})
     mounts: list[Manifest] = [
         {"name": "run", "mountPath": str(job.directory)},
@@ -70,7 +70,7 @@ def _container(
     }
     if settings.code:
         mounts.append({"name": "code", "mountPath": CODE, "readOnly": True})
-        container["workingDir"] = CODE  # so that file.py:task means the same here as where it was typed
+        container["workingDir"] = CODE  # so that file.py:task names the same file as on the submitting machine
     if options.get("image-pull-policy"):
         container["imagePullPolicy"] = options["image-pull-policy"]
     return container

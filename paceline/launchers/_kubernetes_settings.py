@@ -113,7 +113,7 @@ class KubernetesSettings:
         return next((one.get("image") for one in whole["spec"]["containers"] if one["name"] == CONTAINER), None)
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The tasks' command with the user's own files where the pods have them: tasks/my.py:task is my.py:task."""
+        """The tasks' command with the paths of the user's own files as in the pods: tasks/my.py:task is my.py:task."""
         found = list(words)
         for path in filter(None, map(str.strip, self.options.get("code", "").split(","))):
             for at, word in enumerate(found):
@@ -122,7 +122,7 @@ class KubernetesSettings:
         return found
 
     def templated(self, base: Manifest, role: str | None) -> Manifest:
-        """A pod with the user's templates laid over it: that of all roles, then the role's own."""
+        """A pod with the user's templates merged over it: that of all roles, then the role's own."""
         for key in dict.fromkeys(("", role or "")):
             if key in self.templates:
                 base = merged(base, self.templates[key])
@@ -137,7 +137,7 @@ class KubernetesSettings:
         return given if given is not None and (each or role in ("chief", "worker")) else each
 
     def arguments(self, *words: str) -> list[str]:
-        """kubectl, in the namespace that was asked for."""
+        """The words of a kubectl command in the run's namespace."""
         namespace = self.options.get("namespace")
         return ["kubectl", *(["--namespace", namespace] if namespace else []), *words]
 
@@ -181,7 +181,7 @@ def _code(text: str) -> dict[str, str]:
 
 
 def _name(text: str, tasks: int) -> str:
-    """A name that may stand in a host name: NAME-chief-0-INDEX and NAME-secret have at most 63 letters."""
+    """A name for use in host names: NAME-chief-0-INDEX and NAME-secret have at most 63 letters."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     room = 63 - len(f"-evaluator-0-{tasks}") - len("-xxxxx")
     if not name or not name[0].isalpha():

@@ -1,7 +1,7 @@
-"""A user's pod template, laid over the pod that paceline would make: what it says counts, the rest stays.
+"""A user's pod template, merged over the pod that paceline makes: the template takes precedence.
 
-Lists whose entries have a name (containers, env, volumes, …) are merged by it, as `kubectl apply` does; other lists
-(tolerations, args, …) take the place of the ones that were there. A null takes an entry away.
+Lists whose entries have a name (containers, env, volumes, …) are merged by name, as `kubectl apply` does; other lists
+(tolerations, args, …) are replaced. A null removes an entry.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from paceline.errors import UnknownName, UsageError
 Manifest = dict[str, Any]
 
 CONTAINER = "paceline"
-# by which field the entries of a list are told apart
+# the field that identifies the entries of a list
 NAMED_BY = {
     **dict.fromkeys(("containers", "initContainers", "env", "volumes", "imagePullSecrets", "resourceClaims"), "name"),
     **{"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "hostAliases": "ip"},
     "topologySpreadConstraints": "topologyKey",
 }
-# what a run depends on
+# fields and labels that a template must not change
 OWN_FIELDS = ("restartPolicy", "subdomain", "hostname", "setHostnameAsFQDN", "activeDeadlineSeconds")
 OWN_LABELS = ("paceline/run", "paceline/role")
 
@@ -82,7 +82,7 @@ def _check_container(container: Manifest, where: str) -> None:
         return
     for name in ("command", "args"):
         if name in container:
-            raise UsageError(f"{where}: {name} is paceline's own; what is to be trained is said to `paceline train`")
+            raise UsageError(f"{where}: {name} is paceline's own; `paceline train` says what to train")
     for entry in container.get("env") or []:
         if str(entry["name"]).startswith("PACELINE_") and entry["name"] != "PACELINE_DATA":
             raise UsageError(f"{where}: the variable {entry['name']} is paceline's own")
@@ -100,7 +100,7 @@ def _check_entries(entries: Any, field: str, where: str) -> None:
 
 
 def merged(base: Any, over: Any, name: str = "") -> Any:
-    """`base` with `over` laid upon it; neither is changed. `name`: of the field in which they stand."""
+    """`over` merged over `base`; neither is changed. `name`: the name of their field."""
     if isinstance(base, dict) and isinstance(over, dict):
         found = dict(base)
         for key, value in over.items():
@@ -108,7 +108,7 @@ def merged(base: Any, over: Any, name: str = "") -> Any:
                 found.pop(key, None)
             else:
                 found[key] = merged(found.get(key), value, key)
-        # of the ways to give a variable its value, or a volume its contents, there is one
+        # a variable has one source of its value, and a volume one of its contents
         return over if name in NAMED_BY and _another_source(base, over) else found
     if isinstance(base, list) and isinstance(over, list) and name in NAMED_BY:
         field = NAMED_BY[name]
@@ -120,7 +120,7 @@ def merged(base: Any, over: Any, name: str = "") -> Any:
 
 
 def _another_source(base: Manifest, over: Manifest) -> bool:
-    """Whether an entry of `env` or `volumes` has its value from elsewhere than before."""
+    """Whether `over` gives an entry of `env` or `volumes` another kind of source."""
     plain = {"name", "mountPath"}
     sources = [{key for key in one if key not in plain} for one in (base, over)]
     kinds = ({"value", "valueFrom"}, {"emptyDir", "persistentVolumeClaim", "configMap", "secret", "hostPath", "nfs"})

@@ -51,8 +51,8 @@ class TestInterface:
         [
             (ALL, "ib1", True, "no network interface 'ib1'; did you mean 'ib0'"),
             (ALL, "eth2", True, "network interface eth2 has no IPv4 address"),
-            (ALL, "ib0", False, "--interface ib0 is InfiniBand, and --no-ib says to take none"),
-            (ALL, "10.1.0.0/16", False, r"only InfiniBand is in 10.1.0.0/16 \(ib0 \(10.1.3.4\)\), and --no-ib"),
+            (ALL, "ib0", False, "--interface ib0 is InfiniBand, which --no-ib excludes"),
+            (ALL, "10.1.0.0/16", False, r"only InfiniBand is in 10.1.0.0/16 \(ib0 \(10.1.3.4\)\), which --no-ib"),
             (
                 ALL,
                 "172.16.0.0/12",

@@ -204,7 +204,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("words", "why"),
         [
-            (("--ps-hosts", "a:1"), "--worker-hosts is missing: somebody has to train"),
+            (("--ps-hosts", "a:1"), "--worker-hosts is missing: a cluster needs a worker"),
             (("--job-name", "worker"), "--job-name and --task-index go with lists of hosts or --file"),
             ((*HOSTS, "--file", "x.toml"), "--file and lists of hosts both describe the cluster; give one of them"),
             (("--file", "absent.toml"), "no file absent.toml"),

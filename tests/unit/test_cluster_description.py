@@ -61,7 +61,7 @@ class TestCluster:
     @pytest.mark.parametrize(
         ("tasks", "me", "why"),
         [
-            ((), None, "test: the cluster has neither a chief nor a worker: somebody has to train"),
+            ((), None, "test: the cluster has neither a chief nor a worker"),
             ((C,), None, "neither a chief nor a worker"),
             ((A, ClusterTask("ps", 0)), None, "no kind of task 'ps'; there are: chief, worker, server, evaluator"),
             ((A, ClusterTask("worker", 2, "b", 1)), None, "the workers are numbered 0, 2, not from 0 without gaps"),

@@ -46,7 +46,7 @@ class TestLists:
     @pytest.mark.parametrize(
         ("more", "why"),
         [
-            ({"worker_hosts": " "}, "--worker-hosts is missing: somebody has to train"),
+            ({"worker_hosts": " "}, "--worker-hosts is missing: a cluster needs a worker"),
             ({"job_name": "worker"}, "--job-name worker is given without --task-index"),
             ({"job_name": "ps"}, "--job-name ps is given without --task-index"),
             ({"task_index": 1}, "--task-index 1 is given without --job-name"),

@@ -1,4 +1,4 @@
-"""At which address this host is called: a network interface by name or subnet, or a site's own rule for its hosts."""
+"""The address at which other hosts reach this one: of a network interface, or by a site's own rule for its hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Interface:
     name: str
     address: str | None  # IPv4
     infiniband: bool = False
-    default: bool = False  # the way to everywhere else goes through it
+    default: bool = False  # the default route uses it
 
     @property
     def loopback(self) -> bool:
@@ -48,10 +48,10 @@ def interfaces(system: Path = Path("/sys/class/net"), routes: Path = Path("/proc
 def own_address(
     known: Sequence[Interface], wanted: str | None = None, *, infiniband: bool = True, one_host: bool = False
 ) -> str:
-    """The address at which this host is called: on the interface or in the subnet that is wanted.
+    """The address of this host on the wanted interface or in the wanted subnet.
 
-    Without a wish: loopback where the cluster has one host; else InfiniBand where there is some, unless it is not to be
-    taken; else the only interface there is, or the one that leads to everywhere else.
+    By default: loopback where the cluster has one host; else that of InfiniBand, unless it is excluded; else that of
+    the only interface, or of the default route.
     """
     if wanted is not None:
         return _in_subnet(known, wanted, infiniband) if "/" in wanted else _named(known, wanted, infiniband)
@@ -88,7 +88,7 @@ def site_rule(reference: str) -> Callable[[str], str]:
 
 
 def called(cluster: Cluster, rule: Callable[[str], str]) -> Cluster:
-    """The same cluster with every host as the rule has it; each host is asked once."""
+    """The same cluster with the rule applied to every host; it is called once for each."""
     hosts = [task.host for task in cluster.tasks] + [seat.host for seat in cluster.seats]
     known = {host: rule(host) for host in dict.fromkeys(hosts) if host}
     named = {task: replace(task, host=known.get(task.host or "")) for task in cluster.tasks}
@@ -107,7 +107,7 @@ def _named(known: Sequence[Interface], name: str, infiniband: bool) -> str:
     if found is None:
         raise UnknownName("network interface", name, [one.name for one in known])
     if found.infiniband and not infiniband:
-        raise UsageError(f"--interface {name} is InfiniBand, and --no-ib says to take none")
+        raise UsageError(f"--interface {name} is InfiniBand, which --no-ib excludes")
     if found.address is None:
         raise UsageError(f"network interface {name} has no IPv4 address")
     return found.address
@@ -125,7 +125,7 @@ def _in_subnet(known: Sequence[Interface], text: str, infiniband: bool) -> str:
     if not within:
         raise UsageError(f"no network interface in {text}; there are: {_listed(known)}")
     if not allowed:
-        raise UsageError(f"only InfiniBand is in {text} ({_listed(within)}), and --no-ib says to take none")
+        raise UsageError(f"only InfiniBand is in {text} ({_listed(within)}), which --no-ib excludes")
     raise UsageError(f"several network interfaces are in {text}: {_listed(allowed)}; name one")
 
 
@@ -134,7 +134,7 @@ def _listed(known: Sequence[Interface]) -> str:
 
 
 def _ipv4(name: str) -> str | None:
-    """The kernel is asked for it; an interface without an address answers with an error."""
+    """The address of an interface, from the kernel; None: it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
         try:
             answer = fcntl.ioctl(ask.fileno(), _ADDRESS, struct.pack("256s", name.encode()[:15]))
@@ -144,7 +144,7 @@ def _ipv4(name: str) -> str | None:
 
 
 def _default_route(routes: Path) -> str | None:
-    """The interface of the first route to everywhere."""
+    """The interface of the first default route."""
     try:
         lines = routes.read_text(encoding="ascii").splitlines()[1:]
     except OSError:

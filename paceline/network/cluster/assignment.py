@@ -1,6 +1,6 @@
-"""What this process is asked to be: which role of which run, and where the hub of that run is or will be.
+"""The assignment of this process: its roles in a run on several nodes, and the address of the run's hub.
 
-The variables PACELINE_… count before everything else: launchers set them for the tasks that they start.
+The variables PACELINE_… take precedence: launchers set them for the tasks that they start.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ Where = tuple[str, int]
 
 @dataclass(frozen=True)
 class Assignment:
-    """The roles that this process has in a run on several nodes: one, or all of a node."""
+    """The roles of this process in a run on several nodes: one, or all of a node."""
 
     source: str
     roles: tuple[str, ...]  # as runs number them: chief, worker:1, server:0, evaluator
-    workers: int  # that there are, the chief among them
+    workers: int  # of the run, including the chief
     servers: int
     evaluator: bool
-    hub: tuple[str, int | None] | None = None  # where the chief is called, as far as that is known
-    meet: Path | None = None  # where it writes that down
-    store: bool = False  # or it tells torchrun's store
+    hub: tuple[str, int | None] | None = None  # host and port of the hub, as far as they are known
+    meet: Path | None = None  # the file into which the hub writes its address
+    store: bool = False  # the hub writes its address into torchrun's store
     one_host: bool = False
     hosts: frozenset[str] = frozenset()  # of all tasks, as far as they are known
-    port: int | None = None  # of this very task, where the cluster names one
-    alone: bool = False  # the cluster names one task, this one: everything runs on this machine, with one worker
+    port: int | None = None  # of this task, where the cluster names one
+    alone: bool = False  # the cluster has only this task: everything runs on this machine, with one worker
 
     @property
     def chief(self) -> bool:
         return "chief" in self.roles
 
     def find(self, environment: Mapping[str, str]) -> Where | None:
-        """Where the hub is; None: nobody knows yet."""
+        """The address of the hub; None: not known yet."""
         if self.hub is not None and self.hub[1]:
             return self.hub[0], self.hub[1]
         if self.meet is not None:
@@ -58,7 +58,7 @@ class Assignment:
         return None
 
     def announce(self, where: Where, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-        """The hub listens: let the others find it."""
+        """Publish the address of the hub for the other tasks."""
         host = f"[{where[0]}]" if ":" in where[0] else where[0]
         text = f"{host}:{where[1]}"
         if environment.get("PACELINE_TELL_HUB"):
@@ -70,7 +70,7 @@ class Assignment:
             torchrun_store.publish(environment, text)
 
     def withdraw(self) -> None:
-        """The hub is gone: nobody is to look for it any more."""
+        """Remove the published address: the hub has ended."""
         if self.meet is not None:
             self.meet.unlink(missing_ok=True)
 
@@ -81,14 +81,14 @@ class Assignment:
             return _resolved(given), port
         if interface is None and self.hub is not None:
             host = _resolved(self.hub[0])
-            # a host may know itself as a loopback address; others do not
+            # a host may resolve its own name to a loopback address, which is of no use to others
             misleading = ipaddress.ip_address(host).is_loopback and any(_elsewhere(one) for one in self.hosts)
             if not misleading and _is_own(host):
                 return host, port
         return _own_address(interface, infiniband, self.one_host), port
 
     def own(self, hub: Where, interface: str | None, infiniband: bool, environment: Mapping[str, str]) -> str:
-        """The address at which an agent's node is called by others: by default, the one that leads to the hub."""
+        """The address at which other nodes reach this one: by default, that of the route to the hub."""
         if given := environment.get("PACELINE_ADDRESS"):
             return _resolved(given)
         if interface is not None or not infiniband:
@@ -100,7 +100,7 @@ class Assignment:
 
 
 def told(environment: Mapping[str, str]) -> Assignment | None:
-    """What PACELINE_TASK says, or PACELINE_TASKS and a number of this process; None: neither is there."""
+    """The assignment of PACELINE_TASK, or of PACELINE_TASKS and the number of this process; None: neither is set."""
     name = environment.get("PACELINE_TASK")
     tasks = [one for one in environment.get("PACELINE_TASKS", "").split(",") if one]
     ranks = torchrun.seen(environment) if tasks else None
@@ -111,9 +111,7 @@ def told(environment: Mapping[str, str]) -> Assignment | None:
     roles = tuple(role_of_task(*parsed(one, "PACELINE_TASK: no task")) for one in name.split(","))
     counts = _counts(environment.get("PACELINE_CLUSTER"), tasks)
     if "chief" in roles and not counts:
-        raise UsageError(
-            "PACELINE_CLUSTER is missing: the chief must know whom it waits for (chief=1,worker=2,server=1)"
-        )
+        raise UsageError("PACELINE_CLUSTER is missing: the chief must know its tasks (chief=1,worker=2,server=1)")
     hub: tuple[str, int | None] | None = None
     if given := environment.get("PACELINE_HUB"):
         host, colon, port = given.rpartition(":")
@@ -122,7 +120,7 @@ def told(environment: Mapping[str, str]) -> Assignment | None:
     meet = environment.get("PACELINE_MEET")
     store = ranks is not None and torchrun_store.present(environment)
     if ranks is not None and hub is None and not store and ranks.chief.host is not None:
-        hub = (ranks.chief.host, ranks.chief.port)  # torchrun has kept a port for its rank 0, which has the chief
+        hub = (ranks.chief.host, ranks.chief.port)  # torchrun has reserved a port for rank 0, which is the chief
     if hub is None and meet is None and not store and "chief" not in roles:
         raise UsageError("PACELINE_HUB (host:port) or PACELINE_MEET (a file) is missing: where is the hub of this run?")
     return Assignment(
@@ -139,7 +137,7 @@ def told(environment: Mapping[str, str]) -> Assignment | None:
 
 
 def _share(tasks: list[str], environment: Mapping[str, str], ranks: Cluster | None) -> list[str]:
-    """Those of this process: one of a pod's; torchrun's ranks share all of them, also when nodes are missing."""
+    """The tasks of this process: a pod has one; torchrun's ranks share all tasks, also while nodes are missing."""
     index = environment.get("JOB_COMPLETION_INDEX", "")
     if index.isdigit() and int(index) < len(tasks):
         return [tasks[int(index)]]
@@ -171,7 +169,7 @@ def _counts(text: str | None, tasks: list[str]) -> dict[str, int]:
 
 
 def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | None) -> Assignment | None:
-    """What this process is in a cluster; None: nothing, it only looks at it."""
+    """The assignment of this process in a cluster; None: it is no task of it."""
     if cluster.me is None:
         return None
     chief = cluster.chief
@@ -179,7 +177,7 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
     store = torchrun_store.present(environment)
     if (given := environment.get("PACELINE_MEET")) is not None:
         meet = Path(given)
-        hub = (hub[0], None) if hub is not None else None  # the launcher's word counts; an engine's port may be taken
+        hub = (hub[0], None) if hub is not None else None  # not the engine's port, which may be in use
     elif store:
         meet = None  # nodes need not share a directory
     if not (hub and hub[1]) and meet is None and not store:
@@ -210,7 +208,7 @@ def _common_file(environment: Mapping[str, str]) -> Path:
     name = next((job for engine in detect.engines() if (job := engine.job(environment)) is not None), None)
     if name is None:
         raise UsageError(
-            "nothing tells the tasks of this run where the chief is: give --dir, a directory that all of them see, or "
+            "the tasks of this run have no way to find the chief: give --dir, a directory that all of them share, or "
             "set PACELINE_HUB=host:port"
         )
     return Path("runs").absolute() / f".hub-{name}"
@@ -225,7 +223,7 @@ def _resolved(host: str) -> str:
 
 
 def _elsewhere(host: str) -> bool:
-    """Whether a host is known here by an address that is no loopback."""
+    """Whether a host has an address here that is not a loopback address."""
     try:
         return not ipaddress.ip_address(_resolved(host)).is_loopback
     except UsageError:

@@ -1,4 +1,4 @@
-"""What a cluster is, whoever describes it: tasks with kind, index and address, and which one this process is."""
+"""The description of a cluster, from any source: tasks with kind, index and address, and the task of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 
 @dataclass(frozen=True)
 class ClusterTask:
-    """One process. What is not known yet, a host or a port, is None."""
+    """One process of a cluster. A host or port of None is not known yet."""
 
     kind: str
     index: int
@@ -28,7 +28,7 @@ class ClusterTask:
 
 @dataclass(frozen=True, order=True)
 class Slot:
-    """A place that an engine gives to a task, by node and number on that node, whatever the ranks are."""
+    """The slot of a task: its node and its number on that node, independent of ranks."""
 
     node: int
     local: int
@@ -38,16 +38,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tasks of a run, and who said so. Where no chief is named, worker 0 is the chief."""
+    """The tasks of a run, and the source of the description. Where no chief is named, worker 0 is the chief."""
 
     source: str
     tasks: tuple[ClusterTask, ...]
-    me: ClusterTask | None = None  # an evaluator may be outside of `tasks`; None: this process is none of them
-    by_role: bool = True  # an engine only numbers its tasks: all are workers until a placement gives them roles
-    seats: tuple[Slot, ...] = ()  # where an engine tells them: a placement goes by them
-    seat: Slot | None = None  # this process's own
-    meeting: str | None = None  # an address that every task knows, where the rest can be exchanged
-    notes: tuple[str, ...] = ()  # what a person should know of it, such as what was not read
+    me: ClusterTask | None = None  # an evaluator may be outside of `tasks`; None: this process is no task
+    by_role: bool = True  # False: an engine only numbers its tasks; all are workers until a placement assigns roles
+    seats: tuple[Slot, ...] = ()  # the slots of all tasks, where the engine tells them: placements use them
+    seat: Slot | None = None  # the slot of this process
+    meeting: str | None = None  # an address that every task knows, for a rendezvous
+    notes: tuple[str, ...] = ()  # for the user, such as which variables were ignored
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -72,16 +72,16 @@ class Cluster:
         return self.of("chief") + self.of("worker")
 
     def rank(self, task: ClusterTask) -> int | None:
-        """A task's number among those that train; None for a server and an evaluator."""
+        """The rank of a task among those that train; None for servers and the evaluator."""
         return self.training.index(task) if task in self.training else None
 
     def role(self, task: ClusterTask) -> str:
-        """What a task does: its kind, unless worker 0 is the chief."""
+        """The kind of a task; `chief` for worker 0 where no chief is named."""
         return "chief" if task == self.chief else task.kind
 
     @property
     def incomplete(self) -> tuple[ClusterTask, ...]:
-        """The tasks that nobody could call yet. Nobody calls the evaluator."""
+        """The tasks whose address is not complete. The evaluator needs none."""
         return tuple(
             task for task in self.tasks if task.kind != "evaluator" and (task.host is None or task.port is None)
         )
@@ -92,7 +92,7 @@ class Cluster:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What has to be found out before all can call each other."""
+        """What is still unknown, as sentences for the user."""
         hosts = [str(task) for task in self.incomplete if task.host is None]
         ports = [str(task) for task in self.incomplete if task.port is None]
         told = []
@@ -113,7 +113,7 @@ class Cluster:
             if task.kind not in KINDS:
                 raise UsageError(f"{self.source}: no kind of task {task.kind!r}; there are: {', '.join(KINDS)}")
         if not self.training:
-            raise UsageError(f"{self.source}: the cluster has neither a chief nor a worker: somebody has to train")
+            raise UsageError(f"{self.source}: the cluster has neither a chief nor a worker")
         for kind in KINDS:
             indices = [task.index for task in self.of(kind)]
             if indices != list(range(len(indices))):
@@ -134,7 +134,7 @@ class Cluster:
 
 
 def address(text: object, where: str) -> tuple[str, int | None]:
-    """`host`, `host:port` or `[v6]:port` in its parts; `where` names what is wrong if it is none of them."""
+    """Host and port of `host`, `host:port` or `[v6]:port`. `where`: the source of the text, for the error."""
     if not isinstance(text, str):
         raise UsageError(f'{where}: {text!r} is not an address; write it as "host:port"')
     host, port = _parted(text)
@@ -159,19 +159,19 @@ def is_host(text: str) -> bool:
 
 
 def shown(task: ClusterTask) -> str:
-    """A task's address as it is written; a question mark for what is not known."""
+    """The address of a task as text, with ? for an unknown part."""
     host = task.host if task.host is not None else "?"
     host = f"[{host}]" if ":" in host else host
     return f"{host}:{task.port if task.port is not None else '?'}"
 
 
 def numbered(kind: str, addresses: list[tuple[str, int | None]]) -> list[ClusterTask]:
-    """Tasks of one kind, by a list of their addresses."""
+    """The tasks of one kind, from a list of their addresses."""
     return [ClusterTask(kind, index, host, port) for index, (host, port) in enumerate(addresses)]
 
 
 def same(host: str) -> str:
-    """One spelling of a host: names have no case, and localhost is loopback."""
+    """The normal form of a host: lower case, and loopback for localhost."""
     plain = host.lower().removesuffix(".")
     return "127.0.0.1" if plain == "localhost" else plain
 
@@ -189,5 +189,5 @@ def _parted(text: str) -> tuple[str, str | None]:
 
 
 def _some(names: list[str]) -> str:
-    """A list that stays readable with thousands of tasks."""
+    """A list of names, shortened where there are many."""
     return ", ".join(names) if len(names) < 9 else f"{', '.join(names[:7])} and {len(names) - 7:,} more"

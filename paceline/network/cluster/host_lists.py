@@ -23,7 +23,7 @@ def listed(
         "--evaluator-hosts": ("evaluator", evaluator_hosts),
     }
     if not worker_hosts.strip() and not chief_hosts.strip():
-        raise UsageError("--worker-hosts is missing: somebody has to train")
+        raise UsageError("--worker-hosts is missing: a cluster needs a worker")
     tasks: list[ClusterTask] = []
     for option, (kind, text) in given.items():
         tasks += numbered(kind, [address(word.strip(), option) for word in text.split(",")] if text.strip() else [])
@@ -31,7 +31,7 @@ def listed(
 
 
 def chosen(tasks: list[ClusterTask], job_name: str | None, task_index: int | None) -> ClusterTask | None:
-    """Which of the tasks `--job-name` and `--task-index` mean; None where neither is given."""
+    """The task of `--job-name` and `--task-index`; None: neither is given."""
     if job_name is None and task_index is None:
         return None
     if job_name is None:

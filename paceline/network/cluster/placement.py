@@ -1,6 +1,7 @@
-"""Who is a server and who a worker, where an engine only numbers the tasks: by a list of roles, or by a policy.
+"""The roles of tasks that an engine only numbers: by a list of roles, or by a policy.
 
-Tasks are known by their seat, (node, number on that node): the answer depends on no rank and on no order of input.
+Tasks are identified by their slot, (node, number on that node), so the result depends neither on ranks nor on the order
+of the input.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Place = tuple[int, int]
 
 
 def roles(places: Iterable[Place], placement: str, servers: int | None = None) -> dict[Place, str]:
-    """The kind of every task, node by node: `ps,worker,worker` one by one, or a policy: pack, spread, ps-per-node."""
+    """The kind of every task: by a list, `ps,worker,worker`, node by node, or by a policy such as pack."""
     ordered = sorted(places)
     if len(set(ordered)) < len(ordered):
         twice = next(place for place, after in pairwise(ordered) if place == after)
@@ -27,12 +28,12 @@ def roles(places: Iterable[Place], placement: str, servers: int | None = None) -
     if "," not in placement and placement not in WORDS:
         raise UnknownName("placement", placement, [*POLICIES, "ps,worker,…"])
     if servers is not None:
-        raise UsageError("a placement by a list of roles says itself how many servers there are; leave --servers away")
+        raise UsageError("a placement by a list of roles says itself how many servers there are; omit --servers")
     return _by_list(ordered, placement.split(","))
 
 
 def placed(cluster: Cluster, placement: str, servers: int | None = None) -> Cluster:
-    """A cluster whose tasks an engine only numbered, with roles; numbers of a kind run from node to node."""
+    """A cluster of numbered tasks with roles. The tasks of a kind are numbered node by node."""
     if cluster.by_role:
         raise UsageError(f"{cluster.source} names the role of every task; --placement is for engines that do not")
     if not cluster.seats:
@@ -68,7 +69,7 @@ def _by_list(ordered: list[Place], words: list[str]) -> dict[Place, str]:
             raise UsageError(f"the placement names {kinds.count(kind)} {kind}s; there can be one")
     if "chief" not in kinds:
         if "worker" not in kinds:
-            raise UsageError("the placement names no worker: somebody has to train")
+            raise UsageError("the placement names no worker")
         kinds[kinds.index("worker")] = "chief"
     return dict(zip(ordered, kinds, strict=True))
 
@@ -87,12 +88,12 @@ def _by_policy(ordered: list[Place], policy: str, servers: int | None) -> dict[P
 
 
 def _pack(ordered: list[Place], servers: int | None) -> list[Place]:
-    """Servers first on the first node, then on the next."""
+    """Servers fill the first node, then the next."""
     return ordered[: 1 if servers is None else servers]
 
 
 def _spread(ordered: list[Place], servers: int | None) -> list[Place]:
-    """Servers on different nodes as far as there are nodes: everybody's first task, then everybody's second, …"""
+    """Servers on different nodes as far as possible: the first task of every node, then the second of every node, …"""
     turn: dict[Place, int] = {}
     met: dict[int, int] = {}
     for place in ordered:
@@ -101,7 +102,7 @@ def _spread(ordered: list[Place], servers: int | None) -> list[Place]:
 
 
 def _per_node(ordered: list[Place], servers: int | None) -> list[Place]:
-    """One server on each node, its first task."""
+    """One server on each node: its first task."""
     nodes = {node for node, _ in ordered}
     if servers is not None and servers != len(nodes):
         raise UsageError(f"ps-per-node gives {len(nodes)} servers to {len(nodes)} nodes, not {servers}")

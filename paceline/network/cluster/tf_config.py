@@ -18,12 +18,12 @@ from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
 
 NAME = "TF_CONFIG"
-# keys that TensorFlow, its estimators and those who start its jobs set besides
+# further keys that TensorFlow, its estimators and its job controllers set
 OTHERS = ("environment", "rpc_layer", "job", "master", "eval_session_master", "session_master", "service", "model_dir")
 
 
 def seen(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster that TF_CONFIG describes; None where it is absent or names no cluster: then the run is local."""
+    """The cluster that TF_CONFIG describes; None: it is absent or names no cluster, so the run is local."""
     text = environment.get(NAME, "")
     if not text.strip():
         return None
@@ -43,7 +43,7 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _refuse_misspelt(config: dict[str, Any]) -> None:
-    """A key that is nearly `cluster`, and a cluster's task under a key that is nearly `task`."""
+    """Refuse a key that is almost `cluster`, or almost `task` besides a cluster."""
     if "cluster" in config and "task" in config:
         return
     missing = "task" if "cluster" in config else "cluster"
@@ -54,8 +54,8 @@ def _refuse_misspelt(config: dict[str, Any]) -> None:
 
 
 def _refuse_alone(config: dict[str, Any]) -> None:
-    """A task without a cluster: who says which task this is means that there are others. Who writes down an empty
-    cluster, and the first that trains, means a local run."""
+    """Refuse a task without a cluster: it implies other tasks. An empty cluster with the first task that trains is a
+    local run."""
     task = config.get("task")
     first = isinstance(task, dict) and task.get("type") in TRAINING and task.get("index", 0) in (0, "0")
     if task and not (first and config.get("cluster") == {}):
@@ -107,7 +107,7 @@ def _me(task: Any, cluster: dict[str, list[str]], tasks: list[ClusterTask]) -> C
 
 
 def _index(value: Any) -> int:
-    """Scripts that put it together in a shell often write the number as a string."""
+    """The index of a task. Shell scripts often write the number as a string."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -116,7 +116,7 @@ def _index(value: Any) -> int:
 
 
 def _meant(word: Any) -> str:
-    """The type of task that a word is nearest to, or all of them."""
+    """A suggestion: the type of task that is closest to a word, or all types."""
     near = difflib.get_close_matches(str(word).lower(), TF_WORDS, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TF_WORDS)}"
 

@@ -1,7 +1,7 @@
-"""Where the ranks of a torchrun learn of the hub: the store that torchrun's agent keeps at MASTER_ADDR:MASTER_PORT.
+"""The hub's address in the store that torchrun's agent serves at MASTER_ADDR:MASTER_PORT, for the other ranks.
 
-Only the hub's address is written there. The store asks nobody for a secret: whoever reads or forges the address has
-still to prove the secret at the hub, or to be refused as one.
+Only the address is written there. The store checks no secret; but a process that reads or forges the address must
+still prove the secret: the agent to the hub, and the hub to the agent.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAME = "torchrun's store"
 
 
 def present(environment: Mapping[str, str]) -> bool:
-    """Whether an agent keeps a store for this process."""
+    """Whether an agent serves a store for this process."""
     given = Variables(NAME, environment)
     own = (given.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() in ("true", "1")
     return own and given.text("MASTER_ADDR") is not None and given.text("MASTER_PORT") is not None
 
 
 def publish(environment: Mapping[str, str], hub: str, seconds: float = 60.0) -> None:
-    """Tell the others of this round where the hub is, as `host:port`."""
+    """Write the hub's `host:port` for the other ranks of this restart."""
     address(hub, NAME)
     try:
         _store(environment, seconds).set(_key(environment), hub)
@@ -35,10 +35,10 @@ def publish(environment: Mapping[str, str], hub: str, seconds: float = 60.0) -> 
 
 
 def wait(environment: Mapping[str, str], seconds: float) -> str:
-    """The hub's `host:port`, waited for at most so long; TimeoutError if nobody has told it by then.
+    """The hub's `host:port`, waited for at most `seconds`; TimeoutError if it is not written by then.
 
-    A node that joins begins everybody anew without another count of restarts: what is read may be the last hub's. So
-    whoever finds nobody there asks again.
+    A node that joins restarts all ranks without another count of restarts, so the address may be that of the last hub.
+    Callers that cannot connect must ask again.
     """
     try:
         told = _store(environment, seconds).get(_key(environment))
@@ -58,7 +58,7 @@ def _store(environment: Mapping[str, str], seconds: float) -> TCPStore:
 
 
 def _key(environment: Mapping[str, str]) -> str:
-    """Of this run and this beginning: the hub of the last one is gone."""
+    """The key of this run and this restart: the hub of an earlier one has ended."""
     given = Variables(NAME, environment)
     return f"paceline/hub/{given.text('TORCHELASTIC_RUN_ID')}/{given.text('TORCHELASTIC_RESTART_COUNT') or 0}"
 
