@@ -1,7 +1,7 @@
 """A task's command as a child of an engine's process: it ends with that process, and its output is read line by line.
 
 Engines that have a Python process on every node (Ray's actors, Spark's workers) run this there. It is sent by value, so
-that they do not load torch only to start a command: it imports nothing but the standard library.
+that they do not load torch only to start a command: it imports the standard library and modules that are sent, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from paceline.processes import line_buffer
+from paceline.processes.line_buffer import LineBuffer
+
 # The kernel ends the command when its parent ends, even by SIGKILL; exec keeps that. exec also keeps the signal mask of
 # the parent, so it is reset: Ray's workers block SIGINT, the signal that asks for a last checkpoint.
 SHIM = """
@@ -31,23 +34,8 @@ os.getppid() == int(sys.argv[1]) or os._exit(1)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+BY_VALUE = (line_buffer, sys.modules[__name__])  # modules that engines send to other machines
 Line = tuple[str, str]  # "out" or "err", and the text
-
-
-class LineBuffer:
-    """Bytes that arrive in pieces, cut into lines of text."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def lines(self, piece: bytes) -> list[str]:
-        """The lines that are complete with this piece."""
-        *whole, self._rest = (self._rest + piece).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
-
-    def last(self) -> list[str]:
-        """What came after the last newline, if anything did."""
-        return self.lines(b"\n") if self._rest else []
 
 
 class Running:
@@ -91,7 +79,7 @@ class Running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(max(0.0, deadline - time.monotonic()))
             return lines, None
-        lines = [(name, line) for name, buffer in self._lines.items() for line in buffer.last()]
+        lines = [(name, buffer.rest.decode(errors="replace")) for name, buffer in self._lines.items() if buffer.rest]
         self._close()
         return lines, self.process.returncode
 
@@ -100,7 +88,7 @@ class Running:
         if not piece:
             self._streams.unregister(stream)
             return []
-        return [(name, line) for line in self._lines[name].lines(piece)]
+        return [(name, line.decode(errors="replace")) for line in self._lines[name].lines(piece)]
 
     def tell(self, number: int) -> None:
         """Send a signal to the command itself, which passes it on to its children as needed."""

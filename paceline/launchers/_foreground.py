@@ -5,7 +5,6 @@ Some engines end all processes as soon as one dies. Then the run is restarted fr
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
@@ -19,11 +18,11 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.network.secure import secret
+from paceline.processes.parent_death import die_with_parent
 from paceline.runs import checkpoint
 
 FINAL = (0, 2, 3, 130)  # done, wrong usage, data missing, interrupted: a restart would end the same way
 PAUSE = 1.0  # seconds before a restart: processes that hold ports and the lock of the run directory are ending
-_PR_SET_PDEATHSIG = 1
 
 
 def seats(hosts: Sequence[str], tasks: int) -> list[str]:
@@ -53,6 +52,7 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
     """
     process: subprocess.Popen[bytes] | None = None
     interrupts = handed_on = 0
+    ours = os.getpid()
 
     def interrupted(*_: object) -> None:
         nonlocal interrupts
@@ -75,7 +75,7 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # otherwise a terminal's Ctrl-C would reach it directly, too
-            preexec_fn=_ends_with_us,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM, ours),
         )
         hand_on()  # signals that came before the process existed
         code = process.wait()
@@ -125,11 +125,6 @@ def ended_by_itself(code: int, directory: Path) -> bool:
         return "error" in json.loads((directory / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-
-
-def _ends_with_us() -> None:
-    """The kernel sends SIGTERM to the engine when this process ends, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def secret_file(job: Job) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline import signals
 from paceline.errors import RunError
-from paceline.launchers._child_process import LineBuffer
+from paceline.processes.line_buffer import LineBuffer
 
 # Exit codes of the step: 0 the run has ended, 130 it was interrupted, above 128 a task was killed. The signal goes to
 # the step's processes and not to srun, which would kill them; of these only the task's main process acts on it.
@@ -215,8 +215,9 @@ class _Watch:
             file.seek(self._read)
             piece = file.read()
         self._read += len(piece)
-        for line in self._lines.lines(piece) + (self._lines.last() if everything else []):
-            self._say(line)
+        whole = self._lines.lines(piece)
+        for line in [*whole, *self._lines.lines(b"\n" if everything and self._lines.rest else b"")]:
+            self._say(line.decode(errors="replace"))
 
 
 def _in_words(one: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.launchers import _ssh_remote
-from paceline.launchers._child_process import LineBuffer
+from paceline.processes.line_buffer import LineBuffer
 
 LOST = 255  # exit code of ssh itself: no connection, or a lost one
 
@@ -81,8 +81,8 @@ class SshConnection:
             return []
         if not piece:
             self._shut(stream)
-            return self._lines[name].last()
-        return self._lines[name].lines(piece)
+            piece = b"\n" if self._lines[name].rest else b""
+        return [line.decode(errors="replace") for line in self._lines[name].lines(piece)]
 
     def reap(self) -> list[tuple[str, str]] | None:
         """The last lines of each stream, if ssh has just ended. A shared connection of ssh may keep the pipes open."""

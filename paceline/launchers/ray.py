@@ -72,7 +72,7 @@ class RayLauncher(Launcher):
     def launch(self, job: Job) -> int:
         settings = RaySettings.of(job)
         ray = _ray()
-        for module in (_child_process, _ray_actors):  # by value: an actor needs no torch to start a command
+        for module in (*_child_process.BY_VALUE, _ray_actors):  # by value: an actor needs no torch to start a command
             ray.cloudpickle.register_pickle_by_value(module)
         ours = not ray.is_initialized()
         if ours:

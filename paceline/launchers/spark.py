@@ -222,7 +222,7 @@ def _context(job: Job, settings: SparkSettings) -> Any:
         import pyspark
     except ImportError as error:
         raise UsageError(f"--on spark needs PySpark ({error}); install it: pip install 'paceline[spark]'") from None
-    for module in (_child_process, _spark_task):  # by value: Spark's Python needs no torch to start a command
+    for module in (*_child_process.BY_VALUE, _spark_task):  # Spark's Python needs no torch to start a command
         pyspark.cloudpickle.register_pickle_by_value(module)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = pyspark.SparkConf().setMaster(settings.master)
