@@ -32,10 +32,10 @@ from paceline.hook import Hook, Session
 from paceline.runs.run_directory import RunDirectory
 from paceline.task import Batch
 
-# One letter per call; a run that ends early breaks off inside a step.
+# One letter per call. A run may end inside a step; a hook whose begin raises an error need not be ended.
 LETTERS = {"begin": "B", "before_step": "s", "feed": "f", "after_gradient": "g", "after_step": "a"}
 LETTERS |= {"failed": "F", "end": "E"}
-LIFE = re.compile(r"(B(s(fg)*a)*(s(fg)*f?)?F?E)?")
+LIFE = re.compile(r"B|B(s(fg)*a)*(s(fg)*f?)?F?E")
 STEPS, LR = 8, 0.001
 
 
@@ -134,17 +134,12 @@ def _check_calls(hook: Hook, directory: Path) -> dict[int, str]:
 
 
 def _recording(hook: Hook, directory: Path) -> Hook:
-    """A copy of the hook that writes a letter for each of its calls to a file of the worker. A call of `begin` counts
-    when it has returned: a hook that refuses to begin has nothing to end."""
+    """A copy of the hook that writes a letter for each of its calls to a file of the worker."""
     kind = type(hook)
 
     def note(session: Session, method: str) -> None:
         with (directory / f"calls-{session.worker.rank}").open("a") as file:
             file.write(LETTERS[method])
-
-    def begin(self: Hook, session: Session) -> None:
-        kind.begin(self, session)
-        note(session, "begin")
 
     def feed(self: Hook, session: Session, batch: Batch) -> Batch:
         note(session, "feed")
@@ -157,9 +152,8 @@ def _recording(hook: Hook, directory: Path) -> Hook:
 
         return call
 
-    others = LETTERS.keys() - {"begin", "feed"}
     recorded = copy.copy(hook)
-    methods = {"begin": begin, "feed": feed, **{method: noting(method) for method in others}}
+    methods = {**{method: noting(method) for method in LETTERS}, "feed": feed}
     recorded.__class__ = type(kind.__name__, (kind,), methods | {"__module__": kind.__module__})
     type(recorded).name = kind.name
     return recorded

@@ -133,7 +133,7 @@ def test_options_are_checked() -> None:
 
 def test_the_hook_of_the_docs_runs(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "add-a-hook.md"
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    code, *_ = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "best.py").write_text(code, encoding="utf-8")
     said: list[str] = []
     hook = f"{tmp_path / 'best.py'}:BestLoss:margin=0.5"
