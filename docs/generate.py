@@ -6,16 +6,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.cli.commands import COMMANDS, Command
+from paceline.cli.signature import options_of
 from paceline.config import discovery
+from paceline.config.options import Declared
 from paceline.hook import Hook
 from paceline.report.tables import parameter_rows
 
 HERE = Path(__file__).resolve().parent
 NOTE = "<!-- written by docs/generate.py: do not edit -->"
+BEGIN, END = "<!-- options of ", "<!-- end -->"
 
 
 def main() -> int:
-    pages = {"schemes.md": schemes(), "tasks.md": tasks(), "hooks.md": hooks()}
+    pages = {"schemes.md": schemes(), "tasks.md": tasks(), "hooks.md": hooks(), "command-line.md": command_line()}
     stale = []
     for name, lines in pages.items():
         path, text = HERE / name, "\n".join(lines) + "\n"
@@ -78,6 +82,33 @@ def hooks() -> Iterator[str]:
         roles = found.value.roles
         who = "every worker" if roles == Hook.roles else ", ".join(f"the {role}" for role in sorted(roles))
         yield f"| `{found.name}` | {cell(found.summary)} | {who} | {words('hooks', found)} |"
+
+
+def command_line() -> Iterator[str]:
+    """The page with the tables between its marks written anew: `<!-- options of COMMAND: … -->` to `<!-- end -->`."""
+    commands, inside = {command.name: command for command in COMMANDS}, False
+    for line in (HERE / "command-line.md").read_text(encoding="utf-8").splitlines():
+        inside = inside and line != END
+        if not inside:
+            yield line
+        if line.startswith(BEGIN):
+            inside = True
+            yield from options(commands[line.removeprefix(BEGIN).partition(":")[0]])
+
+
+def options(command: Command) -> Iterator[str]:
+    panels: dict[str, list[Declared]] = {}
+    for one in options_of(command):
+        if not one.option.positional and not one.option.hidden:
+            panels.setdefault(one.option.panel, []).append(one)
+    for panel, declared in panels.items():
+        yield from ("", f"| {panel.lower() or 'option'} | meaning | default |", "|---|---|---|")
+        for one in declared:
+            flags = ", ".join(f"`{flag}`" for both in one.flags for flag in both.split("/"))
+            page = one.option.page
+            more = f" ([{page}]({page}))" if page else ""
+            yield f"| {flags} | {cell(one.option.help)}{more} | {cell(one.shown_default)} |"
+    yield ""
 
 
 def words(family: str, found: discovery.Member) -> str:

@@ -9,6 +9,7 @@ import numbers
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from paceline.errors import UnknownName, UsageError
@@ -23,16 +24,22 @@ class Bound:
     low: float
     high: float = math.inf
     finite: bool = False
+    above: bool = False  # `low` itself is not allowed
 
     def check(self, owner: str, name: str, value: object) -> None:
         values = value if isinstance(value, tuple) else (value,)
         for one in values:
-            if isinstance(one, int | float) and not self.low <= one <= self.high:
+            if isinstance(one, int | float) and not self._allows(one):
                 raise UsageError(f"{owner}: {name} must be {self}, not {one:g}")
             if self.finite and isinstance(one, float) and math.isinf(one):
                 raise UsageError(f"{owner}: {name} must be a finite number, not {one:g}")
 
+    def _allows(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
     def __str__(self) -> str:
+        if self.above:
+            return f"above {self.low:g}"
         return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
 
 
@@ -48,6 +55,7 @@ def bounds(hint: Any) -> Iterator[Bound]:
 Rate = Annotated[float, Bound(0, finite=True)]
 Count = Annotated[int, Bound(1)]
 Fraction = Annotated[float, Bound(0, 1)]
+Feed = Literal["shared", "shard", "slice"]  # how workers share the samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +115,8 @@ def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else (value,)
         return tuple(converted(owner, name, item, args[0]) for item in items if item != "")
+    if origin is list:
+        return [converted(owner, name, item, args[0]) for item in value]
     if is_component(hint):
         if isinstance(value, hint):
             return value
@@ -136,6 +146,8 @@ def _simple(value: Any, hint: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
             raise ValueError
         return float(value)
+    if hint is Path:
+        return Path(value)
     if hint is str and not isinstance(value, str):
         raise ValueError
     return value

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.task import Feed
+from paceline.fields import Feed
 
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]

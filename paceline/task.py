@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
+from paceline.fields import Feed
 from paceline.state import Vector
 
-Feed = Literal["shared", "shard", "slice"]
 BufferPolicy = Literal["average", "chief"]
 
 

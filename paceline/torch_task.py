@@ -14,9 +14,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError
+from paceline.fields import Feed
 from paceline.sampling import Indices, Stream, sample_seed
 from paceline.state import Vector
-from paceline.task import Batch, BufferPolicy, Feed, Task
+from paceline.task import Batch, BufferPolicy, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]

@@ -8,14 +8,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from paceline.config import build
 from paceline.config.exact import check_task, settled
+from paceline.config.options import Quorum, checked, declared
+from paceline.config.simulation import Simulation
 from paceline.errors import RunError, UsageError
-from paceline.fields import converted
+from paceline.fields import Feed
 from paceline.hook import Hook
 from paceline.result import Point, Result
 from paceline.scheme import Scheme
@@ -24,9 +26,10 @@ from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.fault_schedule import RunSize, planned
 from paceline.simulator.faults import Fault, check_faults
 from paceline.simulator.hook_session import Hooked
-from paceline.task import Feed, Task
+from paceline.task import Task
 
 Watch = Callable[[SimulationEngine], None]
+OBJECTS = {"hooks", "compute", "network", "links", "access", "faults"}  # settings that may be objects or texts
 
 
 class StabilityWarning(UserWarning):
@@ -49,7 +52,7 @@ def simulate(
     links: Iterable[str] | Mapping[int, NetworkLink] = (),
     access: str | float | ComputeTime = "exponential:0.1",
     faults: Iterable[str | Fault] = (),
-    quorum: Literal["shrink", "hold"] | None = None,
+    quorum: Quorum | None = None,
     servers: int = 1,
     checkpoint_steps: int = 0,
     feed: Feed | None = None,
@@ -68,44 +71,39 @@ def simulate(
     """Train in virtual time until the centre has had `steps` updates (or `seconds` of virtual time have passed).
 
     Gradients are real, time is not: `compute` says how long one takes, `network` and `links` how long messages take,
-    `faults` what goes wrong and when. A run that a fault sets back returns to the newest virtual checkpoint: that of
-    the start, or one that is made every `checkpoint_steps` updates. The vector may be cut among several `servers`.
+    `faults` what fails and when. Some faults roll the run back to its newest virtual checkpoint: that of the start, or
+    one that is made every `checkpoint_steps` updates. The vector may be sharded over several `servers`.
     Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`. Equal arguments give equal bits.
+    `Simulation` declares every argument.
 
-    With `exact` every batch is cut in `micro` parts (default: 8), each a worker of its own in virtual time: the bits
-    are those of exact runs of `train`. `every` evaluates on the way; `watch` is called after every update; `hooks` run
-    around the workers' steps (`"target:value=0.9"`) and tell people things by `say`.
+    With `exact` every batch is split into `micro` parts (default: 8), each a worker of its own in virtual time: the
+    bits are those of exact runs of `train`. `every` sets the updates between two evaluations; `watch` is called after
+    every update; `hooks` run around the workers' steps (`"target:value=0.9"`) and write messages by `say`.
     """
-    if quorum not in (None, "shrink", "hold"):
-        raise UsageError(f"quorum must be shrink or hold, not {quorum!r}")
-    steps, threads, every = _whole("steps", steps, 1), _whole("threads", threads, 1), _whole("every", every, 0)
-    seconds = converted("simulate", "seconds", seconds, float)
-    if not seconds > 0:
-        raise UsageError(f"seconds must be above 0, not {seconds}")
-    if curvature is not None and not 0 <= converted("simulate", "curvature", curvature, float) < math.inf:
-        raise UsageError(f"curvature must be a finite number of at least 0, not {curvature}")
+    arguments = locals()
+    given = {name: arguments[name] for name in declared(Simulation) if name not in OBJECTS}
+    asked = checked("simulate", Simulation, {name: value for name, value in given.items() if value is not None})
     chosen = build.scheme_of(scheme, hyper)
-    asked = {"exact": exact, "micro": micro, "workers": workers, "feed": feed, "quorum": quorum}
-    wholes = {name: _whole(name, asked[name], 1) for name in ("micro", "workers") if asked[name] is not None}
-    given = {name: value for name, value in asked.items() if value is not None} | wholes
-    settings = settled(given, chosen, 1 if chosen.alone else 4)
-    crew, feed, quorum = settings["workers"], settings.get("feed"), settings.get("quorum")
+    settings = settled(asked, chosen, 1 if chosen.alone else 4)
+    crew, steps, curvature = settings["workers"], settings["steps"], settings.get("curvature")
     chosen.check(crew)
     cost = Cost(
         compute_law=_law(compute),
         network=parse_link(network) if isinstance(network, str) else network,
-        speeds=converted("simulate", "speeds", speeds, tuple[float, ...]),
+        speeds=settings["speeds"],
         links=links if isinstance(links, Mapping) else parse_links(_listed(links)),
         access=_law(access),
     )
     cost.check(crew)
     crew_hooks = [build.hook_of(hook) for hook in _listed(hooks)]
-    servers, saves = _servers(chosen, servers), _whole("checkpoint_steps", checkpoint_steps, 0)
+    servers = _servers(chosen, settings["servers"])
     there = RunSize(settings["processes"] if exact else crew, servers if chosen.methods else 0, steps)
     struck = planned(_listed(faults), there)
     check_faults(struck, there.workers, there.servers)
     shown: dict[str, Any] = {"workers": settings["processes"], "micro": crew} if exact else {}
-    job = build.task_of(task, task_options or {}).configured(batch=batch, feed=feed, shuffle=shuffle)
+    job = build.task_of(task, task_options or {}).configured(
+        batch=settings.get("batch"), feed=settings.get("feed"), shuffle=settings.get("shuffle")
+    )
     if exact:
         check_task(job, crew)
     said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
@@ -118,38 +116,30 @@ def simulate(
             warnings.warn(text, StabilityWarning, stacklevel=2)
         else:
             warn(text)
-    with _threads(threads):
+    with _threads(settings["threads"]):
         engine = SimulationEngine(
             job,
             chosen,
             workers=crew,
-            seed=seed,
+            seed=settings["seed"],
             cost=cost,
             faults=struck,
-            shrink=quorum != "hold",
+            shrink=settings.get("quorum") != "hold",
             servers=servers,
-            checkpoint_every=saves,
+            checkpoint_every=settings["checkpoint_steps"],
             processes=settings["processes"] if exact else None,
         )
         history: list[Point] = []
         try:
             with Hooked(engine, crew_hooks, say or _to_stderr):
-                engine.run(steps, seconds=seconds, watch=_watching(watch, every, history))
+                engine.run(steps, seconds=settings["seconds"], watch=_watching(watch, settings["every"], history))
         except RunError as error:
             error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
             raise
         return dataclasses.replace(_result(engine, engine.evaluate(), history, said), **shown)
 
 
-def _whole(name: str, value: Any, low: int) -> int:
-    number: int = converted("simulate", name, value, int)
-    if number < low:
-        raise UsageError(f"{name} must be at least {low}, not {number}")
-    return number
-
-
-def _servers(scheme: Scheme, given: int) -> int:
-    servers = _whole("servers", given, 1)
+def _servers(scheme: Scheme, servers: int) -> int:
     if servers > 1 and not scheme.methods:
         raise UsageError(f"{scheme.name} has no server: {servers} were asked for")
     if servers > 1 and (reason := scheme.whole()):

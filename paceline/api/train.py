@@ -15,9 +15,11 @@ from rich.console import Console
 
 from paceline.api.detached import launch
 from paceline.config import build, discovery
-from paceline.config.plan import Quorum, Start
+from paceline.config.options import Quorum, Start, declared
+from paceline.config.plan import Plan
 from paceline.config.validate import planned
 from paceline.errors import RunError, UsageError
+from paceline.fields import Feed
 from paceline.hook import Hook
 from paceline.network.nodes import participate
 from paceline.processes.supervisor.status import Status
@@ -27,7 +29,7 @@ from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, is_run
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
-from paceline.task import Feed, Task
+from paceline.task import Task
 
 
 def train(
@@ -74,16 +76,18 @@ def train(
 ) -> Result:
     """Train in real processes on this machine until the centre has had `steps` updates (or `seconds` have passed).
 
-    The arguments that `simulate` has mean the same here. `directory` keeps checkpoints, logs and summaries
-    (default: a new one under runs/); `resume=True` goes on from its newest checkpoint. With `evaluator` another process
-    follows the checkpoints and keeps the best. A task, scheme or hook may be an object of the caller's own, also one
-    defined in a notebook. With `exact` every batch is cut in `micro` parts (default: 8), which the processes share: no
-    number of processes, and no death of any, changes a bit of the result. The work is done by other processes; this one
-    waits, and hands Ctrl-C on.
+    The arguments that `simulate` has mean the same here; `Plan` declares each of them. `directory` keeps checkpoints,
+    logs and summaries (default: a new one under runs/); `resume=True` resumes the run in it from its newest checkpoint.
+    With `evaluator` another process evaluates the checkpoints and keeps the best. A task, scheme or hook may be an
+    object of the caller's own, also one defined in a notebook. With `exact` every batch is split into `micro` parts
+    (default: 8), which the processes share: neither the number of processes nor a failure changes a bit of the result.
+    The work is done by other processes; this one waits, and forwards Ctrl-C.
 
-    In a cluster (TF_CONFIG, or what an engine says of it) every task runs the same program, and this call takes part in
-    the run. The chief gets the result; a program that is another task ends here when the run is over, with SystemExit.
+    In a cluster (TF_CONFIG, or the variables of an engine) every task runs the same program, and this call takes part
+    in the run. The chief gets the result; the program of any other task ends here when the run is over, by SystemExit.
     """
+    arguments = locals()
+    settings = {name: arguments[one.argument] for name, one in declared(Plan).items() if name != "hooks"}
     seat = participate.here(directory)
     if seat is not None and not seat.chief:
         own = {"task": task} if isinstance(task, Task) else {}
@@ -91,55 +95,20 @@ def train(
     if seat is not None:
         counts = {"workers": workers, "servers": servers if servers != 1 else None}
         settled = participate.counted(seat, counts, build.scheme_of(scheme, hyper))
-        workers, servers, evaluator = settled["workers"], settled["servers"], evaluator or seat.evaluator
+        settings |= {name: settled[name] for name in counts} | {"evaluator": evaluator or seat.evaluator}
         resume = resume or (directory is not None and is_run(Path(directory)))
     if isinstance(task, str) and ":" not in task:
-        discovery.task(task)  # a misspelt name is told before anything is made
-    plan, chosen, objects = planned(
-        task,
-        scheme,
-        hooks=hooks,
-        hyper=hyper,
-        workers=workers,
-        servers=servers,
-        steps=steps,
-        seconds=seconds,
-        batch=batch,
-        seed=seed,
-        exact=exact,
-        micro=micro,
-        quorum=quorum,
-        patience=patience,
-        restarts=restarts,
-        start=start,
-        device=device,
-        collective=collective,
-        threads=threads,
-        feed=feed,
-        shuffle=shuffle,
-        task_options=dict(task_options or {}),
-        checkpoint_steps=checkpoint_steps,
-        checkpoint_seconds=checkpoint_seconds,
-        keep=keep,
-        evaluator=evaluator,
-        throttle=throttle,
-        delay=start_delay,
-        eval_steps=eval_steps,
-        eval_device=eval_device,
-        best=best,
-        every=every,
-        summaries=summaries,
-        record=record,
-        curvature=curvature,
-    )
+        discovery.task(task)  # refuse a misspelt name before anything is made
+    options = dict(task_options or {})
+    plan, chosen, objects = planned(task, scheme, hooks=hooks, hyper=hyper, task_options=options, **settings)
     if checkpoint_seconds is None:
         plan = dataclasses.replace(plan, checkpoint_seconds=None)
-    endless = steps is None and seconds is None and not hooks and not evaluator
+    endless = steps is None and seconds is None and not hooks and not plan.evaluator
     if endless:
         raise UsageError("nothing would end this run: give steps, seconds, or a hook that stops it")
     name = f"{task if isinstance(task, str) else getattr(task, 'name', 'task')}-{chosen.name}"
     if resume and directory is None:
-        raise UsageError("resume=True goes on with an existing run: give its directory")
+        raise UsageError("resume=True resumes an existing run: give its directory")
     if resume and directory:
         place = RunDirectory.open(directory)
     else:

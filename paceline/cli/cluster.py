@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.cli import cluster_options as options
+from paceline.cli.cluster_options import described
+from paceline.cli.commands import ClusterOptions
+from paceline.cli.console import screen
+from paceline.cli.options import print_json
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.description import Cluster, ClusterTask
 from paceline.runs.atomic_files import finite
 
-screen = Console(highlight=False)
-
 LOCAL = "local: no cluster in the environment"
 
 
-def cluster(
-    worker_hosts: options.WorkerHosts = "",
-    ps_hosts: options.PsHosts = "",
-    chief_hosts: options.ChiefHosts = "",
-    evaluator_hosts: options.EvaluatorHosts = "",
-    job_name: options.JobName = None,
-    task_index: options.TaskIndex = None,
-    file: Annotated[Path | None, typer.Option(help="A TOML file that describes the cluster.")] = None,
-    by: options.By = None,
-    servers: Annotated[int | None, typer.Option("--servers", "--ps", help="With pack and spread. Default: 1.")] = None,
-    interface: options.InterfaceOption = None,
-    no_ib: options.NoIb = False,
-    address_rule: options.AddressRule = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")] = False,
-) -> None:
-    """The cluster of this process, from its environment, lists of hosts or a file: tasks, roles, addresses."""
-    lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
-    found = options.described(lists, job_name, task_index, file, "--file")
-    if servers is not None and by is None:
+def cluster(asked: ClusterOptions) -> None:
+    lists = (asked.worker_hosts, asked.ps_hosts, asked.chief_hosts, asked.evaluator_hosts)
+    found = described(lists, asked.job_name, asked.task_index, asked.file, "--file")
+    if asked.servers is not None and asked.placement is None:
         raise UsageError("--servers goes with --placement")
-    if by is not None:
+    if asked.placement is not None:
         if found is None:
             raise UsageError("--placement needs the tasks of an engine; there is no cluster in the environment")
-        found = placement.placed(found, by, servers)
-    if found is not None and address_rule is not None:
-        found = addresses.called(found, addresses.site_rule(address_rule))
-    listen, note = _listen(found, interface, no_ib)
+        found = placement.placed(found, asked.placement, asked.servers)
+    if found is not None and asked.address_rule is not None:
+        found = addresses.called(found, addresses.site_rule(asked.address_rule))
+    listen, note = _listen(found, asked.interface, asked.no_ib)
     if found is not None and note:
         found = detect.noted(found, note)
-    if as_json:
-        sys.stdout.write(json.dumps(finite(_plain(found, listen)), allow_nan=False) + "\n")
+    if asked.as_json:
+        print_json(finite(_plain(found, listen)))
     else:
         _show(found, listen)
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from paceline import launchers
 from paceline.config import discovery
 from paceline.config.plan import Plan
 from paceline.config.ports import OPTION, Ports
@@ -24,43 +19,6 @@ from paceline.network.cluster.description import Cluster
 from paceline.network.secure import secret as secrets
 from paceline.processes.roles.roles import roles_of
 from paceline.scheme import Scheme
-
-# by file names alone: --help reads no launcher, and `paceline list launchers` shows those of other packages, too
-_OURS = ", ".join(found.name for found in pkgutil.iter_modules(launchers.__path__) if not found.name.startswith("_"))
-
-On = Annotated[str | None, typer.Option("--on", help=f"Launcher that starts the tasks: {_OURS}, or a package's own.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="With --on: print what would be submitted.")]
-EngineOptions = Annotated[
-    list[str] | None, typer.Option("--engine", help="KEY=VALUE for the launcher (`paceline show slurm`): nodes=4")
-]
-WorkerHosts = Annotated[str, typer.Option(help="host:port,host:port,…: this process is one of a cluster.")]
-PsHosts = Annotated[str, typer.Option("--ps-hosts", "--server-hosts", help="Of the servers, the same way.")]
-ChiefHosts = Annotated[str, typer.Option(help="Of the chief; default: worker 0 is the chief.")]
-EvaluatorHosts = Annotated[str, typer.Option(help="Of the evaluator, which needs no address.")]
-JobName = Annotated[str | None, typer.Option(help="The job of this process: chief, worker, ps or evaluator.")]
-TaskIndex = Annotated[int | None, typer.Option(help="Its index within that job.")]
-ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A TOML file that describes the cluster.")]
-By = Annotated[
-    str | None, typer.Option("--placement", help="Roles of numbered tasks: ps,worker,… or pack, spread, ps-per-node.")
-]
-InterfaceOption = Annotated[str | None, typer.Option(help="Network interface: a name (ib0) or subnet (10.1.0.0/16).")]
-NoIb = Annotated[bool, typer.Option("--no-ib", help="Use no InfiniBand interface.")]
-AddressRule = Annotated[str | None, typer.Option(help="Function from host name to address: file.py:function.")]
-Join = Annotated[float | None, typer.Option(help="Seconds to wait for all tasks at the start. Default: 600.")]
-JoinPolicy = Annotated[
-    str | None,
-    typer.Option(help="When a task has not joined by then: fail, go-on (without it), or wait. Default: fail."),
-]
-Apart = Annotated[
-    bool, typer.Option("--apart", help="Use connections also among processes of one host, not its shared memory.")
-]
-PortRange = Annotated[
-    str | None, typer.Option("--ports", help="FIRST-LAST: the ports to listen on. Default: any free port.")
-]
-Tls = Annotated[
-    str | None,
-    typer.Option(help="Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (in a run directory all share)."),
-]
 
 
 def described(

@@ -1,21 +1,18 @@
-"""The commands on a run's record: `paceline replay | samples`."""
+"""The commands on a recorded run: `paceline replay`, `paceline samples`."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors.torch import save_file
 
+from paceline.cli.commands import ReplayOptions, SamplesOptions
+from paceline.cli.console import messages, screen
+from paceline.cli.options import print_json, use_data_directory
 from paceline.config import build
 from paceline.errors import UsageError
 from paceline.runs.atomic_files import finite
@@ -23,32 +20,15 @@ from paceline.runs.replay.replay import Replayed, replay
 from paceline.runs.replay.sample_usage import samples
 from paceline.runs.run_directory import RunDirectory
 
-screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
 
-Run = Annotated[str, typer.Argument(help="A run directory, or its name under runs/.")]
-DataDirectory = Annotated[str | None, typer.Option("--data", help="A directory with data sets (or set PACELINE_DATA).")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-
-
-def replay_command(
-    run: Run,
-    until: Annotated[int | None, typer.Option(help="Stop at this update and give its state.")] = None,
-    what_if: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the server, instead of what the run had; may be repeated.")
-    ] = None,
-    since: Annotated[int, typer.Option(help="The update from which --what-if holds.")] = 0,
-    save: Annotated[Path | None, typer.Option(help="Write the vector that it ends with to this file.")] = None,
-    data: DataDirectory = None,
-    as_json: AsJson = False,
-) -> None:
-    """Repeat a recorded run in one process, call by call, and compare every bit that was noted."""
-    if data is not None:
-        os.environ["PACELINE_DATA"] = data
-    if since and not what_if:
+def replay_command(asked: ReplayOptions) -> None:
+    use_data_directory(asked.data)
+    run, until, since, save = asked.run, asked.until, asked.since, asked.save
+    if since and not asked.what_if:
         raise UsageError("--since says from when --what-if holds; give --what-if KEY=VALUE too")
     if save is not None and save.exists():
         raise UsageError(f"{save} exists; name another file")
-    changed = build.pairs(what_if) if what_if else None
+    changed = build.pairs(asked.what_if) if asked.what_if else None
     goal = until or (RunDirectory.open(run).result() or {}).get("updates")
     columns = (TextColumn("repeating"), BarColumn(), MofNCompleteColumn(), TextColumn("updates"), TimeRemainingColumn())
     with Progress(*columns, console=messages, transient=True) as progress:
@@ -56,8 +36,8 @@ def replay_command(
         told = replay(run, until=until, what_if=changed, since=since, watch=lambda v: progress.update(bar, completed=v))
     if save is not None:
         save_file({"model": told.vector}, save)
-    if as_json:
-        sys.stdout.write(json.dumps(finite(told.as_dict())) + "\n")
+    if asked.as_json:
+        print_json(finite(told.as_dict()))
     else:
         then = (RunDirectory.open(run).result() or {}).get("metrics", {}) if changed else {}
         _show(run, told, then, asked=until is not None or changed is not None)
@@ -89,29 +69,24 @@ def _show(run: str, told: Replayed, then: Mapping[str, float], *, asked: bool) -
         screen.print("match", style="green")
 
 
-def samples_command(
-    run: Run,
-    sample: Annotated[int | None, typer.Option(help="Every use of this sample, instead of the sums.")] = None,
-    data: DataDirectory = None,
-    as_json: AsJson = False,
-) -> None:
-    """Which samples a recorded run has used, how often, and what became of the rest."""
-    if data is not None:
-        os.environ["PACELINE_DATA"] = data
-    ledger = samples(run)
-    if sample is not None:
-        uses = ledger.of(sample)
-        if as_json:
-            sys.stdout.write(json.dumps([use._asdict() for use in uses]) + "\n")
+def samples_command(asked: SamplesOptions) -> None:
+    use_data_directory(asked.data)
+    ledger = samples(asked.run)
+    if asked.sample is not None:
+        uses = ledger.of(asked.sample)
+        if asked.as_json:
+            print_json([use._asdict() for use in uses])
             return
-        table = Table("worker", "its mini-batch", "fate", "update", title=f"sample {sample}", title_justify="left")
+        table = Table(
+            "worker", "its mini-batch", "fate", "update", title=f"sample {asked.sample}", title_justify="left"
+        )
         for use in uses:
             table.add_row(str(use.rank), str(use.batch), use.fate, "" if use.update is None else f"{use.update:,}")
         screen.print(table)
         return
     fates, epochs = ledger.fates(), ledger.epochs()
-    if as_json:
-        sys.stdout.write(json.dumps({"samples": ledger.n, "gradients": fates, "epochs": epochs}) + "\n")
+    if asked.as_json:
+        print_json({"samples": ledger.n, "gradients": fates, "epochs": epochs})
         return
     screen.print("gradients: " + ", ".join(f"{number:,} {fate}" for fate, number in fates.items()))
     table = Table(*(epochs[0] if epochs else ()), title=f"uses of {ledger.n:,} samples", title_justify="left")

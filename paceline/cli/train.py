@@ -1,32 +1,31 @@
-"""The commands that train for real: `paceline train | run`."""
+"""The commands that train in real processes: `paceline train`, `paceline run`."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import json
-import os
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from paceline import signals
 from paceline.api.execute import execute
 from paceline.api.train import folder_name, train
 from paceline.cli import cluster_options
+from paceline.cli.commands import RunOptions, TrainOptions
+from paceline.cli.console import messages, say, screen
+from paceline.cli.options import print_json, use_data_directory
+from paceline.cli.words import split
 from paceline.config import build
 from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
 from paceline.errors import DataError, RunError, UsageError
+from paceline.network.cluster.assignment import Assignment
 from paceline.network.nodes import participate
-from paceline.processes.supervisor import exec_role
 from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.report import tables
 from paceline.report.live import Display
@@ -34,328 +33,134 @@ from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 
-# options whose name differs from the argument's
-OPTIONS = {
-    **{"checkpoint_steps": "checkpoint-every", "directory": "dir"},
-    **{"hooks": "hook", "faults": "fault", "links": "link"},
-}
-screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Hyper-parameters (lr=0.1 server.rule=adagrad) and task.OPTION=…"),
-]
-Servers = Annotated[int | None, typer.Option("--servers", "--ps", help="Among whom the vector is cut. Default: 1.")]
-Steps = Annotated[int | None, typer.Option(help="Updates of the centre, from the very beginning.")]
-Seconds = Annotated[float | None, typer.Option(help="End after so much training time.")]
-Hooks = Annotated[list[str] | None, typer.Option(help="NAME:key=value,…, a name of `paceline list hooks`.")]
-QuorumOption = Annotated[str | None, typer.Option(help="When a worker dies, a barrier will shrink or hold.")]
-Patience = Annotated[float | None, typer.Option(help="Seconds that any waiting may take. Default: 30.")]
-Restarts = Annotated[int | None, typer.Option(help="Of a role in a row without progress. Default: 3.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda (one GPU per worker) or cuda:K.")]
-CollectiveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--collective", help="For means: shared (memory), tcp, gloo or nccl. Default: shared, on several nodes tcp."
-    ),
-]
-Threads = Annotated[int | None, typer.Option(help="Of torch, per process. Default: 1.")]
-Place = Annotated[str | None, typer.Option("--dir", help="The run directory. Default: a new one under runs/.")]
-Resume = Annotated[str | None, typer.Option(help="Go on with this run directory from its newest checkpoint.")]
-CheckpointEvery = Annotated[int | None, typer.Option(help="Updates between two checkpoints.")]
-CheckpointSeconds = Annotated[float | None, typer.Option(help="Seconds between two checkpoints. Default: 60.")]
-Exact = Annotated[
-    bool | None, typer.Option("--exact", help="The same bits with any number of workers, and whoever dies on the way.")
-]
-Micro = Annotated[int | None, typer.Option(help="With --exact: parts that each batch is cut in. Default: 8.")]
-Keep = Annotated[int | None, typer.Option(help="Checkpoints that are kept. Default: 5.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live display.")]
-
-
-def train_command(
-    task: Annotated[
-        str | None, typer.Argument(help="A name of `paceline list tasks`, or file.py:task, or package.module:task.")
-    ] = None,
-    words: Words = None,
-    scheme: Annotated[
-        str | None, typer.Option("--scheme", "-s", help="A name of `paceline list schemes`. Default: sync.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-n", help="Default: 2 (1 where there can be one only).")
-    ] = None,
-    servers: Servers = None,
-    steps: Steps = None,
-    seconds: Seconds = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per gradient (--feed slice: of all workers).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random. Default: 0.")] = None,
-    exact: Exact = None,
-    micro: Micro = None,
-    hook: Hooks = None,
-    quorum: QuorumOption = None,
-    patience: Patience = None,
-    restarts: Restarts = None,
-    start: Annotated[
-        str | None, typer.Option(help="fork: roles begin at once; exec: each in a fresh interpreter.")
-    ] = None,
-    device: Device = None,
-    collective: CollectiveOption = None,
-    threads: Threads = None,
-    feed: Annotated[str | None, typer.Option(help="shared | shard | slice")] = None,
-    shuffle: Annotated[
-        bool | None, typer.Option("--shuffle/--no-shuffle", help="Or take samples in stored order.")
-    ] = None,
-    directory: Place = None,
-    resume: Resume = None,
-    checkpoint_every: CheckpointEvery = None,
-    checkpoint_seconds: CheckpointSeconds = None,
-    keep: Keep = None,
-    evaluator: Annotated[
-        bool | None, typer.Option("--evaluator", help="Another process follows the checkpoints and keeps the best.")
-    ] = None,
-    throttle: Annotated[float | None, typer.Option(help="Seconds between two of its evaluations.")] = None,
-    start_delay: Annotated[float | None, typer.Option(help="Seconds before its first.")] = None,
-    eval_steps: Annotated[int | None, typer.Option(help="Test batches that it takes. Default: all.")] = None,
-    eval_device: Annotated[str | None, typer.Option(help="Where it computes: cpu, cuda, cuda:K. Default: cpu.")] = None,
-    best: Annotated[str | None, typer.Option(help="The metric by which the best checkpoint is kept.")] = None,
-    every: Annotated[int | None, typer.Option(help="The chief evaluates every so many updates.")] = None,
-    curvature: Annotated[float | None, typer.Option(help="Of the loss, for stability warnings.")] = None,
-    record: Annotated[
-        bool | None, typer.Option("--record/--no-record", help="The order of everything, for `paceline replay`.")
-    ] = None,
-    summaries: Annotated[
-        bool | None, typer.Option("--summaries/--no-summaries", help="For TensorBoard. Default: yes.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="A directory with data sets (or set PACELINE_DATA).")] = None,
-    on: cluster_options.On = None,
-    dry_run: cluster_options.DryRun = False,
-    engine: cluster_options.EngineOptions = None,
-    by: cluster_options.By = None,
-    worker_hosts: cluster_options.WorkerHosts = "",
-    ps_hosts: cluster_options.PsHosts = "",
-    chief_hosts: cluster_options.ChiefHosts = "",
-    evaluator_hosts: Annotated[str, typer.Option(help="Of the evaluator, which needs no address.")] = "",
-    job_name: cluster_options.JobName = None,
-    task_index: cluster_options.TaskIndex = None,
-    cluster: cluster_options.ClusterFile = None,
-    interface: cluster_options.InterfaceOption = None,
-    no_ib: cluster_options.NoIb = False,
-    address_rule: cluster_options.AddressRule = None,
-    join: cluster_options.Join = None,
-    join_policy: cluster_options.JoinPolicy = None,
-    tls: cluster_options.Tls = None,
-    ports: cluster_options.PortRange = None,
-    apart: cluster_options.Apart = False,
-    as_json: AsJson = False,
-    plain: Plain = False,
-) -> None:
-    """Train for real: one process per role, on this machine, as one task of a cluster, or handed to an engine."""
-    if data is not None:
-        os.environ["PACELINE_DATA"] = data
-    if resume is not None and task is not None and "=" in task:  # the task is known: this is the first of the words
-        words, task = [task, *(words or [])], None
-    hyper, task_options = split(words or [], train)
-    given: dict[str, Any] = {
-        "workers": workers,
-        "servers": servers,
-        "steps": steps,
-        "seconds": seconds,
-        "batch": batch,
-        "seed": seed,
-        "exact": exact,
-        "micro": micro,
-        "quorum": quorum,
-        "patience": patience,
-        "restarts": restarts,
-        "start": start,
-        "summaries": summaries,
-        "record": record,
-        "device": device,
-        "collective": collective,
-        "threads": threads,
-        "feed": feed,
-        "shuffle": shuffle,
-        "checkpoint_steps": checkpoint_every,
-        "checkpoint_seconds": checkpoint_seconds,
-        "keep": keep,
-        "evaluator": evaluator,
-        "throttle": throttle,
-        "delay": start_delay,
-        "eval_steps": eval_steps,
-        "eval_device": eval_device,
-        "best": best,
-        "every": every,
-        "curvature": curvature,
-        "task_options": task_options or None,
-    }
-    settings = {name: value for name, value in given.items() if value is not None}
-    seat = None
-    if on is not None:
-        cluster_options.known(on)
-    else:
-        lists = (worker_hosts, ps_hosts, chief_hosts, evaluator_hosts)
-        seat = participate.engaged(
-            lambda: cluster_options.described(lists, job_name, task_index, cluster),
-            by,
-            servers,
-            address_rule,
-            directory,
-        )
-        if dry_run or engine:
-            raise UsageError("--dry-run and --engine go with --on ENGINE")
-    fixed = cluster_options.fixed_ports(ports, seat is not None or on is not None)
+def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
+    use_data_directory(asked.data)
+    task, words, resume, directory, scheme = asked.task, asked.words, asked.resume, asked.directory, asked.scheme
+    if resume is not None and task is not None and "=" in task:  # the run has its task: this is the first of the words
+        words, task = [task, *words], None
+    hyper, task_options = split(words, train, Plan, TrainOptions)
+    hooks = settings.pop("hooks", [])
+    if task_options:
+        settings["task_options"] = task_options
+    seat = _assignment(asked, settings.get("servers"))
+    fixed = cluster_options.fixed_ports(asked.ports, seat is not None or asked.on is not None)
     network = participate.Network(
-        interface,
-        not no_ib,
-        participate.JOIN if join is None else join,
-        tls,
-        not apart,
-        join_policy or participate.JOIN_POLICY,
+        asked.interface,
+        not asked.no_ib,
+        participate.JOIN if asked.join is None else asked.join,
+        asked.tls,
+        not asked.apart,
+        asked.join_policy or participate.JOIN_POLICY,
         fixed,
     )
     if seat is not None and not seat.chief:
-        leave_with(lambda: participate.take_part(seat, network, directory, complain))
+        leave_with(lambda: participate.take_part(seat, network, directory, say))
     if seat is not None:
         settings = participate.counted(seat, settings, build.scheme_of(scheme or "sync", hyper))
         if directory is not None and (Path(directory) / "plan.json").exists():
-            resume, directory, task, scheme = directory, None, None, None  # an engine has started it again
+            resume, directory, task, scheme = directory, None, None, None  # an engine has restarted the chief
+
+    def submit(plan: Plan, chosen: Scheme, place: Path) -> NoReturn:
+        submitted, by = dataclasses.replace(plan, directory=str(place.absolute())), asked.placement
+        leave_with(
+            lambda: cluster_options.submit(
+                asked.on or "", submitted, chosen, asked.engine, by, asked.dry_run, say, fixed
+            )
+        )
+
     if resume is not None:
         if directory is not None:
-            raise UsageError("--resume names the run directory itself; leave --dir away")
-        place, plan, chosen = resumed(resume, task, scheme, hyper, hook or [], settings)
+            raise UsageError("--resume names the run directory itself; omit --dir")
+        place, plan, chosen = resumed(resume, task, scheme, hyper, hooks, settings)
         objects = {"ready": ready_task(plan, {})}
         if seat is not None:
             participate.check_means(plan, network)
     else:
         if task is None:
             raise UsageError("what is to be trained? give a task (`paceline list tasks`), or --resume RUN")
-        if steps is None and seconds is None and not any(one.startswith("stop-at-step") for one in hook or []):
+        if not settings.keys() & {"steps", "seconds"} and not any(one.startswith("stop-at-step") for one in hooks):
             settings["steps"] = 1000
         name = f"{task}-{scheme or 'sync'}"
-        plan, chosen, _ = planned(task, scheme or "sync", hooks=hook or [], hyper=hyper, **settings)
-        if seat is not None or on is not None:
+        plan, chosen, _ = planned(task, scheme or "sync", hooks=hooks, hyper=hyper, **settings)
+        plan = dataclasses.replace(plan, title=name)
+        if seat is not None or asked.on is not None:
             participate.check_means(plan, network)
         objects = {"ready": ready_task(plan, {})}  # before anything is made: its name may be wrong, its data missing
-        if dry_run:
-            directory = str(Path(directory or f"runs/{folder_name(name)}").absolute())
-            submitted = dataclasses.replace(plan, directory=directory, title=name)
-            leave_with(
-                lambda: cluster_options.submit(on or "", submitted, chosen, engine or [], by, True, complain, fixed)
-            )
+        if asked.dry_run:
+            submit(plan, chosen, Path(directory or f"runs/{folder_name(name)}"))
         # the command of another node may have made the directory, or have trained there
-        typed_elsewhere = on is not None and cluster_options.typed_on_every_node(on, engine or [])
+        typed_elsewhere = asked.on is not None and cluster_options.typed_on_every_node(asked.on, asked.engine)
         if typed_elsewhere and directory is not None and (Path(directory) / "plan.json").exists():
             place = RunDirectory.open(directory)
         else:
             prepared = seat is not None or typed_elsewhere
             place = RunDirectory.create(directory, folder_name(name), prepared=prepared)
-        plan = dataclasses.replace(plan, title=name)
-    if on is not None:
-        submitted = dataclasses.replace(plan, directory=str(place.path.absolute()))
-        leave_with(lambda: cluster_options.submit(on, submitted, chosen, engine or [], by, dry_run, complain, fixed))
+    if asked.on is not None:
+        submit(plan, chosen, place.path)
     launcher = None
     if seat is not None:
-        launcher = participate.hub_of(seat, network, str(place.path), complain)
-    conduct(place, plan, chosen, objects, as_json=as_json, plain=plain, launcher=launcher)
+        launcher = participate.hub_of(seat, network, str(place.path), say)
+    conduct(place, plan, chosen, objects, as_json=asked.as_json, plain=asked.plain, launcher=launcher)
 
 
-def run_command(
-    script: Annotated[Path, typer.Argument(help="A Python program that calls paceline.attach.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="For the program.")] = None,
-    scheme: Annotated[
-        str | None, typer.Option("--scheme", "-s", help="In place of the scheme that the program asks for.")
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", "-n")] = 2,
-    servers: Servers = None,
-    steps: Steps = None,
-    seconds: Seconds = None,
-    hook: Hooks = None,
-    quorum: QuorumOption = None,
-    patience: Patience = None,
-    restarts: Restarts = None,
-    threads: Threads = None,
-    directory: Place = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir.")] = False,
-    exact: Annotated[bool, typer.Option("--exact", hidden=True)] = False,
-    checkpoint_every: CheckpointEvery = None,
-    checkpoint_seconds: CheckpointSeconds = None,
-    keep: Keep = None,
-    as_json: AsJson = False,
-    plain: Plain = False,
-) -> None:
-    """Run your own training script, once per worker; it keeps its loop and calls paceline.attach."""
+def _assignment(asked: TrainOptions, servers: int | None) -> Assignment | None:
+    """What this process is in its cluster; None: it starts all roles itself, or has an engine start them."""
+    if asked.on is not None:
+        cluster_options.known(asked.on)
+        return None
+    lists = (asked.worker_hosts, asked.ps_hosts, asked.chief_hosts, asked.evaluator_hosts)
+    found = participate.engaged(
+        lambda: cluster_options.described(lists, asked.job_name, asked.task_index, asked.cluster),
+        asked.placement,
+        servers,
+        asked.address_rule,
+        asked.directory,
+    )
+    if asked.dry_run or asked.engine:
+        raise UsageError("--dry-run and --engine go with --on ENGINE")
+    return found
+
+
+def run_command(asked: RunOptions, settings: dict[str, Any]) -> None:
+    script, directory, resume = asked.script, asked.directory, asked.resume
     if not script.is_file():
         raise UsageError(f"there is no program {str(script)!r}")
-    given: dict[str, Any] = {
-        "servers": servers,
-        "steps": steps,
-        "seconds": seconds,
-        "quorum": quorum,
-        "patience": patience,
-        "restarts": restarts,
-        "threads": threads,
-        "checkpoint_steps": checkpoint_every,
-        "checkpoint_seconds": checkpoint_seconds,
-        "keep": keep,
-    }
-    settings = {name: value for name, value in given.items() if value is not None}
-    for one in hook or []:
-        build.hook_of(one)
+    for hook in settings.get("hooks", []):
+        build.hook_of(hook)
     if resume and directory is None:
-        raise UsageError("--resume goes on with an existing run: name it with --dir")
+        raise UsageError("--resume resumes an existing run: name it with --dir")
     plan = Plan(
-        script=[str(script.absolute()), *(arguments or [])],
-        scheme=scheme,
-        workers=workers,
-        hooks=hook or [],
-        title=f"{script.name}",
-        exact=exact,
+        script=[str(script.absolute()), *asked.arguments],
+        scheme=asked.scheme,
+        workers=asked.workers,
+        title=script.name,
+        exact=asked.exact,
         **settings,
     )
     chosen = scheme_of(plan, {})
     check(plan, chosen)
     place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, script.stem)
-    conduct(place, plan, chosen, {}, as_json=as_json, plain=plain)
-
-
-def role_command(
-    name: Annotated[str, typer.Argument(help="chief, worker:N, server:N (or ps:N), evaluator")],
-    handle: Annotated[int, typer.Option(help="The descriptor by which a launcher hands everything over.")],
-) -> None:
-    """Play one role of a run. Launchers start this; you do not."""
-    raise typer.Exit(exec_role.play(name, handle))
-
-
-def split(words: list[str], of: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Hyper-parameters and options of the task, of `key=value` words; what `of` takes itself is an option."""
-    given = build.pairs(words)
-    task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
-    hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
-    for key in hyper.keys() & inspect.signature(of).parameters.keys():
-        option = OPTIONS.get(key) or key.replace("_", "-")
-        raise UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write --{option}")
-    return hyper, task_options
+    conduct(place, plan, chosen, {}, as_json=asked.as_json, plain=asked.plain)
 
 
 def resumed(
     path: str, task: str | None, scheme: str | None, hyper: dict[str, Any], hooks: list[str], settings: dict[str, Any]
 ) -> tuple[RunDirectory, Plan, Scheme]:
-    """An existing run's plan, with what is given now in place of what was given then."""
+    """The plan of an existing run, with the options that are given now in place of its own."""
     place = RunDirectory.open(path)
     try:
         before = Plan.from_dict(place.plan())
     except DataError as error:
-        error.add_note(
-            "give what is to change as options of --resume; to resume with the plan as it is, delete sums.json"
-        )
+        error.add_note("give changes as options of --resume; to resume with the plan as it is, delete sums.json")
         raise
     if before.task is None:
         raise UsageError(f"{place.path} trained a task of a notebook or script: resume it from there")
     for name, wanted in (("task", task), ("scheme", scheme)):
         if wanted is not None and wanted != getattr(before, name):
-            raise UsageError(f"{place.path} has {name} {getattr(before, name)!r}; it cannot go on with {wanted!r}")
+            raise UsageError(f"{place.path} has {name} {getattr(before, name)!r}; it cannot be resumed with {wanted!r}")
     if settings.get("exact") and not before.exact:
-        raise UsageError(f"{place.path} is not exact and cannot become so on the way; begin a new run with --exact")
+        raise UsageError(f"{place.path} is not exact and cannot become exact; start a new run with --exact")
     if before.exact:
         settings = _still_exact(place, before, settings)
     changed = settings | ({"hooks": hooks} if hooks else {}) | ({"hyper": before.hyper | hyper} if hyper else {})
@@ -368,12 +173,12 @@ def resumed(
 
 
 def _still_exact(place: RunDirectory, before: Plan, settings: dict[str, Any]) -> dict[str, Any]:
-    """An exact run may go on in other processes; what its bits depend on stays."""
+    """An exact run may be resumed in another number of processes; the settings that its bits depend on must stay."""
     for name in ("micro", "feed", "quorum"):
         if settings.get(name, getattr(before, name)) != getattr(before, name):
             raise UsageError(
-                f"{place.path} is exact with {name} {getattr(before, name)}, on which its bits depend; it cannot go on "
-                f"with {settings[name]}"
+                f"{place.path} is exact with {name} {getattr(before, name)}, on which its bits depend; it cannot be "
+                f"resumed with {settings[name]}"
             )
     workers = settings.get("workers", before.processes)
     return settings | {"processes": workers, "workers": before.workers}
@@ -387,11 +192,6 @@ def leave_with(code_of: Callable[[], int]) -> NoReturn:
         raise signals.Interrupted from None
 
 
-def complain(text: str) -> None:
-    """A line for people, whoever reads the results."""
-    messages.print(escape(text), soft_wrap=True)
-
-
 def conduct(
     place: RunDirectory,
     plan: Plan,
@@ -402,14 +202,14 @@ def conduct(
     plain: bool,
     launcher: Callable[..., Supervisor] | None = None,
 ) -> None:
-    """Be the launcher, show what happens, and say how it ended."""
+    """Be the launcher of a run, show its progress, and print its result."""
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()))
     if not (place.path / "plan.json").exists():
-        place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed, however soon it is interrupted
+        place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed
 
     def launched(*given: Any, **rest: Any) -> Supervisor:
         made = (launcher or Supervisor)(*given, **rest)
-        signals.count_from_now_on(made.asked)  # also after the run: then only the result is left to be told
+        signals.count_from_now_on(made.asked)  # also after the run, while its result is printed
         return made
 
     try:
@@ -425,13 +225,13 @@ def conduct(
         raise typer.Exit(signals.EXIT_CODE) from None
     except RunError as error:
         if as_json and error.result is not None:  # what was reached is not lost
-            sys.stdout.write(json.dumps(error.result.as_dict() | {"error": str(error)}, allow_nan=False) + "\n")
+            print_json(error.result.as_dict() | {"error": str(error)})
         raise
     show(result, as_json=as_json)
 
 
 def resume_command(place: RunDirectory, plan: Plan) -> str:
-    """What to type to continue a run."""
+    """The command that resumes a run."""
     if not plan.script:
         return shlex.join(["paceline", "train", "--resume", str(place.path)])
     scheme = ["--scheme", plan.scheme] if plan.scheme else []
@@ -440,9 +240,10 @@ def resume_command(place: RunDirectory, plan: Plan) -> str:
 
 
 def show(result: Result, *, as_json: bool) -> None:
+    """Print a result."""
     if result.stopped:
         messages.print(f"stopped: {escape(result.stopped)}")
     if as_json:
-        sys.stdout.write(result.to_json() + "\n")
+        print_json(result.as_dict())
     else:
         screen.print(tables.closing(result))

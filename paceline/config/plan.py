@@ -1,62 +1,165 @@
-"""What a run is asked to be: plain data that JSON can hold, so that any process can be given it."""
-
-from __future__ import annotations
+"""A run of real processes as plain data: the declaration of every option of `train`, and what JSON holds of it."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
+from paceline.config.options import (
+    CURVATURE,
+    DIRECTORY,
+    EVALUATION,
+    FAILURES,
+    MICRO,
+    NO_EFFECT,
+    QUORUM,
+    Batch,
+    Exact,
+    FeedOption,
+    Hooks,
+    Option,
+    Quorum,
+    Seed,
+    Shuffle,
+    Start,
+)
 from paceline.errors import UsageError
-from paceline.task import Feed
+from paceline.fields import Bound
 
-Quorum = Literal["shrink", "hold"]
-Start = Literal["fork", "exec"]
+
+def _of_the_evaluator(help: str, default: str | None = None, argument: str = "") -> Option:
+    flags = f"--{argument.replace('_', '-')}" if argument else ""
+    return Option(help, flags, EVALUATION, default, argument, needs="evaluator")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the roles of a run must agree on."""
+    """Everything that the roles of a run must agree on. Fields with an `Option` are options of `train`."""
 
-    task: str | None = None  # a name or reference; None: handed over as an object, or the script's own
+    task: str | None = None  # a name or reference; None: an object of the caller, or the script's own
     task_options: dict[str, Any] = field(default_factory=dict)
-    batch: int | None = None
-    feed: Feed | None = None
-    shuffle: bool | None = None
+    batch: Batch = None
+    feed: FeedOption = None
+    shuffle: Shuffle = None
     scheme: str | None = None
     hyper: dict[str, Any] = field(default_factory=dict)
-    workers: int = 1  # of the scheme: with `exact` the micro-batches, whichever process computes them
-    processes: int | None = None  # that the workers live in; None: one for each
-    servers: int = 1
-    steps: int | None = None  # updates of the centre
-    seconds: float | None = None
-    seed: int = 0
-    hooks: list[str] = field(default_factory=list)
-    exact: bool = False  # the same bits, however many processes there are and whoever dies
-    micro: int = 8  # with `exact`: parts that every batch is cut in, each a worker of the scheme
-    quorum: Quorum = "shrink"
-    patience: float = 30.0
-    restarts: int = 3  # of one role in a row, without progress between them
-    start: Start = "fork"  # how a role's process begins
-    collective: str = "shared"  # how means are taken: in shared memory, or by connections
-    device: str = "cpu"
-    threads: int = 1
-    checkpoint_steps: int | None = None
-    checkpoint_seconds: float | None = 60.0
-    keep: int = 5
-    summaries: bool = True  # for TensorBoard
-    record: bool = True  # the order log, from which the run can be repeated
-    launch: int = 1  # how often this run has been started
-    evaluator: bool = False
-    throttle: float = 0.0  # seconds between two evaluations of the evaluator
-    delay: float = 0.0  # before its first
-    eval_device: str = ""  # where it computes; "": on the CPU
-    eval_steps: int | None = None  # batches of the test data that it takes; None: all
-    best: str = ""  # the metric whose best checkpoint is kept
-    every: int = 0  # updates between two evaluations by the chief
-    curvature: float | None = None
+    # with `exact` the plan has a worker per micro-batch
+    workers: Annotated[
+        int,
+        Bound(1),
+        Option("Worker processes; worker 0 is the chief.", "--workers -n", default="2; 1 if the scheme has one worker"),
+    ] = 1
+    processes: Annotated[int | None, NO_EFFECT] = None  # that the workers share, in exact runs; None: one for each
+    servers: Annotated[
+        int,
+        Bound(0),
+        Option("Parameter servers; the vector is sharded over them.", "--servers --ps", run=True),
+    ] = 1
+    steps: Annotated[
+        int | None,
+        Bound(1),
+        Option(
+            "Updates of the centre after which the run ends, counted over all launches.",
+            default="1000, unless --seconds or the hook stop-at-step is given",
+            run=True,
+        ),
+    ] = None
+    seconds: Annotated[
+        float | None, Bound(0, above=True), Option("Seconds of training after which this launch ends.", run=True)
+    ] = None
+    seed: Seed = 0
+    hooks: Hooks = field(default_factory=list)
+    exact: Exact = False
+    micro: Annotated[int, Bound(1), MICRO] = 8
+    quorum: Annotated[Quorum, QUORUM] = "shrink"
+    patience: Annotated[
+        float,
+        Bound(0, above=True),
+        Option("Longest wait without progress, in seconds.", panel=FAILURES, page="training.md", run=True),
+        NO_EFFECT,
+    ] = 30.0
+    restarts: Annotated[
+        int,
+        Bound(0),
+        Option("Restarts of one role without progress in between.", panel=FAILURES, run=True),
+        NO_EFFECT,
+    ] = 3
+    start: Annotated[
+        Start,
+        Option("fork: roles start at once; exec: each starts in a fresh interpreter and makes the task itself."),
+        NO_EFFECT,
+    ] = "fork"
+    # all collectives give the same bits
+    collective: Annotated[
+        str,
+        Option(
+            "How means are taken: shared (memory), tcp, gloo or nccl.",
+            default="shared; tcp on several machines",
+            page="collectives.md",
+        ),
+        NO_EFFECT,
+    ] = "shared"
+    device: Annotated[str, Option("Where workers compute: cpu, cuda (one GPU per worker) or cuda:K.")] = "cpu"
+    threads: Annotated[int, Bound(1), Option("Threads of torch in each process.", run=True)] = 1
+    checkpoint_steps: Annotated[
+        int | None,
+        Bound(1),
+        Option("Updates between two checkpoints.", "--checkpoint-every", DIRECTORY, run=True),
+        NO_EFFECT,
+    ] = None
+    checkpoint_seconds: Annotated[
+        float | None,
+        Bound(0, above=True),
+        Option("Seconds between two checkpoints.", panel=DIRECTORY, run=True),
+        NO_EFFECT,
+    ] = 60.0
+    keep: Annotated[int, Bound(1), Option("Newest checkpoints to keep.", panel=DIRECTORY, run=True), NO_EFFECT] = 5
+    summaries: Annotated[
+        bool, Option("Write summaries for TensorBoard.", "--summaries/--no-summaries", DIRECTORY), NO_EFFECT
+    ] = True
+    record: Annotated[
+        bool,
+        Option(
+            "Record the order of everything, for `paceline replay`.",
+            "--record/--no-record",
+            DIRECTORY,
+            page="replay.md",
+        ),
+        NO_EFFECT,
+    ] = True
+    launch: Annotated[int, NO_EFFECT] = 1  # counts the launches of a run directory
+    evaluator: Annotated[
+        bool,
+        Option("Evaluate every new checkpoint in another process and keep the best one.", "--evaluator", EVALUATION),
+        NO_EFFECT,
+    ] = False
+    throttle: Annotated[
+        float, Bound(0, finite=True), _of_the_evaluator("Seconds between two evaluations of the evaluator."), NO_EFFECT
+    ] = 0.0
+    delay: Annotated[
+        float,
+        Bound(0, finite=True),
+        _of_the_evaluator("Seconds before the evaluator's first evaluation.", argument="start_delay"),
+        NO_EFFECT,
+    ] = 0.0
+    eval_device: Annotated[
+        str, _of_the_evaluator("Where the evaluator computes: cpu, cuda or cuda:K.", "cpu"), NO_EFFECT
+    ] = ""
+    eval_steps: Annotated[
+        int | None, Bound(1), _of_the_evaluator("Batches of the test data that the evaluator takes.", "all"), NO_EFFECT
+    ] = None
+    best: Annotated[
+        str, _of_the_evaluator("Metric by which the best checkpoint is kept.", "accuracy, else loss"), NO_EFFECT
+    ] = ""
+    every: Annotated[
+        int,
+        Bound(0),
+        Option("Updates between two evaluations by the chief.", panel=EVALUATION, default="only at the end"),
+        NO_EFFECT,
+    ] = 0
+    curvature: Annotated[float | None, Bound(0, finite=True), CURVATURE, NO_EFFECT] = None
     script: list[str] = field(default_factory=list)  # the user's own program and its arguments
-    directory: str = ""
-    title: str = ""
+    directory: Annotated[str, NO_EFFECT] = ""
+    title: Annotated[str, NO_EFFECT] = ""
 
     @property
     def hosts(self) -> int:
@@ -67,7 +170,7 @@ class Plan:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Plan:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         known = {one.name for one in fields(cls)}
         foreign = data.keys() - known
         if foreign:

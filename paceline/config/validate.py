@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from paceline.config import build, discovery, exact
+from paceline.config.options import checked, declared
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
-from paceline.fields import converted
 from paceline.hook import Hook
 from paceline.scheme import Scheme
 from paceline.task import Task
-
-LOWEST = {"workers": 1, "threads": 1, "keep": 1, "restarts": 0, "servers": 0, "every": 0}
-LOWEST_IF_GIVEN = {"steps": 1, "batch": 1, "checkpoint_steps": 1, "eval_steps": 1}
-OF_THE_EVALUATOR = {"throttle": "throttle", "delay": "start-delay", "eval_steps": "eval-steps", "best": "best"}
-OF_THE_EVALUATOR |= {"eval_device": "eval-device"}
 
 
 def planned(
@@ -29,7 +23,7 @@ def planned(
     hyper: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[Plan, Scheme, dict[str, Any]]:
-    """A checked plan, its scheme, and the objects that have no name to go by."""
+    """A checked plan, its scheme, and the objects that a plan cannot name. A setting that is None was not given."""
     chosen = build.scheme_of(scheme, hyper or {})
     objects: dict[str, Any] = {}
     if isinstance(task, Task):
@@ -41,12 +35,7 @@ def planned(
         build.hook_of(hook)
     if own := [hook for hook in listed if isinstance(hook, Hook)]:
         objects["hooks"] = own
-    hints = get_type_hints(Plan)
-    settings = {
-        name: value if isinstance(value, dict) else converted("train", name, value, hints[name])
-        for name, value in settings.items()
-        if value is not None
-    }
+    settings = checked("train", Plan, {name: value for name, value in settings.items() if value is not None})
     settings = exact.settled(settings, chosen, 1 if chosen.alone else 2)
     if not chosen.methods:
         settings["servers"] = 0
@@ -67,27 +56,13 @@ def check(plan: Plan, scheme: Scheme) -> None:
         if plan.script:
             raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
         exact.check(scheme, plan.hosts, plan.micro)
-    for name, low in (LOWEST | LOWEST_IF_GIVEN).items():
-        value = getattr(plan, name)
-        if value is not None and value < low:
-            raise UsageError(f"{name} must be at least {low}, not {value}")
-    for name in ("seconds", "patience", "checkpoint_seconds"):
-        value = getattr(plan, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be above 0 seconds, not {value:g}")
-    for name in ("throttle", "delay"):
-        if not 0 <= getattr(plan, name) < math.inf:
-            raise UsageError(f"{OF_THE_EVALUATOR[name]} must be at least 0 seconds, not {getattr(plan, name):g}")
-    if plan.curvature is not None and not 0 <= plan.curvature < math.inf:
-        raise UsageError(f"curvature must be a finite number of at least 0, not {plan.curvature:g}")
+    checked("train", Plan, vars(plan))
     if not plan.evaluator:
-        for name, option in OF_THE_EVALUATOR.items():
-            if getattr(plan, name):
-                raise UsageError(f"{option} is for the evaluator, which this run does not have; add --evaluator")
-    if plan.quorum not in ("shrink", "hold"):
-        raise UsageError(f"quorum must be shrink or hold, not {plan.quorum!r}")
+        for name, one in declared(Plan).items():
+            if one.option.needs == "evaluator" and getattr(plan, name) != one.default:
+                raise UsageError(f"{one.flag} is for the evaluator, which this run does not have; add --evaluator")
     if plan.collective not in (known := discovery.collectives()):
-        raise UsageError(f"collective must be one of {', '.join(known)}, not {plan.collective!r}")
+        raise UsageError(f"train: collective must be one of {', '.join(known)}, not {plan.collective!r}")
     if plan.collective == "nccl" and not plan.device.startswith("cuda"):
         raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")
     if plan.collective == "nccl" and plan.hosts < plan.workers:
@@ -95,8 +70,6 @@ def check(plan: Plan, scheme: Scheme) -> None:
             f"nccl needs a GPU and a process for each of the {plan.workers} workers, here are {plan.hosts} processes; "
             "use --collective tcp"
         )
-    if plan.start not in ("fork", "exec"):
-        raise UsageError(f"start must be fork or exec, not {plan.start!r}")
     if scheme.methods:
         if plan.servers < 1:
             raise UsageError(f"{scheme.name} needs a server: servers must be at least 1, not {plan.servers}")

@@ -1,23 +1,16 @@
-"""Tables of run directories: all of them a line each, or one with all that is known of it."""
+"""The table of run directories, a line each. It reads JSON files only."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from paceline.errors import DataError
-from paceline.processes.supervisor import progress
-from paceline.processes.supervisor.status import duration
-from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
 STYLES = {
@@ -28,15 +21,14 @@ STYLES = {
     RunState.BROKEN_OFF: "yellow",
     RunState.DAMAGED: "bold red",
 }
-LOG_LINES, LOG_BYTES = 10, 8192  # of the end of each log, when a run failed
 
 
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One run as plain data; what is not known is None. `damaged`: what is wrong with its files, a sentence each."""
     damage: list[str] = []
-    plan, result, history = _plan(run, damage), _result(run, damage) or {}, _history(run, damage)
-    told = progress.read(run) or {} if not result else {}
-    metrics = result.get("metrics") or _last_metrics(history)
+    plan, result, history = plan_of(run, damage), result_of(run, damage) or {}, history_of(run, damage)
+    told = run.status() or {} if not result else {}
+    metrics = result.get("metrics") or last_metrics(history)
     return {
         "run": run.name,
         "path": str(run.path),
@@ -44,12 +36,12 @@ def summary(run: RunDirectory) -> dict[str, Any]:
         "scheme": result.get("scheme") or plan.get("scheme"),
         "workers": plan.get("processes") or plan.get("workers", result.get("workers")),
         "servers": plan.get("servers", result.get("servers")),
-        "updates": result.get("updates", told.get("updates", _last(history, "update"))),
+        "updates": result.get("updates", told.get("updates", last(history, "update"))),
         "accuracy": metrics.get("accuracy"),
         "loss": metrics.get("loss"),
         "state": run.state,
         "started": run.started.isoformat(timespec="seconds"),
-        "wall_seconds": result.get("wall_seconds", told.get("seconds", _last(history, "seconds"))),
+        "wall_seconds": result.get("wall_seconds", told.get("seconds", last(history, "seconds"))),
         "damaged": damage,
     }
 
@@ -65,14 +57,14 @@ class ListColumn(NamedTuple):
 
 COLUMNS = (
     ListColumn("run", 0, "left", lambda one: Text(one["run"], "bold")),
-    ListColumn("task", 6, "left", lambda one: _number(one["task"])),
-    ListColumn("scheme", 4, "left", lambda one: _number(one["scheme"])),
-    ListColumn("workers/servers", 8, "right", lambda one: f"{_number(one['workers'])}/{_number(one['servers'])}"),
-    ListColumn("updates", 3, "right", lambda one: _number(one["updates"])),
+    ListColumn("task", 6, "left", lambda one: number(one["task"])),
+    ListColumn("scheme", 4, "left", lambda one: number(one["scheme"])),
+    ListColumn("workers/servers", 8, "right", lambda one: f"{number(one['workers'])}/{number(one['servers'])}"),
+    ListColumn("updates", 3, "right", lambda one: number(one["updates"])),
     ListColumn("reached", 2, "right", lambda one: _reached(one)),
     ListColumn("state", 1, "left", lambda one: Text(one["state"], STYLES[one["state"]])),
-    ListColumn("when", 5, "left", lambda one: _when(datetime.fromisoformat(one["started"]))),
-    ListColumn("seconds", 7, "right", lambda one: _number(one["wall_seconds"])),
+    ListColumn("when", 5, "left", lambda one: moment(datetime.fromisoformat(one["started"]))),
+    ListColumn("seconds", 7, "right", lambda one: number(one["wall_seconds"])),
 )
 
 
@@ -117,157 +109,8 @@ def _text(cell: str | Text) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)
 
 
-def detail(run: RunDirectory) -> list[RenderableType]:
-    """All that is known of one run."""
-    state = run.state
-    parts: list[RenderableType] = [
-        Text.assemble((run.name, "bold"), " (run, ", (state, STYLES[state]), ")"),
-        Text(str(run.path.resolve())),
-    ]
-    damage: list[str] = []
-    parts.append(_pairs("plan", _plain_rows(_plan(run, damage))))
-    result, history = _result(run, damage), _history(run, damage)
-    if result is not None:
-        parts.append(_pairs("result", _result_rows(result)))
-    else:
-        parts.append(_pairs("progress", _progress_rows(run, history)))
-    kept = _checkpoints(run, damage)
-    parts.append(kept if kept is not None else Text("no checkpoints"))
-    best = checkpoint.best(run.path, damage.append)
-    parts.extend(Text(text, "yellow") for text in damage)
-    if best is not None:
-        parts.append(Text(f"best: step {best.step:,}, {best.metric} {best.value:.6g} ({best.path})"))
-    if state in (RunState.FAILED, RunState.BROKEN_OFF):
-        parts.extend(_log_ends(run.logs))
-    return parts
-
-
-def _checkpoints(run: RunDirectory, damage: list[str]) -> Table | None:
-    known = checkpoint.steps(run.checkpoints, damage.append)
-    if not known:
-        return None
-    table = Table(title="checkpoints", title_justify="left")
-    table.add_column("step", justify="right")
-    table.add_column("size", justify="right")
-    table.add_column("written")
-    for step in known:
-        path = checkpoint.find(run.checkpoints, step)
-        if path is None:  # the run has deleted it meanwhile
-            continue
-        try:
-            files = [file.stat() for file in path.iterdir()]
-        except OSError:  # the same, a moment later
-            continue
-        written = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC)
-        table.add_row(f"{step:,}", _size(sum(file.st_size for file in files)), _when(written))
-    return table
-
-
-def _pairs(title: str, rows: Iterator[tuple[str, str]]) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(Text(name), Text(text))
-    return table
-
-
-def _plain_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if value not in (None, "", [], {}):
-            yield name, value if isinstance(value, str) else json.dumps(value)
-
-
-def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if result.get("error"):
-        yield "error", str(result["error"])
-    if result.get("stopped"):
-        yield "stopped", str(result["stopped"])
-    yield from _metric_rows(result.get("metrics") or {})
-    for key in ("updates", "gradients", "dropped", "samples", "restarts", "rolled_back_updates", "lost_updates"):
-        if result.get(key) is not None:
-            yield key.replace("_", " "), _number(result[key])
-    for key, unit in (
-        ("wall_seconds", " s"),
-        ("time_to_first_step", " s"),
-        ("samples_per_second", ""),
-        ("peak_rss_mb", " MB"),
-    ):
-        if result.get(key) is not None:
-            yield key.replace("_", " "), _number(result[key]) + unit
-    stale = result.get("staleness")
-    if isinstance(stale, dict):
-        yield "staleness mean / max", f"{_number(stale.get('mean'))} / {_number(stale.get('max'))}"
-    for key in ("digest", "fingerprint"):
-        if result.get(key):
-            yield key, f"{str(result[key])[:16]}…"
-
-
-def _progress_rows(run: RunDirectory, history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """How far a run is that has no result: as its launcher wrote last, else by its history."""
-    told = progress.read(run)
-    if told is not None:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged file tells nothing
-            yield from list(_status_rows(told))
-            return
-    update, seconds = _last(history, "update"), _last(history, "seconds")
-    yield "updates", _number(update) if update is not None else "none told yet"
-    if seconds is not None:
-        yield "seconds", _number(seconds)
-    yield from _metric_rows(_last_metrics(history))
-
-
-def _status_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    age = told["age"]
-    if age > progress.STALE:
-        yield "last seen", f"{duration(age, '.0f')} ago"
-    goal, updates = told["goal"], told["updates"]
-    share = f" of {goal:,} ({100 * updates // goal}%)" if goal else ""
-    yield "updates", _number(updates) + share
-    rates = (("updates_per_second", "updates/s"), ("samples_per_second", "samples/s"))
-    known = [f"{told[key]:,.4g} {unit}" for key, unit in rates if told.get(key) is not None]
-    if known:
-        yield "rate", ", ".join(known)
-    if told.get("seconds") is not None:
-        left = told.get("seconds_left")
-        ends = f", about {duration(max(left - age, 0.0), '.0f')} left" if left is not None else ""
-        yield "running for", duration(told["seconds"] + age, ".0f") + ends
-    if told.get("checkpoint_age") is not None:
-        old = duration(told["checkpoint_age"] + age, ".0f")
-        yield "newest checkpoint", f"update {told['checkpoint']:,}, {old} old"
-    for one in told.get("roles", ()):
-        step = f", step {one['step']:,}" if one["step"] >= 0 else ""
-        again = f", {one['restarts']} restarts" if one["restarts"] else ""
-        yield str(one["name"]), f"{one['state']}{step}{again}"
-    yield from _metric_rows(told.get("metrics") or {})
-
-
-def _metric_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in metrics.items():
-        share = name == "accuracy" and isinstance(value, int | float)
-        yield name, f"{value:.2%}" if share else _number(value)
-
-
-def _log_ends(logs: Path) -> Iterator[RenderableType]:
-    found = sorted(path for path in logs.rglob("*") if path.is_file()) if logs.is_dir() else []
-    for path in found:
-        lines = _end(path)
-        if lines:
-            yield Text(f"end of {path}", style="bold")
-            yield Text("\n".join(lines))
-
-
-def _end(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES))
-            text = stream.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
-
-
-def _plan(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
+def plan_of(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
+    """The plan of a run; a file that cannot be read adds a sentence to `damage`."""
     try:
         return run.plan()
     except DataError as error:  # one broken run must not hide the others
@@ -275,7 +118,8 @@ def _plan(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _result(run: RunDirectory, damage: list[str]) -> dict[str, Any] | None:
+def result_of(run: RunDirectory, damage: list[str]) -> dict[str, Any] | None:
+    """The result of a run, None while it has none."""
     try:
         return run.result()
     except DataError as error:
@@ -283,7 +127,8 @@ def _result(run: RunDirectory, damage: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _history(run: RunDirectory, damage: list[str]) -> list[dict[str, Any]]:
+def history_of(run: RunDirectory, damage: list[str]) -> list[dict[str, Any]]:
+    """The evaluations of a run so far."""
     try:
         return run.history(damage.append)
     except DataError as error:
@@ -295,11 +140,11 @@ def _within(error: Exception, run: RunDirectory) -> str:
     return str(error).replace(f"run {run.path}: ", "")
 
 
-def _last(history: Sequence[Mapping[str, Any]], key: str) -> Any:
+def last(history: Sequence[Mapping[str, Any]], key: str) -> Any:
     return next((line[key] for line in reversed(history) if line.get(key) is not None), None)
 
 
-def _last_metrics(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def last_metrics(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the last evaluation; other lines hold what hooks noted."""
     for line in reversed(history):
         if "loss" in line:
@@ -310,10 +155,10 @@ def _last_metrics(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _reached(one: Mapping[str, Any]) -> str:
     if isinstance(one["accuracy"], int | float):
         return f"{one['accuracy']:.2%}"
-    return f"loss {_number(one['loss'])}" if one["loss"] is not None else "-"
+    return f"loss {number(one['loss'])}" if one["loss"] is not None else "-"
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
@@ -321,14 +166,5 @@ def _number(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _when(moment: datetime) -> str:
-    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+def moment(when: datetime) -> str:
+    return f"{when.astimezone():%Y-%m-%d %H:%M}"

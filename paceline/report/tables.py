@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 from rich.markup import escape
@@ -65,16 +65,6 @@ def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
     for name, form, value in rows:
         if value is not None:
             yield name, form.format(value)
-
-
-def listing(family: str, found: Iterable[Member]) -> Table:
-    """The members of a family, a line each."""
-    table = Table(title=family, show_header=False, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for one in found:
-        table.add_row(escape(one.name), escape(one.summary))
-    return table
 
 
 def parameters(family: str, found: Member) -> Table | None:

@@ -20,6 +20,7 @@ import torch
 
 from paceline import __version__
 from paceline.config import discovery
+from paceline.config.options import without_effect
 from paceline.config.plan import Plan
 from paceline.errors import DataError
 from paceline.fields import Component, converted
@@ -34,24 +35,7 @@ from paceline.task import Task
 FILE = "fingerprint.json"
 OF_A_SCRIPT = "the data are the script's own: paceline does not see them"
 
-# settings of a plan that say how long a run waits, what it keeps and shows, not what it computes
-WITHOUT_EFFECT = {
-    *("directory", "title", "patience", "restarts", "start", "keep", "summaries", "checkpoint_steps"),
-    *(
-        "checkpoint_seconds",
-        "evaluator",
-        "throttle",
-        "delay",
-        "eval_steps",
-        "eval_device",
-        "best",
-        "every",
-        "curvature",
-    ),
-    *("record", "launch", "processes"),  # the last is of exact runs, whose bits do not depend on it
-    "collective",  # means have the same bits in all of them
-}
-KEEPERS = {"checkpoint-saver", "summary-saver"}  # hooks of the same kind
+KEEPERS = {"checkpoint-saver", "summary-saver"}  # hooks that change no bit of the result
 LENGTH = ("steps", "seconds")  # how far a launch goes does not change the way there
 
 
@@ -106,7 +90,7 @@ def of(plan: Plan, scheme: Scheme | None, task: Task | None, x0: Vector | None, 
 
 def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Sequence[Hook] = ()) -> dict[str, Any]:
     """The settings that decide what is computed, defaults and all."""
-    settings = {name: value for name, value in asdict(plan).items() if name not in WITHOUT_EFFECT}
+    settings = {name: value for name, value in asdict(plan).items() if name not in without_effect(Plan)}
     named = [one for one in plan.hooks if one.partition(":")[0] not in KEEPERS]
     settings["hooks"] = named + [_described(one) for one in hooks if one.name not in KEEPERS]
     settings["script"] = [Path(plan.script[0]).name, *plan.script[1:]] if plan.script else []

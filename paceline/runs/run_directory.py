@@ -29,6 +29,7 @@ from paceline.errors import DataError, PacelineError, UsageError
 from paceline.runs import atomic_files, file_sums
 
 RUNS = Path("runs")
+STATUS = "status.json"
 _NUMBER = int | float
 _KINDS: dict[str, Any] = {  # of what others read in a result
     **{"updates": int, "gradients": int, "samples": int, "wall_seconds": _NUMBER, "digest": str, "fingerprint": str},
@@ -194,6 +195,14 @@ class RunDirectory:
             if not isinstance(found.get(key), kind | None):
                 raise DataError(f"run {self.path}: result.json is not what was written: its {key} is {found[key]!r}")
         return found
+
+    def status(self) -> dict[str, Any] | None:
+        """The status that the launcher wrote last, with its age in seconds as `age`; None if it cannot be read."""
+        try:
+            told = atomic_files.read_json(self.path / STATUS)
+            return told | {"age": max(0.0, time.time() - float(told["at"]))}
+        except (DataError, OSError, KeyError, TypeError, ValueError):
+            return None
 
     def append_history(self, values: Mapping[str, Any]) -> None:
         """Add a line to the history. Numbers that JSON cannot write (NaN, infinity) become null."""

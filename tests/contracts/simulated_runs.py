@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from paceline.config import build, discovery
+from paceline.fields import Feed
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, parse_link, parse_times
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
-from paceline.task import Feed
 from paceline.tasks.quadratic import quadratic
 
 BATCH = 3

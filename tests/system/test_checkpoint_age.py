@@ -12,7 +12,6 @@ import pytest
 from processes import Linger, finished, leaving_nothing, run
 
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor import progress
 from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.replay import replay
@@ -60,7 +59,7 @@ def test_a_checkpoint_does_not_wait_longer_than_patience_for_a_worker(tmp_path: 
     result = finished(story, 900, over=2)
     assert any("worker:1 has not finished a step" in text for text in result.warnings)
     assert max(seen) >= 100
-    assert progress.read(story.directory) is None  # the run has a result
+    assert story.directory.status() is None  # the run has a result
     assert replay(tmp_path / "run").match
 
 

@@ -184,7 +184,7 @@ class TestPlan:
         shown = command("train", "--resume", str(spoilt), "--steps", "90")
         assert shown.code == 3
         assert "plan.json is not what was written" in shown.err
-        assert "give what is to change as options of --resume" in shown.err
+        assert "give changes as options of --resume" in shown.err
 
     def test_options_of_resume_change_it(self, whole: Path, tmp_path: Path, command: Commands) -> None:
         copy = Path(shutil.copytree(whole, tmp_path / "copy"))

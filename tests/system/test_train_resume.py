@@ -103,9 +103,9 @@ def test_the_sums_of_staleness_go_on(paceline: Commands) -> None:
     ("words", "said"),
     [
         (["--workers", "3"], "written with workers 2; it cannot go on with 3"),
-        (["-s", "async"], "has scheme 'sync'; it cannot go on with 'async'"),
-        (["toy"], "has task 'digits-mlp'; it cannot go on with 'toy'"),
-        (["--dir", "other"], "leave --dir away"),
+        (["-s", "async"], "has scheme 'sync'; it cannot be resumed with 'async'"),
+        (["toy"], "has task 'digits-mlp'; it cannot be resumed with 'toy'"),
+        (["--dir", "other"], "omit --dir"),
         (["lr=-1"], "lr must be"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

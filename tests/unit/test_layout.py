@@ -34,8 +34,9 @@ cli testing
 """
 ONLY_CONTRACTS = ("schemes", "hooks")  # what people write themselves
 
-# a command handles signals before it loads anything
-LATER = {("__main__", "cli.main")}
+# a command handles signals before it loads anything; `list` loads torch only if a member's text does not tell enough.
+# (The bodies of commands are loaded by name when a command is chosen: paceline/cli/commands.py.)
+LATER = {("__main__", "cli.main"), ("config.listing", "config.discovery")}
 
 # the only module that hands objects from a process to its own children
 CARRIES = "processes.supervisor.pickled_objects"

@@ -12,11 +12,11 @@ from test_live import role, status
 from paceline.config.plan import Plan
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
-from paceline.processes.supervisor import progress
 from paceline.processes.supervisor.progress import Progress
 from paceline.processes.supervisor.status import UpdateRate, time_left
-from paceline.report.run_tables import detail, summary
-from paceline.runs.run_directory import RunDirectory
+from paceline.report.run_detail import detail
+from paceline.report.run_tables import summary
+from paceline.runs.run_directory import STATUS, RunDirectory
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_what_is_written_is_what_show_tells(run: RunDirectory) -> None:
         seconds_left=100.0,
     )
     watched(run, [], []).note(one)
-    told = progress.read(run)
+    told = run.status()
     assert told is not None
     assert told["updates"] == 540
     assert summary(run)["updates"] == 540
@@ -66,12 +66,12 @@ def test_it_is_gone_when_the_run_has_a_result(run: RunDirectory) -> None:
     one = watched(run, [], [])
     one.note(status())
     one.end()
-    assert progress.read(run) is None
+    assert run.status() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"at": "x"}', '{"at": 1}', '{"at": 1, "goal": "a", "updates": {}}'])
 def test_a_damaged_file_tells_nothing_and_breaks_nothing(run: RunDirectory, text: str) -> None:
-    (run.path / progress.NAME).write_text(text)
+    (run.path / STATUS).write_text(text)
     detail(run)
     json.dumps(summary(run))
 

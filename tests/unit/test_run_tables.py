@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from paceline.cli import runs
-from paceline.report.run_tables import detail, listing, summary
+from paceline.cli import runs, show
+from paceline.cli.commands import RunsOptions
+from paceline.cli.main import app
+from paceline.report.run_detail import detail
+from paceline.report.run_tables import listing, summary
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
@@ -117,10 +119,11 @@ class TestStates:
             assert json.loads(json.dumps(summary(run)))["state"] == state
             assert state in printed(listing([run])).splitlines()[2]
             assert f"(run, {state})" in printed(*detail(run))
-            monkeypatch.setattr(runs, "screen", Console(width=200, force_terminal=True))
-            runs.runs(tmp_path)
-            runs.runs(tmp_path, as_json=True)
-            assert runs.show_run(run.path)
+            for module in (runs, show):
+                monkeypatch.setattr(module, "screen", Console(width=200, force_terminal=True))
+            runs.runs(RunsOptions(tmp_path))
+            runs.runs(RunsOptions(tmp_path, as_json=True))
+            assert show.show_run(run.path)
         assert capsys.readouterr().out.count(state) >= 3
 
     def test_an_interruption_before_the_first_checkpoint_is_no_failure(self, tmp_path):
@@ -167,9 +170,7 @@ class TestDetail:
 
 class TestCommands:
     def runs(self, *words: str):
-        app = typer.Typer()
-        app.command()(runs.runs)
-        return CliRunner().invoke(app, list(words))
+        return CliRunner().invoke(app, ["runs", *words])
 
     def test_runs(self, tmp_path):
         made(tmp_path).write_result(RESULT)
@@ -187,15 +188,15 @@ class TestCommands:
     def test_show_run(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         made(Path("runs"))
-        monkeypatch.setattr(runs, "screen", Console(width=200))
-        assert runs.show_run("mnist-001")
+        monkeypatch.setattr(show, "screen", Console(width=200))
+        assert show.show_run("mnist-001")
         assert "mnist-001 (run, broken off)" in capsys.readouterr().out
-        assert runs.show_run(tmp_path / "runs" / "mnist-001")
-        assert not runs.show_run("sync")
+        assert show.show_run(tmp_path / "runs" / "mnist-001")
+        assert not show.show_run("sync")
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (4_100, "4.1 kB"), (13_100_000, "13.1 MB")])
 def test_sizes(count: int, shown: str) -> None:
-    from paceline.report.run_tables import _size
+    from paceline.report.run_detail import _size
 
     assert _size(count) == shown

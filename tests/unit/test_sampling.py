@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline import sampling
 from paceline.errors import UsageError
+from paceline.fields import Feed
 from paceline.sampling import Stream, permute, portion, sample_seed
-from paceline.task import Feed
 
 FEEDS = get_args(Feed)
 seeds = st.integers(0, 2**64)

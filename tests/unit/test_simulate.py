@@ -21,7 +21,7 @@ from paceline.errors import UsageError
         ({"seconds": math.nan}, "seconds must be above 0"),
         ({"threads": 0}, "threads must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"quorum": "maybe"}, "quorum must be shrink or hold, not 'maybe'"),
+        ({"quorum": "maybe"}, "quorum must be one of shrink, hold, not 'maybe'"),
         ({"feed": "spoon"}, "feed must be one of shared, shard, slice, not 'spoon'"),
         ({"speeds": [1.0]}, "1 speeds were given for 2 workers"),
         ({"links": ["5:0.1"]}, "a link was given for worker 5"),

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer
 from PIL import Image
 from safetensors.torch import save_file
 from small_models import DATA, net, normed, task
@@ -16,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
-from paceline.cli import runs
+from paceline.cli.main import app
 from paceline.config import build
 from paceline.errors import DataError, PacelineError, UsageError
 from paceline.runs import checkpoint
@@ -198,9 +197,6 @@ def digits(tmp_path_factory) -> Path:
 
 
 def command(*words: object):
-    app = typer.Typer()
-    for function in (runs.runs, runs.evaluate, runs.predict):
-        app.command()(function)
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
@@ -246,7 +242,7 @@ class TestCommands:
         assert np.array_equal(np.load(out), predict(digits, self.images).double().numpy())
         Image.new("RGB", (8, 8), (200, 200, 200)).save(paths[0])
         warned = command("predict", digits, paths[0]).stderr
-        assert "the numbers go from 200 to 200; the training data go from 0 to 16" in " ".join(warned.split())
+        assert "the numbers range from 200 to 200; the training data range from 0 to 16" in " ".join(warned.split())
 
     @pytest.mark.parametrize(
         ("name", "content", "told"),
@@ -257,9 +253,9 @@ class TestCommands:
             ("a.npy", b"", "cannot be read"),
             ("a.npz", b"garbage", "cannot be read"),
             ("a.safetensors", b"garbage", "cannot be read"),
-            ("a.csv", b"1,2\n3\n", "equally many numbers"),
-            ("a.csv", b"", "equally many numbers"),
-            ("a.csv", b"x,y\n1,2\n", "nothing but numbers, no head line either"),
+            ("a.csv", b"1,2\n3\n", "the same number of numbers"),
+            ("a.csv", b"", "the same number of numbers"),
+            ("a.csv", b"x,y\n1,2\n", "numbers only, and no header line"),
             ("a.csv", b"1,2\n", r"has shape \(8, 8\)"),
             ("a.png", b"garbage", "cannot be read as an image"),
         ],

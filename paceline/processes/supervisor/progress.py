@@ -8,27 +8,22 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from paceline.config.plan import Plan
-from paceline.errors import DataError
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
 from paceline.processes.supervisor.status import Status, UpdateRate, duration, time_left
 from paceline.runs import atomic_files
-from paceline.runs.run_directory import RunDirectory
+from paceline.runs.run_directory import STATUS, RunDirectory
 
 EVERY = 2.0  # seconds between two writings
-STALE = 15.0  # seconds after which what was written is no longer how things stand
-NAME = "status.json"
 
 
 class Progress:
     """Called with every look at a run. Nothing that fails here ends the run: it only tells."""
 
     def __init__(self, directory: RunDirectory, plan: Plan, hooks: Iterable[Hook], warn: Callable[[str], None]) -> None:
-        self._path, self._patience, self._warn = directory.path / NAME, plan.patience, warn
+        self._path, self._patience, self._warn = directory.path / STATUS, plan.patience, warn
         saver = next((hook for hook in hooks if isinstance(hook, CheckpointSaver)), None)
         self._steps = saver.every if saver is not None else None
         self._seconds = saver.seconds or 60.0 if saver is not None and not saver.every else None
@@ -44,7 +39,7 @@ class Progress:
             return
         self._written = now
         told = asdict(status) | {"at": time.time(), "seconds_left": time_left(status, self._pace, now)}
-        aside = self._path.with_name(f".{NAME}.new")
+        aside = self._path.with_name(f".{STATUS}.new")
         with contextlib.suppress(OSError):  # a full disk, for one: checkpoints will say so
             aside.write_text(json.dumps(atomic_files.finite(told), allow_nan=False), encoding="utf-8")
             aside.replace(self._path)
@@ -69,13 +64,3 @@ class Progress:
                 f"the newest checkpoint, of update {status.checkpoint:,}, is {duration(age, '.0f')} old, although one "
                 f"is due every {often}; {behind:,} updates would be lost with a server"
             )
-
-
-def read(directory: RunDirectory) -> dict[str, Any] | None:
-    """What was written last, with its age in seconds as `age`; None where there is nothing that can be read."""
-    path = Path(directory.path / NAME)
-    try:
-        told = atomic_files.read_json(path)
-        return told | {"age": max(0.0, time.time() - float(told["at"]))}
-    except (DataError, OSError, KeyError, TypeError, ValueError):
-        return None

@@ -1,0 +1,70 @@
+"""The options that several commands have, and what --data and --json do."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from paceline.config.options import CLUSTER, OUTPUT, SAMPLES, Option
+
+RunArgument = Annotated[str, Option("A run directory, or its name under runs/.", positional=True)]
+TaskArgument = Annotated[
+    str | None,
+    Option("A name of `paceline list tasks`, or file.py:task, or package.module:task.", positional=True),
+]
+Words = Annotated[
+    list[str],
+    Option(
+        "Hyper-parameters of the scheme (lr=0.1 rule=adam server.rule=adagrad) and task.OPTION=… of the task.",
+        metavar="[KEY=VALUE]...",
+        positional=True,
+    ),
+]
+DataDirectory = Annotated[str | None, Option("Directory with data sets (or set PACELINE_DATA).", "--data", SAMPLES)]
+AsJson = Annotated[bool, Option("One JSON object on stdout instead of the table.", "--json", OUTPUT)]
+Plain = Annotated[bool, Option("Lines instead of the live table.", "--plain", OUTPUT)]
+Which = Annotated[str, Option("newest, best, or the step of a checkpoint.")]
+Averaged = Annotated[bool, Option("The averaged weights of the hook weight-ema.", "--ema")]
+
+# of `train` and `cluster`: this process is one task of a cluster
+WorkerHosts = Annotated[str, Option("host:port,host:port,… of the workers of a cluster.", panel=CLUSTER)]
+PsHosts = Annotated[str, Option("host:port,… of the servers.", "--ps-hosts --server-hosts", CLUSTER)]
+ChiefHosts = Annotated[str, Option("host:port of the chief.", panel=CLUSTER, default="worker 0 is the chief")]
+EvaluatorHosts = Annotated[str, Option("host of the evaluator; it needs no port.", panel=CLUSTER)]
+JobName = Annotated[str | None, Option("Job of this process: chief, worker, ps or evaluator.", panel=CLUSTER)]
+TaskIndex = Annotated[int | None, Option("Index of this process within its job.", panel=CLUSTER)]
+ClusterFile = Annotated[Path | None, Option("TOML file that describes the cluster.", panel=CLUSTER)]
+Placement = Annotated[
+    str | None,
+    Option(
+        "Roles of tasks that an engine only numbers: ps,worker,… or pack, spread, ps-per-node.",
+        "--placement",
+        CLUSTER,
+        "pack",
+    ),
+]
+InterfaceOption = Annotated[
+    str | None,
+    Option(
+        "Network interface of this host, by name (ib0) or subnet (10.1.0.0/16).",
+        panel=CLUSTER,
+        default="the one that leads to the coordinator",
+    ),
+]
+NoInfiniband = Annotated[bool, Option("Use no InfiniBand interface.", "--no-ib", CLUSTER)]
+AddressRule = Annotated[
+    str | None,
+    Option("Function from host name to address: file.py:name or package.module:name.", panel=CLUSTER),
+]
+
+
+def use_data_directory(directory: str | None) -> None:
+    """Obey --data."""
+    if directory is not None:
+        os.environ["PACELINE_DATA"] = directory
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on stdout, in one line. Infinite numbers must have been replaced."""
+    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
