@@ -15,7 +15,6 @@ that it leaves no connection behind.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -41,6 +40,7 @@ from paceline.processes.memory.board import FAILED, MAILBOXES, STOP, STOPPING, B
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.memory.wakeup import Wakeup
+from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.server import Server
 from paceline.processes.transport import Transport
 from paceline.scheme import Scheme, on_server
@@ -223,12 +223,13 @@ def _all_mailboxes(memory: RunMemory) -> list[Mailbox]:
 def _fork(act: Callable[[], object], report: int = 2) -> int:
     """Run something in a process that dies with this one; its traceback goes to a descriptor."""
     sys.stdout.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL, parent)
         torch.set_num_threads(1)
         act()
         code = 0

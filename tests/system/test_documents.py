@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -46,7 +47,7 @@ def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_readme_runs() -> None:
-    example = blocks("README.md", "python")[0]
+    (example,) = [block for block in blocks("README.md", "python") if "print(" in block]
     assert len(example.strip().splitlines()) <= 10
     ran = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -68,6 +69,25 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE = {"best_loss.py", "lazy.py", "my_digits.py", "shells.py"}  # files that a page has its reader write
+FILES = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+HOMES = [
+    ROOT,
+    *(ROOT / part for part in ("paceline", "paceline/processes", "paceline/network", "paceline/runs", "tests")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_names_in_pages_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:[a-z_]+/)*[a-z_0-9]+\.py)`", text):
+        found = any((home / path).is_file() for home in HOMES) if "/" in path else path in FILES
+        assert found or Path(path).name in MADE, f"{page.name} names {path}"
+    for name in re.findall(r"`(paceline(?:\.[A-Za-z_]+)+)", text):
+        pkgutil.resolve_name(name)  # raises if it leads nowhere
 
 
 def test_generated_pages_are_true() -> None:
