@@ -25,7 +25,7 @@ _terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
 
 class Interrupted(SystemExit):
-    """A command was asked to end. No part of it may take this for an error of its own."""
+    """A command was asked to end. It is no error: nothing in the command may catch it as one."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_CODE)
@@ -44,12 +44,12 @@ class Counter:
 
 
 def handled() -> Iterable[signal.Signals]:
-    """The signals to handle. `nohup` has SIGHUP ignored, and it stays ignored."""
+    """The signals to handle: not SIGHUP if `nohup` ignores it."""
     return [number for number in ASKED if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def leave_at_once(text: str) -> None:
-    """From now on a signal ends the process: there is nothing to put in order. `text` is all that it says."""
+    """From now on a signal ends the process at once, after it has printed `text`."""
 
     def leave(*_: object) -> None:
         os.write(2, text.encode())
@@ -59,18 +59,22 @@ def leave_at_once(text: str) -> None:
 
 
 def raise_while_working() -> None:
-    """From now on a signal raises `Interrupted`; what is open is closed on its way out."""
+    """From now on a signal raises `Interrupted`, which closes what is open on its way."""
     _install(_raise)
 
 
 def count_from_now_on(counter: Counter) -> None:
-    """Until the process ends: its run may be over, but what it has reached is yet to be told."""
+    """Count signals until the process ends: after the run its result is still to be printed."""
     _install(counter)
 
 
 @contextmanager
 def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Handle signals inside; afterwards they do what they did before."""
+    """Handle signals inside; afterwards they do what they did before. Only the main thread can handle signals: in
+    another one nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -86,18 +90,12 @@ def counted(counter: Counter) -> AbstractContextManager[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """A Ctrl-C that comes inside is raised afterwards. Libraries that are loading catch exceptions of any kind, and the
-    Ctrl-C would be lost with them. Handlers that the program has installed itself are left alone."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
+    """A Ctrl-C inside is raised afterwards. Libraries that are loading catch exceptions of any kind, and a Ctrl-C
+    would be lost. Handlers that the program has installed itself are not replaced."""
     counter = Counter()
-    signal.signal(signal.SIGINT, counter)
-    try:
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with handling({signal.SIGINT: counter} if ours else {}):
         yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if counter.count:
         raise KeyboardInterrupt
 
@@ -115,13 +113,13 @@ def _raise(number: int, _: object) -> None:
 
 
 def ignore() -> None:
-    """The command has ended: nothing may come between it and the end of the process."""
+    """The command has ended: ignore signals until the process has."""
     for number in handled():
         signal.signal(number, signal.SIG_IGN)
 
 
 def leave_terminal() -> None:
-    """The terminal has closed: what is still said goes nowhere, and is no reason to fail."""
+    """The terminal has closed: further output is dropped, instead of failing."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in _terminals:
         os.dup2(null, descriptor)

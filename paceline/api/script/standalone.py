@@ -6,11 +6,12 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline import signals
 from paceline.api.execute import last_result
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
@@ -140,20 +141,7 @@ def _interruptible(memory: RunMemory, outcome: Outcome) -> Iterator[None]:
             outcome.stopped = "interrupted"
             board.stop(STOPPING)  # waking others takes a lock, which this handler may have interrupted
 
-    with _handling(signal.SIGINT, heard):
+    with signals.handling({signal.SIGINT: heard}):
         yield
     if outcome.interrupted:
         raise KeyboardInterrupt
-
-
-@contextmanager
-def _handling(number: int, handler: Callable[..., None]) -> Iterator[None]:
-    try:
-        before = signal.signal(number, handler)
-    except ValueError:  # not in the main thread, where signals are heard
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(number, before)

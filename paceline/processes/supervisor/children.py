@@ -14,6 +14,7 @@ from pathlib import Path
 from resource import struct_rusage
 from typing import Any, NamedTuple
 
+from paceline import signals
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import Board
 from paceline.processes.roles.control_channel import Control, Listener
@@ -68,13 +69,12 @@ class Children:
         self._woken.setblocking(False)
         wake.setblocking(False)
         self.selector.register(self._woken, selectors.EVENT_READ)
-        handler = signal.signal(signal.SIGCHLD, lambda *_: None)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
-            yield
+            with signals.handling({signal.SIGCHLD: lambda *_: None}):
+                yield
         finally:
             signal.set_wakeup_fd(before)
-            signal.signal(signal.SIGCHLD, handler)
             self.selector.close()
             self._woken.close()
             wake.close()
