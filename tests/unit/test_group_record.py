@@ -50,7 +50,7 @@ def test_nobody_can_be_two_means_behind() -> None:
         circles.outlook({0: stand(5), 1: stand(7)})
     with pytest.raises(RunError, match="worker:0 has had 6"):
         circles.outlook({0: stand(6, at=False), 1: stand(7)})
-    with pytest.raises(RunError, match="nobody has kept the mean that worker:0 has not got"):
+    with pytest.raises(RunError, match="no member has kept the mean that worker:0 has missed"):
         circles.outlook({0: stand(6), 1: stand(7, kept=0)})
 
 

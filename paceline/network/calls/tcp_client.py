@@ -67,9 +67,9 @@ class TcpClient:
         self._version = memory.version_words()[0]
         self._cuttings = [ShardRange.of(memory, shard) for shard in range(memory.plan.servers)]
         self._courier: BackgroundSender | None = None
-        self._landings: dict[int, ReceiveBuffer] = {}  # by lane
+        self._landings: dict[int, ReceiveBuffer] = {}  # by mailbox
         self._coming: dict[int, Pieces] = {}  # by server: what goes to one now
-        self.ahead: set[int] = set()  # lanes whose answers nobody waits for yet
+        self.ahead: set[int] = set()  # mailboxes whose replies are not awaited yet
         self._begun = False
         self.latest = 0  # the highest number of a call that any server knows of this worker
         self.meet()
@@ -90,7 +90,7 @@ class TcpClient:
             self._lost.pop(shard, None)
         for shard in far - set(self._wires):
             self._wires[shard] = None
-        if not self._begun:  # what a predecessor has sent is its own: nobody sends it again, or takes its answers
+        if not self._begun:  # calls of a predecessor are not sent again, and their replies are not taken
             self._begun = True
             self.void()
         self._memory.wakeup.restless = self._reconnect if far else None
@@ -98,7 +98,7 @@ class TcpClient:
         self._memory.wakeup.wait(lambda: all(self._met.get(shard) for shard in self._wires) or self._ended())
 
     def _reconnect(self) -> bool:
-        """Try to reach those that are not reached, now and then. True: somebody is not reached yet."""
+        """Try to reach the missing servers, now and then. True: a server is not reached yet."""
         for shard, wire in list(self._wires.items()):
             port = self._board.server_port[shard]
             if wire is not None and wire.port == port:
@@ -109,7 +109,7 @@ class TcpClient:
                 self._tried[shard] = time.monotonic()
                 self._connect(shard, port)
             if not port:
-                self._lost.pop(shard, None)  # nobody listens there: that is the server's loss, not the route's
+                self._lost.pop(shard, None)  # no process listens there: the server is down, not the route
             elif not self._met.get(shard):
                 self._lost.setdefault(shard, self._memory.now())
         self._tell_cut()
@@ -152,7 +152,7 @@ class TcpClient:
             with wire.lock:
                 if self._wires.get(shard) is wire:
                     if isinstance(error, ProtocolError):
-                        print(f"server:{shard} sent what it may not: {error}; connecting anew", flush=True)
+                        print(f"server:{shard} sent what it may not: {error}; connecting again", flush=True)
                     self._drop(shard)
         else:
             if self._wires.get(shard) is wire:
@@ -170,7 +170,7 @@ class TcpClient:
         self._guarded(shard, wire, both)
 
     def expect(self, mailbox: Mailbox, landing: ReceiveBuffer) -> None:
-        """What was posted in a lane probably has a result that may be received there."""
+        """The call in a mailbox probably has a result that may be received there."""
         self._landings[mailbox.index] = landing
 
     def landed(self, mailbox: Mailbox) -> ReceiveBuffer | None:
@@ -187,7 +187,7 @@ class TcpClient:
         self._landings.clear()
 
     def post(self, mailbox: Mailbox, words: array[int], spans: list[Span]) -> None:
-        """A call lies in a lane of this node: let it lie in that of every other server's node too."""
+        """Send the call in a mailbox of this node to the same mailbox on the node of every other server."""
         for shard, wire in self._wires.items():
             if wire is not None and self._met[shard]:
                 self._post(shard, wire, mailbox, words, of_spans(spans, self._cuttings[shard]))
@@ -201,7 +201,7 @@ class TcpClient:
         self._guarded(shard, wire, lambda: wire.send(message, pieces))
 
     def _wanted(self, shard: int, message: Message) -> bool:
-        """Whether an answer is to the call that lies in its lane, and the first; not to one that was given up."""
+        """Whether a reply is the first to the call in its mailbox; not one to a call that was given up."""
         board, mailbox = self._board, message.mailbox
         return bool(board.posted[mailbox] == message.number != board.answered[shard][mailbox])
 
@@ -253,7 +253,7 @@ class TcpClient:
             raise ProtocolError(f"{CallMessage(message.kind).name} for mailbox {message.mailbox}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
-        """Refuse an answer that nobody could read."""
+        """Refuse a reply that cannot be decoded."""
         try:
             count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
         except ValueError as error:
@@ -262,7 +262,7 @@ class TcpClient:
             raise ProtocolError(f"an answer of {count} values, not 1")
 
     def void(self) -> None:
-        """The run has gone back to a checkpoint, and so have the servers: nobody will answer what was posted before."""
+        """The run has gone back to a checkpoint, and so have the servers: earlier calls get no reply."""
         for shard in self._wires:
             for mailbox in self._mailboxes:
                 self._board.answered[shard][mailbox.index] = self._board.posted[mailbox.index]
@@ -277,7 +277,7 @@ class TcpClient:
         )
 
     def carry_on(self) -> None:
-        """This worker goes to compute: what is under way goes on meanwhile."""
+        """The worker starts to compute: send and receive in the background."""
         if self.busy():
             if self._courier is None:
                 self._courier = BackgroundSender(self)

@@ -31,7 +31,7 @@ class CallMessage(IntEnum):
 
 
 HELLO, WELCOME, POST, REPLY, AGAIN, ORDER = CallMessage  # by themselves: looking up a member takes longer
-HEAD = struct.Struct("<HHIqqqII")  # kind, 0, lane, number, value, more, words, pieces
+HEAD = struct.Struct("<HHIqqqII")  # kind, 0, mailbox, number, value, more, words, pieces
 PIECE = 16  # bytes: offset and size
 PIECES = 4096  # of one message
 FRONT = 1024  # bytes that are asked for when a message may begin

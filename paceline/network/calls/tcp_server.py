@@ -63,7 +63,7 @@ class TcpServer:
             for method in self._methods
         ]
         self._wires: dict[int, TcpConnection] = {}  # by rank; followers after the ranks
-        self._unknown: set[TcpConnection] = set()  # admitted, and not yet said who it is
+        self._unknown: set[TcpConnection] = set()  # admitted, before their HELLO
         self._attended: set[int] = set()
         listening = listener(memory.node.address, memory.node.ports)
         self._gate = AdmissionListener(
@@ -93,7 +93,7 @@ class TcpServer:
             notice_within(connection, self._memory.plan.patience / 3)
             wire = TcpConnection(
                 connection, self._memory.segment, WritableRanges(())
-            )  # nothing may be written before it says who it is
+            )  # nothing may be written before its HELLO
             self._unknown.add(wire)
             self._wakeup.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
         self._watch_gate()
@@ -151,7 +151,7 @@ class TcpServer:
             raise ProtocolError(f"{CallMessage(message.kind).name} from {wire.peer}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
-        """Refuse a call that a worker of this scheme cannot have made: what lies in a lane is performed as it is."""
+        """Refuse a call that a worker of this scheme cannot make: mailboxes are performed without further checks."""
         kind = message.value
         try:
             count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
@@ -207,18 +207,18 @@ class TcpServer:
             data = [(source, one[1]) if one == tuple(place) else one for one in mailbox.pieces]
         version = self._memory.versions()[0] if self._shard == 0 else 0
         number = self._board.answered[self._shard][mailbox.index]
-        # who hears of the last update hears of the stop too
+        # a worker that reads the last update reads the stop too
         message = Message(REPLY, mailbox.index, number, version, self._board.run[STOP], words=told)
         self._guarded(wire, lambda: wire.send(message, mailbox.pieces, data))
 
     def settle(self) -> None:
-        """The state is about to change: what lies there, and has not gone or may be asked for again, is copied."""
+        """The state is about to change: copy replies in it that are not sent yet or may be asked for again."""
         for mailbox, source, at, size in self.owed.settle():
             if (wire := self._wires.get(mailbox.rank)) is not None:
                 wire.move(mailbox.index, source, size, at)
 
     def order(self, position: int) -> None:
-        """Tell those who follow on other nodes what comes next."""
+        """Tell the servers of other nodes which call is next."""
         for peer, wire in list(self._wires.items()):
             if peer >= self._board.workers:
                 self._guarded(wire, lambda wire=wire: self._tell_order(wire, position))  # type: ignore[misc]
@@ -253,7 +253,7 @@ class OrderFollower:
         memory.wakeup.restless = self._reconnect
 
     def go_back(self, generation: int) -> None:
-        """The order begins anew."""
+        """The order starts again."""
         self.ordered, self.generation = 0, generation
         early, self._early = self._early, []
         for message in early:

@@ -28,7 +28,7 @@ _HEADER = struct.Struct("<qqdqqq")
 
 
 class Broken(Exception):
-    """This group will not bring the mean about: somebody died, went away, or calls for another group."""
+    """This group will not complete the mean: a member died, left, or asks for another group."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class VectorPiece:
     high: int
     share: int  # the length of a slice; the last ones of the last piece may be shorter
     cut: list[int]  # how long each member's slice is
-    slices: Tensor  # room for this member's slice of everybody's vector
+    slices: Tensor  # room for this member's slice of every vector
 
     def slice_of(self, vector: Tensor, place: int) -> Tensor:
         """A member's slice of a vector."""
@@ -68,7 +68,7 @@ class VectorPiece:
 
 
 def pieces(v: Vector, size: int, place: int, most: int) -> list[VectorPiece]:
-    """A vector in pieces of at most so many bytes."""
+    """A vector in pieces of a limited size."""
     step = max(most // v.element_size() // size, 1) * size
     found = []
     for low in range(0, v.numel(), step):
@@ -113,7 +113,7 @@ class Group(ABC):
 
     @abstractmethod
     def start(self, v: Vector, header: Header) -> Exchange:
-        """The first half: everybody's vectors, or the slices that this member is to add up. v must stay as it is."""
+        """The first half: all vectors, or the slices that this member is to add up. v must stay as it is."""
 
     @abstractmethod
     def headers(self) -> list[Header]:
@@ -138,7 +138,7 @@ class Group(ABC):
 
     @abstractmethod
     def carry_on(self) -> None:
-        """The worker goes on to something else: the exchange under way must proceed without it."""
+        """The worker computes: the exchange must proceed without it."""
 
     @abstractmethod
     def bury(self) -> None:

@@ -1,7 +1,7 @@
-"""Who meets for a mean, and what they tell each other before they form a group anew. Plain data and the board's words.
+"""The members of a mean, and what they write in the store before they form a group. Plain data and words of the board.
 
-A *circle* is all means among the same workers. Its members are written down in the store of whoever starts the
-processes, each with the number of its life: one record, replaced as a whole by whoever finds it outdated first.
+A *circle* is all means among the same workers. Its members are written in the supervisor's store, each with
+the number of its life: one record, replaced as a whole by the first worker that finds it outdated.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ class MeanGroup:
     """What one worker knows of it."""
 
     key: str  # in the store
-    workers: tuple[int, ...]  # who would meet if all were alive
+    workers: tuple[int, ...]  # its members if all are alive
     attempt: int = 0  # the record whose group this worker is in; 0: in none
     failed: int = 0  # records up to this one are not gone back to
     trying: int = 0  # the record whose group it is forming
     members: Lives = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)  # by the shape of what is averaged
     done: int | None = None  # means that it has had here; None: it is new here
-    kept: Tensor | None = None  # the last of them: whoever has not got it asks for it
-    took: dict[str, int] = field(default_factory=dict)  # who took part in it, each at which of its own means
+    kept: Tensor | None = None  # the last mean, kept for members that missed it
+    took: dict[str, int] = field(
+        default_factory=dict
+    )  # the members that took part in it, each at which of its own means
     joiner: tuple[int, int] | None = None  # a worker that waits to be taken in, and its life
-    called: bool = False  # somebody asks for another group
+    called: bool = False  # a member asks for another group
     used: int = 0  # when, as a count
 
     def bury(self) -> None:
@@ -87,13 +89,13 @@ class MemberPosition:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What follows from where everybody stands: the same for all, because it is worked out from the same."""
+    """What follows from the positions of all members: the same for each, because it is derived from the same data."""
 
     done: int  # means that all have had once those behind have got the last
     members: list[int]
-    giver: int | None  # who gives the last mean to those behind
+    giver: int | None  # gives the last mean to those behind
     behind: frozenset[int]
-    donor: int | None  # who gives its cells to those that are new
+    donor: int | None  # gives its cells to those that are new
     shape: int  # of the mean that comes next, as far as it is known
 
 
@@ -107,7 +109,7 @@ def outlook(stands: dict[int, MemberPosition]) -> GroupPlan:
     ahead = [rank for rank in sorted(stands) if rank not in behind and not stands[rank].new]
     giver = next((rank for rank in ahead if stands[rank].done == done and stands[rank].kept), None) if behind else None
     if behind and giver is None:
-        raise RunError(f"nobody has kept the mean that worker:{min(behind)} has not got")
+        raise RunError(f"no member has kept the mean that worker:{min(behind)} has missed")
     next_ones = [rank for rank in ahead if stands[rank].at]
     shapes = {stands[rank].shape for rank in next_ones}
     if len(shapes) > 1:
@@ -128,9 +130,9 @@ def parted(board: Board, members: Lives) -> bool:
 
 
 def proposal(board: Board, circle: MeanGroup, record: GroupRecord, me: int, *, hold: bool) -> Lives | None:
-    """Who is to form a group now; None as long as somebody is still to be waited for.
+    """The members of the next group; None as long as another worker is to be waited for.
 
-    Whoever was written down last and has not died is in: the word that says so may not have come this far.
+    A member of the last record that has not died is in: the word that says so may not have arrived here yet.
     """
     members: Lives = {}
     for rank in circle.workers:
@@ -161,5 +163,5 @@ def shape_word(index: int, shape: int) -> int:
 
 
 def told(took: dict[str, Any], workers: tuple[int, ...]) -> bool:
-    """Whether who took part must be written down: it is not everybody, or not everybody at the same number."""
+    """Whether the members must be logged: some are missing, or they were at different numbers."""
     return len(took) < len(workers) or len(set(took.values())) > 1

@@ -31,7 +31,7 @@ NAME = 32  # bytes: the name of a connection
 AGAIN_AFTER = 0.05  # seconds between two tries to connect
 REACH = 2.0  # that one try may take
 LOOK = 1.0  # between two looks at whether a group is still wanted
-UNCLAIMED = 1024  # connections that nobody has asked for yet; the oldest are closed
+UNCLAIMED = 1024  # connections that no group has claimed yet; the oldest are closed
 
 
 def name_of(group: str, to: int, by: int) -> bytes:
@@ -87,7 +87,9 @@ class PeerListener:
                 poll.register(descriptor, select.POLLIN)
             with self._changed:
                 for connection in self._named.values():
-                    poll.register(connection.fileno(), select.POLLRDHUP)  # what it sends is for whoever takes it
+                    poll.register(
+                        connection.fileno(), select.POLLRDHUP
+                    )  # what it sends is for the group that claims it
             poll.poll(1000 * LOOK)
             for connection in self._gate.pump():
                 connection.setblocking(False)
@@ -209,7 +211,7 @@ def _reached(
     until: float,
     building: GroupBuilder,
 ) -> socket.socket:
-    """A connection to an earlier member, tried again and again: its port may belong to somebody else for a moment, if
+    """A connection to an earlier member, tried again and again: its port may belong to another process for a moment, if
     it has just died. What is wrong meanwhile is written down in the store: members that only wait do not know it."""
     where: tuple[str, int] | None = None
     told = ""

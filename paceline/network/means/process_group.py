@@ -20,10 +20,10 @@ from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, 
 from paceline.network.secure.store_client import StoreClient
 from paceline.state import Vector, mean_into
 
-SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
+SMALL = 2 << 20  # bytes of all vectors together up to which every member adds them up itself
 PIECE = 4 << 20  # bytes of a large vector that go together: Gloo is slow with messages that no cache holds
 CONNECTING = timedelta(seconds=5)  # for one connection to one other worker, all of whom have said that they are there
-LONGEST = timedelta(minutes=10)  # of one operation; whether somebody is alive is not its business
+LONGEST = timedelta(minutes=10)  # of one operation; whether members are alive is decided elsewhere
 
 
 class Operations(Exchange):

@@ -34,7 +34,7 @@ class MeanMessage(IntEnum):
 
 
 START, PART, SUM, GIVEN = MeanMessage  # by themselves: looking up a member takes longer
-SMALL = 2 << 20  # bytes of all vectors together up to which everybody adds up itself
+SMALL = 2 << 20  # bytes of all vectors together up to which every member adds them up itself
 SLICE = 1 << 20  # bytes of a message of a large vector
 LIMITS: dict[int, int] = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
 MOST_ROOMS = 16  # lengths of vectors for which memory is kept
@@ -42,7 +42,7 @@ LOOK = 100  # milliseconds between two looks at whether a group is still there
 
 
 class Watch(Protocol):
-    """What waits for connections while the worker waits: its bells."""
+    """What polls connections while the worker waits: its wakeup."""
 
     def attend(self, descriptor: int, take_in: Callable[[], None], events: int = select.POLLIN) -> None: ...
 

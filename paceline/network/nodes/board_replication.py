@@ -1,4 +1,4 @@
-"""The boards of all nodes kept alike: whoever holds one tells the other which words have changed.
+"""The boards of all nodes kept alike: each side sends the other the words that have changed.
 
 Words have one writer at a time, so what one side has written and what the other has do not meet in one word. The words
 of the whole run are written after all others: who reads that the run is ready, or goes back, finds the rest in place.
@@ -30,7 +30,7 @@ class BoardReplica:
         self.withheld: frozenset[int] = frozenset()  # words that go another way
 
     def open(self, memory: RunMemory) -> None:
-        """From now on also the versions of the centre, which lie in the state."""
+        """From now on replicate the versions of the centre too, which are in the state."""
         self._memory, self._counts = memory, [-1] * len(memory.version_words())
 
     def news(self, mine: list[bool] | None = None) -> bytes:
@@ -73,7 +73,7 @@ class BoardReplica:
         run = self._board.run
         pending = dict(zip(index[late].tolist(), values[late].tolist(), strict=True))
         for one in sorted(pending, key=lambda word: (word in _LAST, word)):
-            # nobody takes a stop back
+            # a stop is never taken back
             run[one] = max(run[one], pending[one]) if one == STOP else pending[one]
             self._told[one] = pending[one]
 

@@ -62,7 +62,7 @@ class Coordinator:
             tell(
                 "warn",
                 f"means go over connections of {plan.collective}, which are neither authenticated nor encrypted: "
-                "whoever can reach the workers' ports can read and change them; --collective tcp protects them",
+                "any host that can reach the workers' ports can read and change them; --collective tcp protects them",
             )
         self.supervisor = supervisor = Supervisor(plan, scheme, objects, tell=tell, watch=watch, node=node)
         supervisor.elsewhere = self
@@ -79,7 +79,7 @@ class Coordinator:
         self._unfilled: list[str] = []  # roles without a process when the run ended
         self._routes = Routes(self._board, plan.patience, supervisor.warn, self._worker_and_host)
         self._given_up: set[str] = set()  # roles that were killed because they do not reach a server
-        self.at_end: Callable[[], None] = lambda: None  # called when nobody can join any more
+        self.at_end: Callable[[], None] = lambda: None  # called when no agent can join any more
         for child in supervisor.children:
             remote = str(child.part) not in here
             if remote:
@@ -355,7 +355,7 @@ class Coordinator:
                 names = ", ".join(name for name in self._away if name != "evaluator")
                 text = (
                     f"{names} did not join within {self._gathering.join:g} s; --join allows more time, and "
-                    "--join-policy go-on trains without those who are missing"
+                    "--join-policy go-on trains without the missing roles"
                 )
                 self.supervisor.fail(RunError(text))
 

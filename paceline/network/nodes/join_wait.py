@@ -1,24 +1,24 @@
-"""The start of a run on several nodes: who has joined, who is missing, and what happens when `--join` has passed."""
+"""The start of a run on several nodes: which roles have joined, which are missing, and what `--join-policy` decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum, auto
 
-POLICIES = ("fail", "go-on", "wait")  # what to do when somebody has not joined in time
+POLICIES = ("fail", "go-on", "wait")  # what to do when a role has not joined in time
 FIRST, EVERY, LATER = (
     5.0,
     5.0,
     30.0,
-)  # seconds before people hear who is missing; between two such lines; after a minute
+)  # seconds before the first line about missing roles; between two such lines; after a minute
 
 
 class Verdict(Enum):
-    """What a look at those who are missing has come to."""
+    """What is decided about the missing roles."""
 
     WAIT = auto()
-    COMPLETE = auto()  # everybody has joined
-    WITHOUT = auto()  # the time has passed: go on without those who are missing
+    COMPLETE = auto()  # every role has joined
+    WITHOUT = auto()  # the time has passed: continue without the missing roles
     FAIL = auto()  # the time has passed: the run fails
 
 
@@ -35,7 +35,7 @@ class JoinWait:
         self._next = began + FIRST
 
     def look(self, away: Collection[str], now: float, say: Callable[[str], None]) -> Verdict:
-        """Decide, and say every few seconds who is missing. `away`: roles that nobody plays at this moment."""
+        """Decide, and report the missing roles every few seconds. `away`: roles without a process."""
         missing = [name for name in self._roles if name in away]
         if not missing:
             return Verdict.COMPLETE
@@ -51,7 +51,7 @@ class JoinWait:
 
     @property
     def complete(self) -> str:
-        """The sentence when everybody is there."""
+        """The line for a run whose roles have all joined."""
         return f"all {len(self._roles)} roles have joined"
 
     def never_came(self) -> list[str]:

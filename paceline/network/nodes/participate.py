@@ -1,4 +1,4 @@
-"""Taking part in a run on several nodes: what this process is by its surroundings, and being the hub or an agent."""
+"""Taking part in a run on several nodes, as coordinator or agent, by what the environment says of this process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _only(cluster: Cluster) -> Assignment | None:
     if cluster.me not in cluster.tasks:
         raise UsageError(
             f"{cluster.source}: this process is the evaluator of a cluster with one task, which runs everything itself "
-            "and waits for nobody: add --evaluator to that one's command, or list the evaluator in the cluster"
+            "and waits for no other: add --evaluator to that one's command, or list the evaluator in the cluster"
         )
     return Assignment(cluster.source, ("chief",), 1, 0, False, alone=True)
 
@@ -100,7 +100,7 @@ def _meeting_file(directory: str | None) -> Path | None:
 
 
 def _placed(cluster: Cluster, by: str, servers: int | None) -> Cluster:
-    """By seats; where an engine does not tell who shares a node, a list of roles goes by rank."""
+    """By seats; where an engine does not say which tasks share a node, a list of roles goes by rank."""
     if cluster.seats or "," not in by:
         return placement.placed(cluster, by, servers if "," not in by else None)
     listed = _listed(by, [(task.host, task.port) for task in cluster.tasks])
@@ -229,7 +229,7 @@ def counted(given: Assignment, settings: dict[str, Any], scheme: Scheme) -> dict
             and settings[name] != there
             and not (name == "servers" and not scheme.methods)
         ):
-            raise UsageError(f"--{name} {settings[name]}, but {given.source} has {there}; leave --{name} away")
+            raise UsageError(f"--{name} {settings[name]}, but {given.source} has {there}; omit --{name}")
     if scheme.methods and not servers:
         raise UsageError(f"{scheme.name} needs a server, and {given.source} has none: make one task a ps")
     found = settings | {"workers": given.workers, "servers": servers if scheme.methods else 0}

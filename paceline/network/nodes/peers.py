@@ -30,7 +30,7 @@ from paceline.processes.supervisor.supervisor import LOOK
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
 
-FIRST = 5.0  # seconds that a newcomer may take to say who it is
+FIRST = 5.0  # seconds that a newcomer may take to send its first message
 LAST = 2.0  # seconds that an agent may take to close its connection at the end of the run
 
 # what ends a connection: the last three come from messages of another shape than agents send
@@ -165,7 +165,7 @@ class PeerConnections:
                     else:
                         raise ProtocolError(f"a newcomer began with {NodeMessage(kind).name}")
                 if channel in self._newcomers and time.monotonic() - since > FIRST:
-                    raise ProtocolError(f"a newcomer did not say who it is within {FIRST:g} s")
+                    raise ProtocolError(f"a newcomer sent no first message within {FIRST:g} s")
             except FAULTS as error:
                 self._newcomers.pop(channel, None)
                 self._forget_descriptor(channel)

@@ -1,4 +1,4 @@
-"""Workers that cannot reach a server although the hub hears both: what people are told, and when nobody waits any more.
+"""Workers that cannot reach a server although the coordinator reaches both: when to warn, and when to stop waiting.
 
 Each worker writes on the board since when a server that listens has been out of its reach. A node that the hub does not
 hear either is lost as a whole, which is the hub's own matter.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from paceline.processes.memory.board import Board
 
-TELL = 3.0  # seconds without a route before people hear of it, or a third of patience if that is less
+TELL = 3.0  # seconds without a route before a warning, or a third of patience if that is less
 
 
 class Routes:
@@ -39,7 +39,7 @@ class Routes:
             if waited > min(TELL, self._patience / 3) and rank not in self._told:
                 self._told[rank] = (shard, board.unreached[rank])
                 self._warn(f"{self._name(rank)} cannot reach server:{shard}, which listens; it goes on trying")
-            if rank not in alive or alive <= cut:  # where nobody reaches the server, the workers are not to blame
+            if rank not in alive or alive <= cut:  # if no worker reaches the server, the cause is the server
                 continue
             board.put("alarm", board.get("alarm") + 1)
             if waited > self._patience and rank not in self._given_up:

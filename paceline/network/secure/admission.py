@@ -49,7 +49,7 @@ def listener(address: str, port: int | Ports | None = 0) -> socket.socket:
 
 
 class _Taken(UsageError):
-    """Somebody listens on that port already."""
+    """Another process listens on that port."""
 
 
 def _listening(address: str, port: int) -> socket.socket:
@@ -59,7 +59,7 @@ def _listening(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise UsageError(f"cannot listen on {address!r}: {error.strerror}; give an address of this machine") from error
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a hub that is started again takes its port
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted coordinator takes the same port
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind(place)
@@ -78,7 +78,7 @@ def _listening(address: str, port: int) -> socket.socket:
 
 
 class AdmissionListener:
-    """Admits those who prove the secret. Wait until one of `filenos()` is readable, a second at most, and `pump()`.
+    """Admits connections that prove the secret. `pump()` when one of `filenos()` is readable, and once a second.
 
     Ask for `filenos()` before each wait: they change, and while the system has no descriptors left the listening
     socket is not among them.
@@ -98,7 +98,7 @@ class AdmissionListener:
         self._listening, self._secret, self._tls = listening, secret, tls
         self._deadline, self._most, self._clock = deadline, most, clock
         self._strangers: list[_Stranger] = []  # the oldest first
-        self._closed_until = float("-inf")  # no descriptors: nobody is accepted before
+        self._closed_until = float("-inf")  # out of descriptors: accept no connection before
         self._complaints = _Complaints(log, clock)
         listening.setblocking(False)
 
@@ -107,8 +107,8 @@ class AdmissionListener:
         return listening + [stranger.connection.fileno() for stranger in self._strangers]
 
     def pump(self) -> list[socket.socket]:
-        """Go on with all handshakes; gives the connections that are through, of which nothing more has been read."""
-        # those who are there already come first: a crowd of newcomers must not push out who has just proved it
+        """Continue all handshakes; gives the admitted connections, from which nothing more has been read."""
+        # older connections first: a crowd of newcomers must not push out one that has just proved the secret
         admitted = self._heard(self._strangers)
         admitted += self._heard(self._accepted())
         now = self._clock()
@@ -121,7 +121,7 @@ class AdmissionListener:
         return admitted
 
     def close(self) -> None:
-        """No more: the listening socket is closed too. Admitted connections are not touched."""
+        """Close the listening socket and all handshakes. Admitted connections stay open."""
         for stranger in self._strangers:
             stranger.talk.close()
             stranger.connection.close()
@@ -129,7 +129,7 @@ class AdmissionListener:
         self._listening.close()
 
     def _accepted(self) -> list[_Stranger]:
-        """Those who have knocked, a few at a time: so a crowd leaves everybody some rounds in which to speak."""
+        """Accept new connections, a few at a time: a crowd must leave each some rounds for its handshake."""
         new: list[_Stranger] = []
         share = max(1, self._most // 4)
         now = self._clock()
@@ -141,7 +141,9 @@ class AdmissionListener:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     self._closed_until = now + _PAUSE
-                    self._complaints.say(f"nobody can join for the moment: {error.strerror} (see `ulimit -n`)")
+                    self._complaints.say(
+                        f"no connection can be accepted for the moment: {error.strerror} (see `ulimit -n`)"
+                    )
                 break  # otherwise a peer that had gone before it was accepted
             connection.setblocking(False)
             stranger = self._met(connection, f"{place[0]}:{place[1]}", now)
@@ -216,7 +218,7 @@ def _reason(error: Exception) -> str:
 
 
 def _tune(connection: socket.socket) -> None:
-    """Small messages leave at once, and a peer whose machine is gone is noticed in the end even if nobody speaks."""
+    """Send small messages at once, and notice a peer whose machine is gone even without traffic."""
     with contextlib.suppress(OSError):  # the peer may be gone already, which the next reading will say
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -226,8 +228,8 @@ def _tune(connection: socket.socket) -> None:
 
 
 def notice_within(connection: socket.socket, seconds: float) -> None:
-    """Have the system break this connection when the other side has not answered for so long: without that it would
-    go on sending to a route that is cut for a quarter of an hour."""
+    """Have the system break this connection when the other side has not answered for `seconds`: otherwise it would
+    keep sending to a route that is cut for a quarter of an hour."""
     quarter = max(1, int(seconds / 4))
     settings = {
         "TCP_USER_TIMEOUT": max(1, int(1000 * seconds)),
@@ -250,7 +252,7 @@ def enter(
     connection = socket.create_connection((address, port), timeout)
     try:
         if connection.getsockname() == connection.getpeername():
-            # nobody listens there, and the system gave us that very port for our own end
+            # no process listens there, and the system gave us that very port for our own end
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         _tune(connection)
         if tls is not None:
@@ -268,7 +270,7 @@ def enter(
 
 
 def _translated(error: ssl.SSLError, peer: str) -> Exception:
-    """What TLS has to say: that the other side is a wrong one, or only that the connection broke."""
+    """An error of TLS: the other side is not the right one, or the connection broke."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
         return ConnectionResetError(errno.ECONNRESET, f"{peer} closed the connection during the TLS handshake")
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -1,4 +1,4 @@
-"""What two processes say before either believes the other: a challenge and a proof in both directions.
+"""The handshake of two processes: a challenge and a proof of the secret in both directions.
 
     gate    "paceline", version, nonce                                              44 bytes
     client  "paceline", its nonce, HMAC(secret, "client" version gate's client's)   72 bytes
@@ -24,7 +24,7 @@ from collections.abc import Generator
 from paceline.errors import PacelineError
 
 MAGIC = b"paceline"
-VERSION = 1  # of everything that is said over these connections
+VERSION = 1  # of all protocols over these connections
 NONCE = 32
 PROOF = 32
 GREETING = len(MAGIC) + 4 + NONCE
@@ -38,11 +38,11 @@ _WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Refused(PacelineError):
-    """The other side is not of this cluster, or does not believe that we are. To try again would not help."""
+    """The other side is not of this cluster, or does not believe that we are. Trying again does not help."""
 
 
 class TurnedAway(Exception):
-    """Why a stranger is sent off."""
+    """Why a connection is refused."""
 
 
 def nonce() -> bytes:
@@ -54,7 +54,7 @@ def greeting(gate: bytes) -> bytes:
 
 
 def greeted(message: bytes) -> tuple[int, bytes]:
-    """The version and the nonce of a greeting, whose magic has been looked at."""
+    """The version and the nonce of a greeting, whose magic has been checked."""
     at = len(MAGIC)
     return _NUMBER.unpack_from(message, at)[0], message[at + 4 :]
 
@@ -77,11 +77,11 @@ def gate_proof(secret: bytes, gate: bytes, client: bytes) -> bytes:
     return hmac.digest(secret, b"gate" + _NUMBER.pack(VERSION) + client + gate, hashlib.sha256)
 
 
-_same = hmac.compare_digest  # takes as long for a near miss as for any other
+_same = hmac.compare_digest  # takes the same time for any two values
 
 
 def gate_side(connection: socket.socket, secret: bytes) -> Generator[None, None, None]:
-    """The gate's side of a handshake. Yields where it would have to wait; returns when the other has proved itself."""
+    """The listener's side of a handshake. Yields instead of waiting; returns when the other has proved the secret."""
     while isinstance(connection, ssl.SSLSocket):
         try:
             connection.do_handshake()
@@ -93,7 +93,7 @@ def gate_side(connection: socket.socket, secret: bytes) -> Generator[None, None,
     heard = b""
     while len(heard) < ANSWER:
         try:
-            piece = connection.recv(ANSWER - len(heard))  # not a byte of what follows
+            piece = connection.recv(ANSWER - len(heard))  # not a byte more
         except _WAITING:
             yield
             continue
@@ -119,7 +119,7 @@ def _say(connection: socket.socket, message: bytes) -> Generator[None, None, Non
 
 
 def _described(heard: bytes) -> str:
-    """What a stranger seems to be, in our own words: its bytes never reach a log."""
+    """What an unknown peer seems to be, in our own words: its bytes never reach a log."""
     if heard[:1] == b"\x16":
         return "it speaks TLS, which this side does not use; all tasks must be started alike"
     return "it does not speak paceline's protocol"

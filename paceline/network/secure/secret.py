@@ -1,4 +1,4 @@
-"""The shared secret: who knows it may join a run. It is never part of a message, a log line or a command line."""
+"""The shared secret: a process that knows it may join. It is never part of a message, a log line or a command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse(text: str, where: str = "the secret") -> bytes:
 
 
 def write(path: Path, secret: bytes) -> None:
-    """A file that nobody else can read at any moment, in place of the one that is there."""
+    """Replace a file by one that no other user can read at any moment."""
     try:
         aside = _written_aside(path, secret)
         try:
@@ -64,7 +64,7 @@ def read(path: Path) -> bytes:
 
 
 def of_environment(env: Mapping[str, str]) -> bytes | None:
-    """What the variables say. An empty one is refused: whoever set it meant to have a secret."""
+    """What the variables say. An empty one is refused: it was meant to hold a secret."""
     if VALUE in env:
         return parse(env[VALUE], VALUE)
     if FILE in env:
@@ -91,10 +91,10 @@ def of_user() -> bytes:
 
 
 def _put_if_missing(path: Path, secret: bytes) -> None:
-    """Of several processes that come here at once one makes the file, and all go on to read that one."""
+    """Of several processes at once one makes the file, and all read that one."""
     aside = _written_aside(path, secret)
     try:
-        path.hardlink_to(aside)  # unlike a rename it never takes the place of another file
+        path.hardlink_to(aside)  # unlike a rename it never replaces another file
     except FileExistsError:
         pass
     finally:
@@ -126,5 +126,5 @@ def _refuse_if_shared(path: Path, status: os.stat_result) -> None:
     if status.st_mode & 0o077:
         raise UsageError(
             f"the secret's file {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
-            f"chmod 600 {path}, and make a new secret if somebody may have read it"
+            f"chmod 600 {path}, and make a new secret if another user may have read it"
         )

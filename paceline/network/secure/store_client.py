@@ -1,4 +1,4 @@
-"""The store of another process, as torch.distributed wants one: with it workers find each other, and agree."""
+"""The store of another process, as torch.distributed wants one: workers find each other and agree with it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StoreClient(Store):
         return int(self._ask(Ask.ADD, key.encode(), b"%d" % amount)[0])
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """What stands there afterwards; nothing there is the same as nothing expected."""
+        """The value afterwards; a missing key counts as an empty value."""
         return self._ask(Ask.COMPARE, key.encode(), _bytes(expected), _bytes(desired))[0]
 
     def delete_key(self, key: str) -> bool:
@@ -73,12 +73,12 @@ class StoreClient(Store):
     # and what only we do
 
     def peek(self, key: str) -> bytes:
-        """What stands there now, empty if nothing does."""
+        """The value now; empty for a missing key."""
         found = self._ask(Ask.PEEK, key.encode())
         return found[0] if found else b""
 
     def clear(self, prefix: str) -> int:
-        """Forget all keys that begin so."""
+        """Delete all keys with this prefix."""
         return int(self._ask(Ask.CLEAR, prefix.encode())[0])
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class KeyValueStore:
         return len(self._values)
 
     def handle(self, request: bytes | bytearray, reply: Reply) -> None:
-        """`reply` also says who asks: it must be the same one for all requests of a client."""
+        """`reply` also identifies the client: it must be the same one for all its requests."""
         number, what, fields = unpacked(request)
         try:
             answer = self._answer(number, what, fields, reply)
@@ -84,7 +84,7 @@ class KeyValueStore:
             reply(packed(number, 1, *answer))
 
     def drop(self, client: Reply) -> None:
-        """A client has gone: nobody waits for its replies."""
+        """A client has gone: drop what it waits for."""
         self._waiting.pop(client, None)
 
     def _answer(self, number: int, what: int, fields: list[bytes], reply: Reply) -> Sequence[bytes] | None:
@@ -154,7 +154,7 @@ class KeyValueStore:
 
 
 class StoreServer:
-    """Serves a shelf to those who come through a gate. It never waits: `pump()` when `fileno()` is readable, and at
+    """Serves a key-value store to admitted connections. It never waits: `pump()` when `fileno()` is readable, and at
     least once a second."""
 
     def __init__(self, gate: AdmissionListener, shelf: KeyValueStore) -> None:
@@ -188,7 +188,7 @@ class StoreServer:
         for key, _ in self._selector.select(0):
             if key.fd in self._clients:
                 self._serve(key.fd)
-        for fd, (channel, _) in self._clients.items():  # a reply may be for another client than the one who asked
+        for fd, (channel, _) in self._clients.items():  # a request may be answered by that of another client
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
             if self._selector.get_key(fd).events != events:
                 self._selector.modify(fd, events)
@@ -217,7 +217,7 @@ class StoreServer:
         self._knocking = knocking
 
     def close(self) -> None:
-        """Also for a forked child, which closes its copies of what the parent goes on with."""
+        """Also for a forked child, which closes its copies of the parent's descriptors."""
         self._selector.close()
         for channel, _ in self._clients.values():
             channel.close()

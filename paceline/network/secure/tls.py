@@ -46,7 +46,7 @@ def generated(directory: Path) -> Certificates:
             try:
                 aside.rename(folder)
             except OSError:
-                if not folder.exists():  # else somebody was faster: theirs is the one
+                if not folder.exists():  # else another process was faster: use its certificate
                     raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -75,7 +75,7 @@ def contexts(c: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     _refuse_if_shared(c.key)
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False  # the certificate is that of the cluster, whatever its nodes are called
-    server.num_tickets = 0  # nobody resumes a session, and the first bytes after the handshake are ours
+    server.num_tickets = 0  # sessions are not resumed, and the first bytes after the handshake are ours
     for context in (server, client):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -106,7 +106,7 @@ def _refuse_if_shared(key: Path) -> None:
     if status.st_mode & (0o037 if lent else 0o077):
         raise UsageError(
             f"the key {key} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 {key}, and make a "
-            "new certificate if somebody may have read it"
+            "new certificate if another user may have read it"
         )
 
 

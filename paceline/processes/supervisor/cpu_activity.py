@@ -1,4 +1,4 @@
-"""Whether a process does anything: the CPU time of it and of its children, as the kernel counts it.
+"""Whether a process works: the CPU time of it and of its children, as the kernel counts it.
 
 A process that computes, however long, uses CPU time. One that hangs (in a lock that nobody will release, at a barrier
 of threads that a fork has not copied) uses none.
@@ -20,7 +20,7 @@ class Activity:
         self._seen: dict[int, tuple[float, float]] = {}  # pid -> CPU seconds when it last did something, and when
 
     def idle_for(self, pid: int, now: float) -> float:
-        """Seconds for which a process has done nothing, as far as it has been asked about."""
+        """Seconds for which a process has used no CPU time, since the first call for it."""
         used, in_kernel = _used(pid)
         before, since = self._seen.get(pid, (used, now))
         if in_kernel or used - before > IDLE * (now - since) + 2 * TICK:
@@ -60,7 +60,7 @@ def _children(pid: int) -> list[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process stands still by a signal."""
+    """Whether a signal has stopped a process."""
     try:
         return _stat(pid)[0] == "T"
     except (OSError, IndexError):

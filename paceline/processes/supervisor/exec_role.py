@@ -1,4 +1,4 @@
-"""A role as a program of its own: `paceline role NAME --handle DESCRIPTOR`, for code that does not bear a fork.
+"""A role as a program of its own: `paceline role NAME --handle DESCRIPTOR`, for code that cannot be forked.
 
 Everything that it needs comes by inherited descriptors: a handle, which names the others, and the memory itself.
 """
@@ -48,7 +48,7 @@ def become(part: Role, context: RoleContext, control: Control) -> int:
 
 
 def play(name: str, handle: int) -> int:
-    """The program's side: take up what the launcher has prepared; gives the exit code."""
+    """The program's side: open what the launcher has prepared, and run the role; gives the exit code."""
     part = part_of(name)
     try:
         data: dict[str, Any] = json.loads(os.pread(handle, LONGEST, 0))

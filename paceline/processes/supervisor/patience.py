@@ -1,7 +1,7 @@
 """How long a launcher waits for its processes where nothing else limits the waiting: at their start and at the end.
 
 While they train, processes that wait for each other watch each other. Before its first gradient a process that hangs
-keeps everybody waiting, and at the end the launcher itself waits for all of them.
+keeps all others waiting, and at the end the launcher itself waits for all of them.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class Patience:
         return awaited
 
     def hanging(self, children: Iterable[Child]) -> list[Child]:
-        """Those among them that wait for nobody: the others wait for them."""
+        """Those that do not wait for another process: the others wait for them."""
         return [child for child in children if child.pid and not self._asleep(child)]
 
     def _progress(self, child: Child) -> int:
         return progress_of(child.part, self._plan, self._board)
 
     def _asleep(self, child: Child) -> bool:
-        """It waits to be woken by others: what it waits for is not its own business."""
+        """Whether it waits to be woken by another process."""
         return any(self._board.sleeping[place] for place in places(child.part, self._plan))
 
     def _computes_elsewhere(self, child: Child) -> bool:
-        """On another node; its CPU time is not seen from here."""
+        """Whether it trains on another node, where its CPU time is not seen from here."""
         return not child.pid and any(self._board.state[rank] == TRAINING for rank in ranks(child.part, self._plan))

@@ -1,4 +1,4 @@
-"""How far a run is, for others to read (`status.json`), and a warning when its newest checkpoint grows old."""
+"""The progress of a run for other programs (`status.json`), and a warning when its newest checkpoint is old."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY = 2.0  # seconds between two writings
 
 
 class Progress:
-    """Called with every look at a run. Nothing that fails here ends the run: it only tells."""
+    """Called with every look at a run. A failure here does not end the run."""
 
     def __init__(self, directory: RunDirectory, plan: Plan, hooks: Iterable[Hook], warn: Callable[[str], None]) -> None:
         self._path, self._patience, self._warn = directory.path / STATUS, plan.patience, warn
@@ -29,7 +29,7 @@ class Progress:
         self._seconds = saver.seconds or 60.0 if saver is not None and not saver.every else None
         self._pace = UpdateRate()
         self._written = -math.inf
-        self._warned = 0.0  # the age at which people were warned last
+        self._warned = 0.0  # the age at the last warning
 
     def note(self, status: Status) -> None:
         now = time.monotonic()

@@ -72,7 +72,7 @@ class UpdateRate:
             self._rises.popleft()
 
     def seconds_to(self, goal: int, now: float) -> float:
-        """NaN while nobody can tell: too little was seen, or nothing happens any more."""
+        """NaN while unknown: too few updates were seen, or they have stopped."""
         if self._updates is not None and self._updates >= goal:
             return 0.0
         if len(self._rises) < 2:
@@ -85,7 +85,7 @@ class UpdateRate:
 
 
 def time_left(status: Status, pace: UpdateRate, now: float) -> float:
-    """Seconds until the run ends, by its updates or by the clock, whichever comes first; NaN while nobody can tell."""
+    """Seconds until the run ends, by its updates or by the clock, whichever comes first; NaN while unknown."""
     by_updates = math.nan if status.goal is None else pace.seconds_to(status.goal, now)
     known = [one for one in (by_updates, status.seconds_left) if not math.isnan(one)]
     return min(known, default=math.nan)

@@ -26,7 +26,7 @@ _NOTHING = math.nan
 
 
 class Watcher:
-    """Speeds need a memory of what was seen before."""
+    """Reads the board; remembers earlier values to compute speeds."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, list[int], int]] = []
@@ -91,7 +91,7 @@ class Watcher:
         return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
 
     def _pid(self, launcher: Supervisor, child: Child) -> int:
-        """Of a process on another node: as its own launcher has written it down."""
+        """The pid of a process on another node, as its agent has written it on the board."""
         board, part = launcher.board, child.part
         if part.kind == "server":
             return int(board.server_pid[part.index])
