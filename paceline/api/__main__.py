@@ -1,8 +1,8 @@
-"""`python -m paceline.launchers`: a launcher in a process of its own (see `apart`)."""
+"""`python -m paceline.api`: the supervisor of a run in a process of its own (see `detached`)."""
 
 from paceline import signals
 
-signals.leave_at_once("")  # the process that started it says what happened
+signals.leave_at_once("")  # the caller prints what happened
 
 from paceline.api.detached import main  # noqa: E402
 

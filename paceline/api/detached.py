@@ -1,7 +1,7 @@
-"""A launcher in a process of its own, for callers that cannot be one: a notebook has threads, a script has computed.
+"""A supervisor in a process of its own, for callers that may not fork: a notebook has threads, a script has computed.
 
-The caller starts `python -m paceline.launchers` with two inherited descriptors, hears of the run in JSON lines,
-and hands Ctrl-C on. If the caller dies, the launcher ends the run in order.
+The caller starts `python -m paceline.api` with two inherited descriptors, reads the progress of the run as JSON lines,
+and forwards Ctrl-C. If the caller dies, the supervisor ends the run in order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tell = Callable[[str, str], None]
 
 
 def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
-    """Run a plan through a launcher of its own; raises what the run raised. Without a plan: take part in the run of
+    """Run a plan under a supervisor of its own; raises the error of the run. Without a plan: take part in the run of
     another process, as the environment says."""
     descriptor = pickled_objects.packed(objects)
     ours, theirs = socket.socketpair()
@@ -75,7 +75,7 @@ def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Cal
             except KeyboardInterrupt:
                 interrupted = True
                 process.send_signal(signal.SIGINT)
-            except BaseException:  # of the caller's own `watch` or `tell`: the run must not go on unseen
+            except BaseException:  # of the caller's `watch` or `tell`: the run must not continue unseen
                 process.send_signal(signal.SIGINT)
                 process.wait()
                 raise
@@ -95,7 +95,7 @@ def _status(data: dict[str, Any]) -> Status:
 
 
 def main() -> int:
-    """The launcher's side."""
+    """The process of the supervisor."""
     connection, descriptor, caller = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     die_with_parent(signal.SIGTERM, caller)  # which ends the run in order
     control = Control(connection)

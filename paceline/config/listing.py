@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,13 +38,19 @@ class _Unclear(Exception):
 def listed(family: str, folders: tuple[Path, ...] = ()) -> list[Listed]:
     """The members of a family, by name. `folders`: further ones that belong to it."""
     try:
-        if any(entry_points(group=f"paceline.{family}")):
+        if f"paceline.{family}" in _groups():
             raise _Unclear
         return sorted(_READERS[family]((ROOT / family, *folders)))
     except (_Unclear, SyntaxError, UnicodeDecodeError, OSError):
         from paceline.config import discovery
 
         return [Listed(one.name, one.summary) for one in discovery.FAMILIES[family]().values()]
+
+
+@cache
+def _groups() -> frozenset[str]:
+    """The groups in which other packages register members."""
+    return frozenset(entry_points().groups)
 
 
 def _files(folders: tuple[Path, ...]) -> Iterator[tuple[Path, ast.Module]]:
@@ -74,8 +82,13 @@ def _check_imports(node: ast.stmt) -> None:
             path = ROOT.parent / name.replace(".", "/")
             if not path.is_dir() and not path.with_suffix(".py").is_file():
                 raise _Unclear
-        elif find_spec(name.partition(".")[0]) is None:
+        elif not _installed(name.partition(".")[0]):
             raise _Unclear
+
+
+@cache
+def _installed(package: str) -> bool:
+    return package in sys.stdlib_module_names or find_spec(package) is not None
 
 
 def _classes(family: str) -> Callable[[tuple[Path, ...]], Iterator[Listed]]:
