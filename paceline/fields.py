@@ -151,3 +151,14 @@ def _simple(value: Any, hint: Any) -> Any:
     if hint is str and not isinstance(value, str):
         raise ValueError
     return value
+
+
+def finite(value: Any) -> Any:
+    """Plain data with None for the numbers that JSON cannot write."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

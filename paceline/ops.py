@@ -1,8 +1,8 @@
-"""The closed set of things that a step may await. An operation is plain data; whoever drives the step performs it."""
+"""The closed set of operations that a step may await. An operation is plain data; the driver performs it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -81,10 +81,20 @@ class Start(Op[Pending[R]]):
     op: Op[R]
 
 
-def _own(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_own, value))
-    return value.clone() if isinstance(value, Tensor) else value
+def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """An argument or a result with `function` applied to each of its tensors: they may stand in nested tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return tuple([mapped(function, item) for item in value]) if isinstance(value, tuple) else value
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of an argument or a result, in their order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from tensors(item)
 
 
 def copied(op: Op[R]) -> Op[R]:
@@ -93,7 +103,7 @@ def copied(op: Op[R]) -> Op[R]:
         case Grad(x):
             return Grad(x.clone())
         case Call(method, args):
-            return Call(method, _own(args))
+            return Call(method, mapped(Tensor.clone, args))
         case Mean(v, weight, among):
             return Mean(v.clone(), weight, among)
         case _:

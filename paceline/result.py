@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.fields import finite
 from paceline.state import Vector
 
 REAL = (
@@ -134,7 +135,7 @@ class Result:
             plain |= {"servers": self.servers, "rolled_back_updates": self.rolled_back_updates, "fates": self.fates}
         if self.wall_seconds is not None:
             plain |= {name: getattr(self, name) for name in REAL}
-        clean: dict[str, Any] = _finite(plain)
+        clean: dict[str, Any] = finite(plain)
         return clean
 
     @classmethod
@@ -160,13 +161,3 @@ def digest(vector: Vector) -> str:
     """SHA-256 of the vector's bytes."""
     plain = vector.detach().cpu().contiguous().view(torch.uint8)  # numpy does not know every kind of number
     return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
@@ -96,3 +96,9 @@ class Task(ABC):
         other.feed = self.feed if feed is None else feed
         other.shuffle = self.shuffle if shuffle is None else shuffle
         return other
+
+
+def average_buffers(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several workers' buffers; of counts the largest."""
+    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: one.mean(dim=0) if one.is_floating_point() else one.amax(dim=0) for name, one in stacked.items()}

@@ -12,9 +12,9 @@ from paceline.cli.commands import ClusterOptions
 from paceline.cli.console import screen
 from paceline.cli.options import print_json
 from paceline.errors import UsageError
+from paceline.fields import finite
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.description import Cluster, ClusterTask
-from paceline.runs.atomic_files import finite
 
 LOCAL = "local: no cluster in the environment"
 

@@ -15,7 +15,7 @@ from paceline.cli.console import messages, screen
 from paceline.cli.options import print_json, use_data_directory
 from paceline.config import build
 from paceline.errors import UsageError
-from paceline.runs.atomic_files import finite
+from paceline.fields import finite
 from paceline.runs.replay.replay import Replayed, replay
 from paceline.runs.replay.sample_usage import samples
 from paceline.runs.run_directory import RunDirectory

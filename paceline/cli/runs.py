@@ -8,8 +8,8 @@ from paceline.cli.commands import RunsOptions
 from paceline.cli.console import say, screen
 from paceline.cli.options import print_json
 from paceline.errors import UsageError
+from paceline.fields import finite
 from paceline.report.run_tables import listing, summary
-from paceline.runs.atomic_files import finite
 from paceline.runs.run_directory import RUNS, runs_in
 
 

@@ -16,7 +16,7 @@ from paceline.cli.commands import EvaluateOptions, PredictOptions
 from paceline.cli.console import say, screen, warn
 from paceline.cli.options import print_json, use_data_directory
 from paceline.errors import DataError, UsageError
-from paceline.runs.atomic_files import finite
+from paceline.fields import finite
 from paceline.runs.run_directory import RunDirectory
 from paceline.runs.trained_model import evaluated, expected, predicted, task_of, torch_task_of, trained
 from paceline.torch_task import TorchTask

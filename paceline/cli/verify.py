@@ -12,10 +12,10 @@ from rich.text import Text
 from paceline.cli.commands import DiffOptions, VerifyOptions
 from paceline.cli.console import screen
 from paceline.cli.options import print_json, use_data_directory
+from paceline.fields import finite
 from paceline.report import comparison
 from paceline.runs import diff as diffs
 from paceline.runs import verify as verification
-from paceline.runs.atomic_files import finite
 
 
 def verify(asked: VerifyOptions) -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from paceline.errors import DataError, RunError
+from paceline.fields import finite
 
 LARGEST_JSON = 64 * 2**20  # bytes; no file that claims to be ours can fill the memory
 NEW = ".new"  # the successor of a folder of the same name, until it has taken its place
@@ -132,17 +132,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path.name} is not what was written: it holds a {type(content).__name__}")
     return content
-
-
-def finite(value: Any) -> Any:
-    """Plain data with None for the numbers that JSON cannot write."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 @contextmanager

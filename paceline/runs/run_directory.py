@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, PacelineError, UsageError
+from paceline.fields import finite
 from paceline.runs import atomic_files, file_sums
 
 RUNS = Path("runs")
@@ -207,7 +208,7 @@ class RunDirectory:
     def append_history(self, values: Mapping[str, Any]) -> None:
         """Add a line to the history. Numbers that JSON cannot write (NaN, infinity) become null."""
         path = self.path / "history.jsonl"
-        line = json.dumps(atomic_files.finite(values), allow_nan=False) + "\n"
+        line = json.dumps(finite(values), allow_nan=False) + "\n"
         with atomic_files.failing_as(f"{path} could not be written"), path.open("ab+") as stream:
             if stream.tell():
                 stream.seek(-1, os.SEEK_END)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from paceline.errors import SchemeError
-from paceline.ops import Call
+from paceline.ops import Call, mapped, tensors
 from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme, ServerMethod
 from paceline.state import Reading, State
@@ -188,12 +188,12 @@ class CallScheduler:
     def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
         self.ledger.caller = holder = self.scheme.holder(rank)
         before = self._writes() if call.method.reads else None
-        versions = [(a, a._version) for a in _tensors(call.args)]
+        versions = [(a, a._version) for a in tensors(call.args)]
         result = self._changing(call.method.name, lambda: call.method.function(self.scheme, self.state, *call.args))
         for arg, version in versions:
             if arg._version != version:
                 named = zip(call.method.parameters, call.args, strict=False)
-                name = next(name for name, value in named if any(arg is part for part in _tensors((value,))))
+                name = next(name for name, value in named if any(arg is part for part in tensors(value)))
                 raise SchemeError(
                     f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
                     f"write '{name} = {name} * …' instead"
@@ -238,19 +238,17 @@ class CallScheduler:
                 )
 
     def _gives_x(self, result: Any) -> bool:
-        if isinstance(result, Tensor):
-            return result.data_ptr() == self._x
-        return isinstance(result, tuple) and any(self._gives_x(item) for item in result)
+        return any(tensor.data_ptr() == self._x for tensor in tensors(result))
 
     def _by_value(self, result: Any, call: Call[Any]) -> Any:
         """The caller's own copy of whatever lies in the server's memory or in that of an argument."""
-        if isinstance(result, Tensor):
-            place = _place(result)
-            shared = place in self._own or any(place == _place(arg) for arg in _tensors(call.args))
-            return result.clone() if shared else result
-        if isinstance(result, tuple):
-            return tuple(self._by_value(item, call) for item in result)
-        return result
+
+        def own(tensor: Tensor) -> Tensor:
+            place = _place(tensor)
+            shared = place in self._own or any(place == _place(arg) for arg in tensors(call.args))
+            return tensor.clone() if shared else tensor
+
+        return mapped(own, result)
 
 
 def explain(scheme: Scheme, state: State, call: Call[Any]) -> str:
@@ -261,14 +259,6 @@ def explain(scheme: Scheme, state: State, call: Call[Any]) -> str:
     call.method.when(scheme, reading, *call.args)
     cells = ", ".join(f"{name} = {getattr(state, name)}" for name in reading.cells())
     return f"{call}: guard '{call.method.guard_text()}' is false with {cells or 'no cell read'}"
-
-
-def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple):
-            yield from _tensors(value)
 
 
 def _place(tensor: Tensor) -> int:

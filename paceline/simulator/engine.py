@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline.errors import LossError, RunError, SchemeError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
@@ -34,7 +33,7 @@ from paceline.simulator.servers import Servers
 from paceline.simulator.shards import ShardedCalls
 from paceline.simulator.simulated_worker import SimulatedWorker
 from paceline.state import State, Vector
-from paceline.task import Task
+from paceline.task import Task, average_buffers
 from paceline.worker import Worker
 
 
@@ -209,8 +208,7 @@ class SimulationEngine:
             chief = self._chief().buffers
             trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
             rows = trained or [chief]  # who is dead or has seen no data has nothing to say
-            average = {name: _average([row[name] for row in rows]) for name in chief}
-            buffers = chief if task.buffer_policy == "chief" else average
+            buffers = chief if task.buffer_policy == "chief" else average_buffers(rows)
         return task.evaluate(self.scheme.model(self.centre) if x is None else x, buffers)
 
     def clear(self) -> None:
@@ -422,8 +420,3 @@ class SimulationEngine:
             if handler == self.on_met and generation == self.seats[rank].generation
         ]
         return max(times, default=None)
-
-
-def _average(rows: Sequence[Tensor]) -> Tensor:
-    stacked = torch.stack(list(rows))
-    return stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from beds import simulation_snapshot as snapshot
 from simulated_runs import check_sound, different, engine, run_counting, same_bits
 
 from paceline.sampling import portion
-from paceline.simulator import snapshot
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 

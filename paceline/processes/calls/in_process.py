@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.errors import Deadlock, SchemeError
-from paceline.ops import Call
+from paceline.ops import Call, mapped
 from paceline.processes.calls.client import CallClient, Stopped
 from paceline.processes.calls.mailbox import SAVE, SET, Mailbox
 from paceline.processes.memory import snapshot
@@ -52,12 +52,7 @@ class InProcess(CallClient):
         if mailbox.index not in self._results:
             raise Deadlock(f"the only worker waits for {self.desk.explain(call)}")
         self._free.append(mailbox)
-        return self._moved(self._results.pop(mailbox.index))
-
-    def _moved(self, result: Any) -> Any:
-        if isinstance(result, Tensor):
-            return result.to(self.device)
-        return tuple(map(self._moved, result)) if isinstance(result, tuple) else result
+        return mapped(lambda tensor: tensor.to(self.device), self._results.pop(mailbox.index))
 
     def special(self, kind: int, *args: Any) -> None:
         self.ask(kind, *args)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.ops import Call
+from paceline.ops import Call, mapped, tensors
 from paceline.processes.calls.mailbox import Mailbox, put
 from paceline.processes.memory.board import FAILED, STOP, fence
 from paceline.processes.memory.byte_ranges import of_tensors
@@ -186,19 +186,14 @@ class SharedCallScheduler(CallScheduler):
 
 def _parts_in_order(result: Any, place: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
     """Encoding sees tensors of the full shape, without memory; what is placed are the parts, in the same order."""
-    parts = iter(list(_tensors(result)))
+    parts = iter(list(tensors(result)))
     return lambda _: place(next(parts))
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, tuple) else []
-
-
 def _widened(value: Any, part: int, length: int) -> Any:
-    if isinstance(value, Tensor):
-        if value.dim() and value.is_floating_point() and value.shape[-1] == part:
-            return torch.empty((*value.shape[:-1], length), dtype=value.dtype, device="meta")
-        return value
-    return tuple(_widened(item, part, length) for item in value) if isinstance(value, tuple) else value
+    def whole(tensor: Tensor) -> Tensor:
+        if tensor.dim() and tensor.is_floating_point() and tensor.shape[-1] == part:
+            return torch.empty((*tensor.shape[:-1], length), dtype=tensor.dtype, device="meta")
+        return tensor
+
+    return mapped(whole, value)

@@ -23,6 +23,7 @@ from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
 from paceline.scheme import Scheme
 from paceline.state import Vector
+from paceline.task import average_buffers
 
 KEEP = "keep."
 
@@ -112,11 +113,7 @@ def buffers_of(memory: RunMemory, policy: str, *, prefix: str = "", late: Sequen
     if policy == "chief" or not rows[chief]:
         return {name: buffer.clone() for name, buffer in rows[chief].items()}
     trained = [rows[rank] for rank in rows if memory.board.gradients[rank] and rank not in late] or [rows[chief]]
-    averaged = {}
-    for name in rows[chief]:
-        stacked = torch.stack([row[name] for row in trained])
-        averaged[name] = stacked.mean(dim=0) if stacked.is_floating_point() else stacked.amax(dim=0)
-    return averaged
+    return average_buffers(trained)
 
 
 def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:

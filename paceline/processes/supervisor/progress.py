@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 from paceline.config.plan import Plan
+from paceline.fields import finite
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
 from paceline.processes.supervisor.status import Status, UpdateRate, duration, time_left
-from paceline.runs import atomic_files
 from paceline.runs.run_directory import STATUS, RunDirectory
 
 EVERY = 2.0  # seconds between two writings
@@ -41,7 +41,7 @@ class Progress:
         told = asdict(status) | {"at": time.time(), "seconds_left": time_left(status, self._pace, now)}
         aside = self._path.with_name(f".{STATUS}.new")
         with contextlib.suppress(OSError):  # a full disk, for one: checkpoints will say so
-            aside.write_text(json.dumps(atomic_files.finite(told), allow_nan=False), encoding="utf-8")
+            aside.write_text(json.dumps(finite(told), allow_nan=False), encoding="utf-8")
             aside.replace(self._path)
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.errors import DataError
-from paceline.ops import Call
+from paceline.ops import Call, mapped
 from paceline.result import digest
 from paceline.runs.checkpoint import load
 from paceline.runs.order_history import History
@@ -217,7 +217,7 @@ class ReplayEngine:
         assert call is not None
         assert self.desk is not None
         result = call.method.function(self.desk.scheme, self.desk.state, *call.args)
-        player.give(_own(result))
+        player.give(mapped(Tensor.clone, result))
 
     def _meet(self) -> bool:
         """Have those means that everybody has arrived at."""
@@ -334,9 +334,3 @@ class ReplayEngine:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
         self.told.difference = ReplayDifference(self.updates, where, text)
         raise _Differs
-
-
-def _own(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    return tuple(_own(item) for item in value) if isinstance(value, tuple) else value

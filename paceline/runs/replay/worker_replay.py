@@ -1,4 +1,4 @@
-"""A worker's life once more: its steps are driven as far as its log goes."""
+"""Replays a worker between its start and its end or death: its steps are driven as far as its log goes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.errors import DataError
-from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied, mapped
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.order_history import WorkerLife
 from paceline.runs.order_log import ASK, CHANGE, DECIDED, END, GRAD, MEAN, NOTE, POST, READ, STEP
@@ -42,7 +42,7 @@ class _LifeEnded(Exception):
 
 
 class WorkerReplay:
-    """One life. `go` runs until something is needed that others give; `needs` says what that is."""
+    """Replays one process life of a worker. `go` runs until it needs a reply or a mean."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class WorkerReplay:
 
     def give(self, result: Any, pending: Pending[Any] | None = None) -> None:
         """The answer to a call, to a read."""
-        result = _moved(result, self.device)
+        result = mapped(lambda tensor: tensor.to(self.device), result)
         if pending is not None:
             pending.done, pending.result = True, result
             if not self.called:
@@ -303,9 +303,3 @@ def part_of(saved: Checkpoint, rank: int) -> dict[str, Tensor]:
                 part[f"{kind}.{name.removeprefix(prefix)}"] = tensor
     part["rng"] = saved.tensors[f"rng.{rank}"]
     return part
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return tuple(_moved(item, device) for item in value) if isinstance(value, tuple) else value

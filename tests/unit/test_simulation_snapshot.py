@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from beds import simulation_snapshot as snapshot
 from torch import nn
 
 from paceline import TorchTask
 from paceline.config.build import scheme_of
 from paceline.errors import RunError, SchemeError
 from paceline.scheme import Scheme
-from paceline.simulator import snapshot
 from paceline.simulator.cost import Cost, parse_times
 from paceline.simulator.engine import SimulationEngine
 from paceline.task import Task
