@@ -288,7 +288,7 @@ class RealSession(Saving):
             self._bring_to_rest()
         goal = board.get("goal")
         if link is None and 0 <= goal <= self.worker.state.v:  # nobody begins what comes after the last update
-            self._means.wait(lambda: self.stage.updates >= goal or self._interrupted())
+            self._await_goal(goal)
             if self._rolled_back():  # and what was the last update is not made yet
                 raise RolledBack
         counts_itself = link is None or self.stage.direct()
@@ -300,6 +300,23 @@ class RealSession(Saving):
         for hook in self._before:
             hook.before_step(self)
         return not board.run[STOP] and self._leaving is None
+
+    def _await_goal(self, goal: int) -> None:
+        """Wait at the last update until every worker has made it: a stop would abandon a step that another worker is
+        still in. If nothing moves for `patience`, the others need this worker, and the centre's count decides."""
+        stage, patience = self.stage, self.stage.plan.patience
+        moved, since = self._motion(), stage.now()
+
+        def reached() -> bool:
+            behind = (v < goal and self.board.alive[rank] for rank, v in enumerate(stage.versions()))
+            return not any(behind) or self._interrupted()
+
+        while not reached():
+            self._means.wait(reached, patience / 4)
+            if self._motion() != moved:
+                moved, since = self._motion(), stage.now()
+            elif stage.now() - since >= patience * 1e9 and stage.updates >= goal:
+                return
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for others; gives up when the run ends, goes back, or nothing in it has moved for too long."""

@@ -105,12 +105,10 @@ class DistributedMeans(Assembly):
         self._board.lost[self.rank], self.life = self.life, self.life + 1
         self._board.life[self.rank] = self.life
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for something else, and give the others meanwhile what they may want of this worker."""
-        while not ready():
-            self._bells.wait(lambda: ready() or self.rung())
-            if self.rung():
-                self.answer()
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait for something else, at most `seconds` after other workers have last wanted something of this one."""
+        while self._bells.wait(lambda: ready() or self.rung(), seconds) and not ready():
+            self.answer()
 
     def rung(self) -> bool:
         """Whether somebody has put something down in the store since this worker last looked."""
