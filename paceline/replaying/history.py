@@ -10,7 +10,7 @@ from typing import Any
 from paceline import durable, file_sums, journal
 from paceline.checkpoint import Checkpoint, load
 from paceline.errors import DataError, UsageError
-from paceline.journal import ABOUT, DECIDED, END, NOTE, START, Log, Record
+from paceline.journal import ABOUT, DECIDED, END, MEAN, NOTE, START, Log, Record
 from paceline.plan import Plan
 from paceline.transports.lane import JOINED
 
@@ -47,6 +47,7 @@ class History:
     lives: list[Life]
     decided: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)  # (rank, number) -> who took part
     torn: set[tuple[int, int]] = field(default_factory=set)  # those whose vectors were in more than one mean
+    unseen: set[tuple[int, int, int]] = field(default_factory=set)  # (rank, life, number) of means that nobody saw
     checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
     cut: bool = False
 
@@ -103,12 +104,25 @@ def read(at: Path) -> History:
     history.torn = {
         pair for present in history.decided.values() for pair in present.items() if history.decided[pair] != present
     }
+    history.unseen = _unseen(history.lives)
     # a worker that never joined has no log, and the server has performed no call of it
     called = {one.values[1] for records in server.values() for one in records if one.kind == journal.CALL}
     missing = called - {life.rank for life in history.lives}
     if missing:
         raise DataError(f"the order log of worker {min(missing)} is missing in {at}")
     return history
+
+
+def _unseen(lives: list[Life]) -> set[tuple[int, int, int]]:
+    """A mean is logged before other workers can see it. If a later life of the worker uses its number again, the worker
+    died in between, and what it brought was in no mean."""
+    last: dict[tuple[int, int], int] = {}  # (rank, number) -> the last life that used it
+    brought = [
+        (life.rank, life.number, record.values[0]) for life in lives for record in life.records if record.kind == MEAN
+    ]
+    for rank, life, number in brought:
+        last[rank, number] = max(life, last.get((rank, number), 0))
+    return {(rank, life, number) for rank, life, number in brought if life < last[rank, number]}
 
 
 def _row(record: Record) -> str:
