@@ -411,7 +411,7 @@ def conduct(
             result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launched)
     except (KeyboardInterrupt, interrupts.Interrupted):
         messages.print(f"interrupted; resume with: {escape(resume_command(place, plan))}", soft_wrap=True)
-        place.write_interrupted()  # execute has done it, unless its launcher was not there yet
+        place.write_interrupted()  # execute has done it, unless the signal came before
         raise typer.Exit(interrupts.EXIT_CODE) from None
     except RunError as error:
         if as_json and error.result is not None:  # what was reached is not lost

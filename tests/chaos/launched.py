@@ -87,6 +87,8 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
         say = lambda _, text: print(text, flush=True)  # noqa: E731
         execute(plan, chosen, objects, tell=say, watch=lambda _: None, launcher=_counting)
     except (KeyboardInterrupt, interrupts.Interrupted):
+        if (place / "plan.json").exists():
+            RunDirectory(place).write_interrupted()  # as the command does
         return interrupts.EXIT_CODE
     except BaseException:
         traceback.print_exc()
