@@ -397,6 +397,9 @@ def conduct(
     if not (place.path / "plan.json").exists():
         place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed, however soon it is interrupted
 
+    words = f"interrupted; resume with: {resume_command(place, plan)}\n"
+    interrupts.part_with(words)
+
     def launched(*given: Any, **rest: Any) -> Launcher:
         made = (launcher or Launcher)(*given, **rest)
         interrupts.count_from_now_on(made.asked)  # also after the run: then only the result is left to be told
@@ -410,7 +413,8 @@ def conduct(
 
             result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launched)
     except (KeyboardInterrupt, interrupts.Interrupted):
-        messages.print(f"interrupted; resume with: {escape(resume_command(place, plan))}", soft_wrap=True)
+        messages.print(escape(words), soft_wrap=True, end="")
+        interrupts.part_with("")  # it has been said
         place.write_interrupted()  # execute has done it, unless the signal came before
         raise typer.Exit(interrupts.EXIT_CODE) from None
     except RunError as error:

@@ -7,7 +7,8 @@ from paceline import interrupts
 
 def main() -> None:
     """Run the command line."""
-    interrupts.leave_at_once("interrupted while starting: nothing was trained\n")
+    interrupts.part_with("interrupted while starting: nothing was trained\n")
+    interrupts.leave_at_once()
     from paceline.cli import main as command  # seconds: it loads torch
 
     command(alone=True)

@@ -2,7 +2,7 @@
 
 from paceline import interrupts
 
-interrupts.leave_at_once("")  # the process that started it says what happened
+interrupts.leave_at_once()  # without a word: the process that started it says what happened
 
 from paceline.launchers.apart import main  # noqa: E402
 
