@@ -101,6 +101,7 @@ def main() -> int:
         return 1
     control = Control(connection)
     interrupts.raise_while_working()
+    interrupts.part_with("")  # the process that started it says what happened
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
             told = json.loads(lines.readline())
