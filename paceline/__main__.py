@@ -7,7 +7,8 @@ from paceline import signals
 
 def main() -> None:
     """Run the command line."""
-    signals.leave_at_once("interrupted while starting: nothing was trained\n")
+    signals.part_with("interrupted while starting: nothing was trained\n")
+    signals.leave_at_once()
     from paceline.cli.main import main as command  # seconds: it loads torch
 
     command(alone=True)

@@ -21,6 +21,7 @@ from typing import Any
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 EXIT_CODE = 130
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
+_parting = ""
 _terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
 
@@ -48,18 +49,20 @@ def handled() -> Iterable[signal.Signals]:
     return [number for number in ASKED if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def leave_at_once(text: str) -> None:
-    """From now on a signal ends the process at once, after it has printed `text`."""
+def leave_at_once() -> None:
+    """From now on a signal ends the process: there is nothing to put in order. It says the parting words."""
+    _install(_leave)
 
-    def leave(*_: object) -> None:
-        os.write(2, text.encode())
-        os._exit(EXIT_CODE)
 
-    _install(leave)
+def part_with(text: str) -> None:
+    """The words of a process that a signal ends at once, before the command itself could say anything."""
+    global _parting
+    _parting = text
 
 
 def raise_while_working() -> None:
     """From now on a signal raises `Interrupted`, which closes what is open on its way."""
+    part_with("interrupted\n")
     _install(_raise)
 
 
@@ -108,8 +111,13 @@ def _install(handler: Callable[[int, object], None]) -> None:
 def _raise(number: int, _: object) -> None:
     if number == signal.SIGHUP:
         leave_terminal()
-    leave_at_once("")  # a second signal does not wait for what this one has yet to close
+    leave_at_once()  # a second signal does not wait for what this one has yet to close
     raise Interrupted
+
+
+def _leave(*_: object) -> None:
+    os.write(2, _parting.encode())
+    os._exit(EXIT_CODE)
 
 
 def ignore() -> None:

@@ -100,6 +100,7 @@ def main() -> int:
     die_with_parent(signal.SIGTERM, caller)  # which ends the run in order
     control = Control(connection)
     signals.raise_while_working()
+    signals.part_with("")  # the process that started it says what happened
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
             told = json.loads(lines.readline())

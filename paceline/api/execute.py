@@ -44,6 +44,23 @@ def execute(
 ) -> Result:
     """Run a plan in this process as the launcher; the run directory exists and is ours."""
     directory = RunDirectory.open(plan.directory)
+    try:
+        return _executed(directory, plan, scheme, objects, tell=tell, watch=watch, launcher=launcher)
+    except (KeyboardInterrupt, signals.Interrupted):
+        directory.write_interrupted()  # unless the launcher has written more
+        raise
+
+
+def _executed(
+    directory: RunDirectory,
+    plan: Plan,
+    scheme: Scheme,
+    objects: dict[str, Any],
+    *,
+    tell: Tell,
+    watch: Callable[[Status], None],
+    launcher: Callable[..., Supervisor],
+) -> Result:
     directory.logs.mkdir(exist_ok=True)
     began = time.monotonic_ns()
     with directory.lock():

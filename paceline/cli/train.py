@@ -207,6 +207,9 @@ def conduct(
     if not (place.path / "plan.json").exists():
         place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed
 
+    words = f"interrupted; resume with: {resume_command(place, plan)}\n"
+    signals.part_with(words)
+
     def launched(*given: Any, **rest: Any) -> Supervisor:
         made = (launcher or Supervisor)(*given, **rest)
         signals.count_from_now_on(made.asked)  # also after the run, while its result is printed
@@ -220,8 +223,9 @@ def conduct(
 
             result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launched)
     except (KeyboardInterrupt, signals.Interrupted):
-        messages.print(f"interrupted; resume with: {escape(resume_command(place, plan))}", soft_wrap=True)
-        place.write_interrupted()  # execute has done it, unless its launcher was not there yet
+        messages.print(escape(words), soft_wrap=True, end="")
+        signals.part_with("")  # it has been said
+        place.write_interrupted()  # execute has done it, unless the signal came before
         raise typer.Exit(signals.EXIT_CODE) from None
     except RunError as error:
         if as_json and error.result is not None:  # what was reached is not lost

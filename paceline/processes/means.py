@@ -159,9 +159,9 @@ class SharedMeans:
         reduce(present.index(rank))
         self._wait_for(all_reduced, "the others' part of a mean")
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for something else; the others need nothing of this worker meanwhile."""
-        self.memory.wakeup.wait(ready)
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait for something else, at most `seconds`; the others need nothing of this worker meanwhile."""
+        self.memory.wakeup.wait(ready, seconds)
 
     def rung(self) -> bool:
         """Whether the others may want something: what they need lies in shared memory."""

@@ -145,8 +145,8 @@ class Means(Protocol):
         """Whether no other worker reads the vector at an offset of shared memory any more."""
         ...
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for something else, and do meanwhile what other workers need."""
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait for something else, and do meanwhile what other workers need. It may end after `seconds` without."""
         ...
 
     def rung(self) -> bool:

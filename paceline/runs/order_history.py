@@ -11,7 +11,7 @@ from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
 from paceline.runs import atomic_files, file_sums, order_log
 from paceline.runs.checkpoint import Checkpoint, load
-from paceline.runs.order_log import ABOUT, DECIDED, END, NOTE, START, LogRecord, MemberEvent, OrderLog
+from paceline.runs.order_log import ABOUT, DECIDED, END, MEAN, NOTE, START, LogRecord, MemberEvent, OrderLog
 
 
 @dataclass
@@ -46,6 +46,7 @@ class History:
     lives: list[WorkerLife]
     decided: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)  # (rank, number) -> who took part
     torn: set[tuple[int, int]] = field(default_factory=set)  # those whose vectors were in more than one mean
+    unseen: set[tuple[int, int, int]] = field(default_factory=set)  # (rank, life, number) of means that nobody saw
     checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
     cut: bool = False
 
@@ -104,6 +105,7 @@ def read(at: Path) -> History:
     history.torn = {
         pair for present in history.decided.values() for pair in present.items() if history.decided[pair] != present
     }
+    history.unseen = _unseen(history.lives)
     # a worker that never joined has no log, and the server has performed no call of it
     called = {one.values[1] for records in server.values() for one in records if one.kind == order_log.CALL}
     missing = called - {life.rank for life in history.lives}
@@ -136,6 +138,18 @@ def _drop_barrier(history: History) -> None:
             LogRecord(kind, (values[0] - _SHIFT, *values[1:])) if kind in of_methods else LogRecord(kind, values)
             for kind, values in kept
         ]
+
+
+def _unseen(lives: list[WorkerLife]) -> set[tuple[int, int, int]]:
+    """A mean is logged before other workers can see it. If a later life of the worker uses its number again, the worker
+    died in between, and what it brought was in no mean."""
+    last: dict[tuple[int, int], int] = {}  # (rank, number) -> the last life that used it
+    brought = [
+        (life.rank, life.number, record.values[0]) for life in lives for record in life.records if record.kind == MEAN
+    ]
+    for rank, life, number in brought:
+        last[rank, number] = max(life, last.get((rank, number), 0))
+    return {(rank, life, number) for rank, life, number in brought if life < last[rank, number]}
 
 
 def _row(record: LogRecord) -> str:

@@ -182,7 +182,7 @@ class RunDirectory:
             file_sums.end(self.path)
 
     def write_interrupted(self) -> None:
-        """Record that a signal ended this launch before its launcher could; a result that exists is kept."""
+        """Record that a signal ended this launch, unless it has a result already."""
         with suppress(PacelineError), self.lock():  # another launch may hold it, or the disk be full
             if not (self.path / "result.json").exists():
                 self.write_result({"stopped": RunState.INTERRUPTED})

@@ -53,6 +53,9 @@ def run(trial: Trial, place: Path) -> Ended:
     pid = os.fork()
     if not pid:
         os._exit(_launch(trial, place, gate, output))
+    while not output.exists():  # until then signals would meet a copy of this process
+        time.sleep(0.001)
+    began = time.monotonic()
     dealt: list[str] = []
     code = _deal(trial.blows, pid, began, dealt)
     gate.touch()
@@ -73,11 +76,11 @@ def run(trial: Trial, place: Path) -> Ended:
 def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
     """In the forked process: be the launcher. Gives the exit code, as the command would."""
     os.setsid()
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    signals.raise_while_working()  # as the command does
     try:
+        signals.raise_while_working()  # as the command does
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
         settings = dict(trial.settings)
         goal = settings["steps"]
         hooks = [Linger(str(gate), max(goal - 100, goal // 2))] if trial.ends == "goal" else []
@@ -88,6 +91,8 @@ def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
         say = lambda _, text: print(text, flush=True)  # noqa: E731
         execute(plan, chosen, objects, tell=say, watch=lambda _: None, launcher=_counting)
     except (KeyboardInterrupt, signals.Interrupted):
+        if (place / "plan.json").exists():
+            RunDirectory(place).write_interrupted()  # as the command does
         return signals.EXIT_CODE
     except BaseException:
         traceback.print_exc()

@@ -6,7 +6,9 @@ Data: scikit-learn's digits.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from paceline import Batch, Hook, load, replay
 from paceline.config import build, discovery
 from paceline.errors import DataError, UsageError
 from paceline.hook import Session
+from paceline.network.means import distributed
+from paceline.processes import means
 from paceline.result import digest
 from paceline.runs import checkpoint, file_sums, fingerprint, order_log
 from paceline.runs.order_log import place
@@ -36,6 +40,34 @@ def recorded(directory: Path, scheme: Any, kills: tuple[str, ...] = (), **settin
     story = run(directory, settings.pop("task", "digits-mlp"), scheme, kills=kills, **settings)
     finished(story, settings["steps"])
     return story
+
+
+@pytest.mark.parametrize("collective", ["shared", "tcp"])
+def test_a_worker_that_dies_after_its_log_and_before_its_mean_was_in_none(
+    collective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next life brings another vector to the mean of the same number."""
+    module = {"shared": means, "tcp": distributed}[collective]
+    plain, mark, calls = module.mixed, tmp_path / "struck", []
+
+    def struck(*parts: Any) -> int:  # between the two: the name of a group is made
+        if parts[0] == "mean" and b"worker:1" in Path("/proc/self/cmdline").read_bytes() and not mark.exists():
+            calls.append(parts)
+            if len(calls) == 20:
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return plain(*parts)
+
+    monkeypatch.setattr(module, "mixed", struck)
+    story = run(tmp_path / "run", "digits-mlp", "groups", workers=4, steps=300, collective=collective)
+    assert finished(story, 300).restarts == 1
+    numbers = [
+        {record.values[0] for record in order_log.read(path).records if record.kind == order_log.MEAN}
+        for path in sorted(place(tmp_path / "run", 1).glob("worker-1-*.log"))
+    ]
+    assert len(numbers[0] & numbers[1]) == 1
+    told = replay(tmp_path / "run")
+    assert told.match, told.difference
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,15 @@ import pytest
 import torch
 from processes import leaving_nothing, run
 
-from paceline import replay
+from paceline import replay, simulate
 from paceline.config import discovery
 from paceline.hook import Hook, Session
 from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.accounting import audit
+from paceline.scheme import Scheme, State, Vector
 from paceline.task import Batch
+from paceline.worker import Worker
 
 SERVERLESS = sorted(name for name in discovery.schemes() if not discovery.scheme(name).methods)
 
@@ -66,6 +68,26 @@ class Interrupts:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@dataclass(frozen=True)
+class LatePairs(Scheme, name="late-pairs"):
+    """Means of two workers at a time. In the last step one pair, without the chief, is late."""
+
+    last: int = 5
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0)
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        for turn in (1, 2, 3):
+            other = w.rank ^ turn
+            if w.t == self.last - 1 and {w.rank, other} == {1, 2}:
+                await w.sleep(0.5)
+            w.x = await w.mean(w.x, among=(min(w.rank, other), max(w.rank, other)))
+        w.x -= 0.1 * g
+        w.v += 1
+
+
 def hyper_of(scheme: str) -> dict[str, Any]:
     return {"window": 7} if "window" in getattr(discovery.scheme(scheme), "__dataclass_fields__", {}) else {}
 
@@ -77,6 +99,18 @@ def check(directory: Path, workers: int) -> None:
     assert len({int(saved.tensors[f"person.{rank}"][0]) for rank in range(workers)}) == 1
     assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(workers)} == {saved.step}
     assert audit(directory) == []
+
+
+@pytest.mark.parametrize("collective", ["shared", "tcp"])
+def test_the_run_ends_when_every_worker_has_made_the_last_update(collective: str, tmp_path: Path) -> None:
+    story = run(tmp_path / "run", "digits-mlp", LatePairs(), workers=4, steps=5, collective=collective)
+    assert story.error is None, story.logs()
+    assert story.result is not None
+    assert story.result.updates == 5, story.said
+    assert story.result.digest == simulate("digits-mlp", LatePairs(), workers=4, steps=5).digest
+    saved = checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None)
+    assert saved is not None
+    assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(4)} == {5}
 
 
 @pytest.mark.parametrize("how", ["seconds", "interrupt", "hook"])

@@ -161,3 +161,12 @@ def test_the_ports_of_a_node_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> Non
     with contextlib.closing(made):
         assert made.port == port
         assert listener_of(node) is made  # one for all workers of the process
+
+
+def test_a_listener_whose_thread_ends_before_it_is_woken_is_closed_without_an_error() -> None:
+    listening = PeerListener(LOCAL, SECRET, None, print)
+    listening._closed = True  # as `close` sets it, just before a look that was due anyway
+    listening._thread.join()
+    listening.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOCAL, listening.port), timeout=5)

@@ -113,12 +113,10 @@ class DistributedMeans:
         self.forget()
         self._groups.new_life()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait for something else than a mean, and help to form groups meanwhile."""
-        while not ready():
-            self._wakeup.wait(lambda: ready() or self.rung())
-            if self.rung():
-                self.answer()
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait for something else, at most `seconds` after other workers have last wanted something of this one."""
+        while self._wakeup.wait(lambda: ready() or self.rung(), seconds) and not ready():
+            self.answer()
 
     def rung(self) -> bool:
         """Whether the store has changed since this worker last looked."""

@@ -79,6 +79,8 @@ class PeerListener:
         self._closed = True
         self._wake.send(b"!")
         self._thread.join()
+        self._wake.close()  # not by the thread: it may see `_closed` before it is woken
+        self._woken.close()
 
     def _run(self) -> None:
         while not self._closed:
@@ -103,8 +105,6 @@ class PeerListener:
                 connection.close()
             self._named.clear()
             self._changed.notify_all()
-        self._wake.close()
-        self._woken.close()
 
     def _hear(self, descriptor: int) -> None:
         """Receive the name, and not a byte of what follows."""

@@ -90,6 +90,24 @@ class Waiting:
             memory.wakeup.wait(lambda: memory.updates >= count or self.interrupted(), 0.001)
             self._check()
 
+    def wait_for_goal(self, goal: int) -> None:
+        """Wait at the last update until every worker has made it: a stop would abandon a step that another worker is
+        still in. If nothing moves for `patience`, the others need this worker, and the centre's count decides."""
+        memory, means, patience = self._memory, self._means, self._memory.plan.patience
+        assert means is not None
+        moved, since = self._motion(), memory.now()
+
+        def reached() -> bool:
+            behind = (v < goal and self._board.alive[rank] for rank, v in enumerate(memory.versions()))
+            return not any(behind) or self.interrupted()
+
+        while not reached():
+            means.wait(reached, patience / 4)
+            if self._motion() != moved:
+                moved, since = self._motion(), memory.now()
+            elif memory.now() - since >= patience * 1e9 and memory.updates >= goal:
+                return
+
     def _check(self) -> None:
         if self.interrupted():
             raise Stopped if self._board.run[STOP] else RolledBack

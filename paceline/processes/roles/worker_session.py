@@ -207,7 +207,7 @@ class WorkerSession:
             self._set_goal()
         goal = board.get("goal")
         if serverless and 0 <= goal <= self.worker.state.v:  # no worker begins what comes after the last update
-            self._means.wait(lambda: memory.updates >= goal or waiting.interrupted())
+            waiting.wait_for_goal(goal)
             if waiting.rolled_back():  # the last update is still to be made
                 raise RolledBack
         counts = serverless or memory.direct()

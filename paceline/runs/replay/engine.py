@@ -221,7 +221,12 @@ class ReplayEngine:
 
     def _meet(self) -> bool:
         """Have those means that everybody has arrived at."""
-        there = {(p.rank, number): p for p in self._players for number in p.arrived if p.generation == self.generation}
+        there = {
+            (p.rank, number): p
+            for p in self._players
+            for number in p.arrived
+            if p.generation == self.generation and (p.rank, p.life.number, number) not in self.history.unseen
+        }
         for (rank, number), player in there.items():
             if (rank, number) in self.history.torn:
                 op = player.arrived[number]
