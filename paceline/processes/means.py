@@ -1,6 +1,6 @@
-"""Means over the workers of one machine: everybody's vector lies in shared memory, each reduces a slice of all.
+"""Means over the workers of one machine: all vectors are in shared memory, and each worker reduces a slice of them.
 
-The lowest living member of a group decides who takes part and writes it down in its row of the board; a row counts
+A group's lowest member that is alive decides who takes part and writes it down in its row of the board; a row counts
 only once it is marked valid, so a decision is there wholly or not at all. Vectors are added in the order of the ranks,
 whoever adds them: the bits are the simulator's. Small vectors are added up by each member itself, which saves a second
 wait; of large ones each reduces a slice. If a member dies before its slice is done, the lowest living one does it for
@@ -43,7 +43,7 @@ class SharedMeans:
         self._slots = [memory.layout.places[f"slot.{r}"] for r in self._everybody]
         self._sums = [memory.layout.places[f"sum.{r}"] for r in self._everybody]
         grads = [memory.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
-        self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> who may still read it
+        self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> its possible readers
         self._grads = frozenset(grads)
         self._readers: list[list[tuple[int, int]]] = [[], []]  # of the words of this worker's last two means
         self._open: SharedMean | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import discovery
+from paceline.config.endpoint import Endpoint
 from paceline.testing import transports
 
 
@@ -23,3 +24,9 @@ def test_every_transport(transport: str, check: transports.Check, servers: int) 
 def test_the_example(check: transports.Check, servers: int) -> None:
     example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples/message_transport.py"))
     check(example["MessageTransport"], servers)
+
+
+def test_a_variable_names_the_transport_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (Endpoint().transport, Endpoint(secret=b"s").transport) == ("shared-memory", "tcp")
+    monkeypatch.setenv("PACELINE_TRANSPORT", "message")
+    assert (Endpoint().transport, Endpoint(secret=b"s").transport) == ("shared-memory", "message")

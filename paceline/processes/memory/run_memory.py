@@ -1,4 +1,4 @@
-"""Where the roles of a run on one machine meet: the plan, the board, the bells, and the state's shared memory."""
+"""What the processes of a run on one node share: the plan, the board, the wakeup pipes, and the memory of the state."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.state import State, Vector
 
-MAILBOX_VECTORS = 4  # a call may carry so many vectors each way, and
-MAILBOX_BYTES = 1 << 22  # so much beside them; untouched pages cost nothing
+MAILBOX_VECTORS = 4  # vectors that a call may carry each way, and
+MAILBOX_BYTES = 1 << 22  # bytes beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
 
 
 class RunMemory:
-    """One process's view of the run. The chief lays the memory out and fills it; everybody opens it."""
+    """One process's view of the run. The chief lays the memory out and fills it; the others open it."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RunMemory:
         self.transport: Transport = discovery.transport(node.transport)
         self.first_scheme = self.scheme = scheme
         self._descriptor = descriptor
-        self._versions: list[int] = []  # where the centre's version stands
+        self._versions: list[int] = []  # words that hold the centre's version
         self._direct = False
         self.segment: Segment
         self.layout: Layout
@@ -60,7 +60,7 @@ class RunMemory:
         return chosen
 
     def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
-        """Decide where everything lies, and make the memory so large. Only the chief does this."""
+        """Decide the offset of every tensor, and size the memory for them. Only the chief does this."""
         plan, scheme, layout = self.plan, self.scheme, Layout()
         cap = MAILBOX_VECTORS * x0.numel() * x0.element_size() + MAILBOX_BYTES
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
@@ -101,7 +101,7 @@ class RunMemory:
             layout.like(f"keep.{name}", tensor)
         layout.add("overrides", (OVERRIDES,), torch.uint8)
         layout.add("owed", (plan.servers, plan.workers * MAILBOXES, 3), torch.int64)
-        os.ftruncate(self._descriptor, 0)  # what a predecessor had begun to fill is void
+        os.ftruncate(self._descriptor, 0)  # discard what a chief that died had begun to fill
         os.ftruncate(self._descriptor, layout.size)
         self.segment, self.layout = Segment(self._descriptor, layout.size), layout
         layout.write(self.segment)
@@ -130,23 +130,23 @@ class RunMemory:
         self.load_overrides()
 
     def device(self, rank: int, asked: str = "") -> torch.device:
-        """Where a worker computes, or with `asked` another process: `cuda` gives each one a GPU of its own, as far as
-        there are."""
+        """The device of a worker, or with `asked` of another process: `cuda` gives each one its own GPU while there
+        are enough."""
         if (asked or self.plan.device) == "cuda":
             number = rank if asked else rank % self.plan.hosts
             return torch.device("cuda", number % max(torch.cuda.device_count(), 1))
         return torch.device(asked or self.plan.device)
 
     def near(self, shard: int) -> bool:
-        """Whether a server works on the memory of this node."""
+        """Whether a server is on this node."""
         return bool(self.board.server_node[shard] == self.node.number)
 
     def beside(self, rank: int) -> bool:
-        """Whether a worker works on the memory of this node."""
+        """Whether a worker is on this node."""
         return bool(self.board.node[rank] == self.node.number)
 
     def spans(self, names: Iterable[str]) -> list[tuple[int, int]]:
-        """Where tensors lie: offset and size in bytes."""
+        """Offset and size of tensors, in bytes."""
         found = []
         for name in names:
             place = self.layout.places[name]
@@ -201,12 +201,12 @@ class RunMemory:
         return StalenessLedger(State.over(self.layout.under(self.segment, prefix)))
 
     def centre_of(self) -> int:
-        """Where there is no server: the worker whose state counts, the chief or the lowest living one."""
+        """Where there is no server: the worker whose state counts, the lowest one alive."""
         alive = self.board.alive
         return next((rank for rank in range(self.plan.workers) if alive[rank]), 0)
 
     def version_words(self) -> list[int]:
-        """Where the versions of the centre stand: the server's, or every worker's."""
+        """The words that hold the centre's version: the server's, or every worker's."""
         if not self._versions:
             workers = range(self.plan.workers)
             names = ["server.0.v"] if self.scheme.methods else [f"worker.{rank}.v" for rank in workers]
@@ -219,7 +219,7 @@ class RunMemory:
         return [words[at] for at in self.version_words()]
 
     def set_version(self, number: int, version: int) -> None:
-        """What another node has told."""
+        """Take over a version from another node."""
         self.segment.words[self.version_words()[number]] = version
 
     @property
@@ -232,7 +232,7 @@ class RunMemory:
 
     @property
     def furthest(self) -> int:
-        """Changes of the centre that anybody has made: without a server, one worker may be an update ahead."""
+        """The most changes of the centre that any worker has: without a server, one may be an update ahead."""
         updates = self.updates
         return updates if self.scheme.methods else max(self.segment.words[at] for at in self._versions)
 
@@ -247,7 +247,7 @@ class RunMemory:
         return staleness_of([self.ledger(prefix) for prefix in prefixes], self.updates)
 
     def save_overrides(self, hyper: Mapping[str, Any]) -> None:
-        """Hyper-parameters that were changed on the way; whoever starts later takes them over."""
+        """Keep hyper-parameters that hooks have changed, for processes that start later."""
         text = json.dumps(dict(hyper)).encode()
         area = self.layout.places["overrides"].offset
         self.segment.memory[area + 8 : area + 8 + len(text)] = text

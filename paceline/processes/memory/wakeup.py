@@ -10,28 +10,28 @@ from collections.abc import Callable, Iterable, Sequence
 
 from paceline.processes.memory.board import Board, fence
 
-SOON = 50  # ms between two looks of who is restless
-LONG = 400_000  # ns of looking before sleeping
+SOON = 50  # ms between two looks of a role with a `restless`
+LONG = 400_000  # ns of spinning before sleeping
 
 
 class Wakeup:
-    """One bell per role. Whoever has to wait looks a few times, then sleeps until somebody rings."""
+    """One pipe per role. A role that waits spins for a while, then sleeps until another role rings."""
 
     def __init__(self, board: Board, descriptors: Sequence[int], me: int) -> None:
         self.board, self.descriptors, self.me = board, descriptors, me
-        # where every role has a core to itself, looking is cheaper than sleeping; elsewhere somebody wants the core
+        # where every role has a core to itself, spinning is cheaper than sleeping; elsewhere others need the core
         enough = len(os.sched_getaffinity(0)) >= board.workers + board.servers
         self.spin = LONG if enough else 0
         self._poll = select.poll()
         self._own = descriptors[2 * me]
         self._poll.register(self._own, select.POLLIN)
-        self._sources: dict[int, Callable[[], None]] = {}  # what else may bring news, and who takes it in
+        self._sources: dict[int, Callable[[], None]] = {}  # other descriptors to read, and their readers
         self.restless: Callable[[], bool] | None = None  # done now and then while waiting; True: again soon
 
     @staticmethod
     def create(roles: int) -> list[int]:
-        """A pipe for each role. Who writes into a pipe tells the kernel that it is about to wait itself: the one it
-        wakes then runs on its core at once. An eventfd lacks that, and costs a millisecond when all cores are busy."""
+        """A pipe for each role. A write into a pipe tells the kernel that the writer is about to wait: the reader then
+        runs on its core at once. An eventfd lacks that, and costs a millisecond when all cores are busy."""
         ends: list[int] = []
         try:
             for _ in range(roles):
@@ -54,12 +54,12 @@ class Wakeup:
             self.ring(place)
 
     def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until `ready()`; gives what it said last, False after so many seconds."""
+        """Wait until `ready()`; gives its last answer, False after `seconds`."""
         if ready():
             return True
         until = time.perf_counter_ns() + self.spin if self.spin else 0
         while until > time.perf_counter_ns():
-            os.sched_yield()  # whoever else wants this core is let on it
+            os.sched_yield()  # let another process have this core
             if self._sources:
                 self._take_in(self._poll.poll(0))
             if ready():

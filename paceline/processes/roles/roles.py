@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from paceline.config.from_plan import UNDECIDED
 from paceline.config.plan import Plan
+from paceline.config.role_names import written
 from paceline.errors import UsageError
 from paceline.scheme import Scheme
-
-KINDS = ("chief", "worker", "server", "evaluator")
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Role:
     index: int = 0
 
     def __str__(self) -> str:
-        return self.kind if self.kind in ("chief", "evaluator") else f"{self.kind}:{self.index}"
+        return written(self.kind, self.index)
 
     @property
     def trains(self) -> bool:

@@ -1,4 +1,4 @@
-"""The server's role: perform the workers' calls, one at a time, until every worker has gone."""
+"""The server's role: perform the workers' calls, one at a time, until every worker has left."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Server:
         board, wakeup = self.board, self.memory.wakeup
         if board.server_generation[self.shard] != self._generation:
             self._return()
-        self._stop_at_goal()  # a predecessor may have died between the last update and saying so
+        self._stop_at_goal()  # the process before may have died between the last update and the stop
         while True:
             board.server_state[self.shard] = TRAINING
             if board.run[GENERATION] != self._generation:
@@ -101,7 +101,7 @@ class Server:
             self.journal.close()
 
     def _wanted(self) -> bool:
-        """Something is to be done."""
+        """Whether there is anything to do."""
         board = self.board
         if board.run[GENERATION] != self._generation or all(board.gone):
             return True
@@ -113,7 +113,7 @@ class Server:
         return bool(self._found)
 
     def _new(self) -> list[int]:
-        """The lanes that hold a call which nobody has looked at. Comparing bytes is the fastest way to find none."""
+        """Mailboxes with a call that has not been taken. Comparing bytes is the fastest way to find none."""
         if self._posted.tobytes() == self._answered.tobytes():
             return []
         # Words are read one after the other: a worker may send two calls meanwhile, and the second be seen without the
@@ -171,7 +171,7 @@ class Server:
         return moved
 
     def _last_calls(self, rank: int) -> None:
-        """What a worker had sent whole before it died, and did not wait for, counts."""
+        """Calls that a worker had posted before it died, and did not wait for, are performed."""
         for index in self._new():
             mailbox = self._mailboxes[index]
             number = mailbox.request[-1]
@@ -244,7 +244,7 @@ class Server:
         self.memory.wakeup.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
     def _follow(self) -> bool:
-        """Perform what the lead has put in order."""
+        """Perform calls in the order that the lead has fixed."""
         board, moved = self.board, False
         while (entry := self._next()) is not None:
             moved = True

@@ -13,12 +13,13 @@ from typing import Any
 
 from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
+from paceline.config.role_names import parsed
 from paceline.errors import UsageError
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.main import RoleContext, main
-from paceline.processes.roles.roles import KINDS, Role
+from paceline.processes.roles.roles import Role
 from paceline.processes.supervisor import pickled_objects
 
 LONGEST = 1 << 22  # bytes of a handle
@@ -67,8 +68,4 @@ def play(name: str, handle: int) -> int:
 
 def part_of(name: str) -> Role:
     """`chief`, `worker:1`, `server:0` (or `ps:0`), `evaluator`."""
-    kind, _, index = name.partition(":")
-    kind = "server" if kind == "ps" else kind
-    if kind not in KINDS or (index and not index.isdigit()):
-        raise UsageError(f"no role {name!r}; there are: chief, worker:N, server:N (or ps:N), evaluator")
-    return Role(kind, int(index or 0))
+    return Role(*parsed(name))
