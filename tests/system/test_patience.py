@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor import launcher
+from paceline.processes.supervisor import supervisor
 from paceline.processes.supervisor.status import Status
 from paceline.result import Result
 from paceline.state import Vector
@@ -183,7 +183,7 @@ class Until(Hook):
 
 
 def test_an_evaluator_that_dies_often_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
     gate = tmp_path / "gate"
     with leaving_nothing():
         story = run(
@@ -209,7 +209,7 @@ def broken_for_the_evaluator() -> None:
 
 
 def test_an_evaluator_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
     task = Staged(evaluate=broken_for_the_evaluator)
     with leaving_nothing():
         story = run(tmp_path / "run", task, "sync", workers=2, steps=20, evaluator=True, restarts=1)
