@@ -101,7 +101,7 @@ with attach(model, "async", lr=0.05, steps=20, evaluate=evaluate) as pace:
 assert before == [(id(p), p.requires_grad, p.shape) for p in model.parameters()]
 assert torch.equal(model[3].weight, frozen)
 assert model.training and all(p.grad is None for p in model.parameters())
-segment = pace._session.stage.segment
+segment = pace._session.memory.segment
 for one in (*model.parameters(), *model.buffers()):
     assert segment.offset(one.detach()) is None
 assert model[1].num_batches_tracked > 0
