@@ -60,6 +60,17 @@ class History:
         begun = [life for life in self.lives if life.rank == rank and life.since <= moment]
         return max(begun, key=lambda life: life.since).number if begun else 0
 
+    def abandoned(self, life: WorkerLife, generation: int, version: int) -> bool:
+        """Whether an update that a worker made without a server was lost with it: all workers died, and the next life
+        of this one began with cells from before it."""
+        return any(
+            later.rank == life.rank
+            and later.number > life.number
+            and later.begun["generation"] == generation
+            and later.begun["v"] < version
+            for later in self.lives
+        )
+
     def rows(self) -> list[str]:
         """What the server did, a line each; of two runs the first line that differs is where their orders part."""
         return [_row(record) for generation in sorted(self.server) for record in self.server[generation]]

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from paceline.hook import Session
 from paceline.network.means import distributed
 from paceline.processes import means
 from paceline.result import digest
-from paceline.runs import checkpoint, file_sums, fingerprint, order_log
+from paceline.runs import checkpoint, file_sums, fingerprint, order_history, order_log
 from paceline.runs.order_log import place
 from paceline.runs.run_directory import RunDirectory
+from paceline.scheme import Scheme, State, Vector
 from paceline.schemes.async_ import AsyncSGD
 from paceline.torch_task import Samples, TorchTask
+from paceline.worker import Worker
 
 STEPS = 160
 NO_ORDER = {"hogwild"}
@@ -307,3 +310,55 @@ def test_the_repeated_model_is_the_one_that_loads(calm: Path) -> None:
     model = load(calm)
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     assert torch.equal(weights, replay(calm).vector)
+
+
+@dataclass(frozen=True)
+class Doomed(Scheme, name="doomed"):
+    """Worker 1 kills the chief, which is a step behind, and itself in the middle of its next step."""
+
+    folder: str = ""
+    at: int = 6
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0)
+
+    async def step(self, w: Worker) -> None:
+        pid, mark = Path(self.folder, "pid"), Path(self.folder, "struck")
+        if w.rank == 0 and w.t == self.at - 1 and not mark.exists():
+            pid.write_text(str(os.getpid()))
+        if w.rank == 1 and w.t == self.at and not mark.exists():
+            mark.touch()
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        g = await w.grad(w.x)
+        mean = await w.mean(g)
+        if w.rank == 0 and w.t == self.at - 1 and not mark.exists():
+            await w.sleep(60)
+        w.x -= 0.1 * mean
+        w.v += 1
+
+
+@dataclass
+class StopsWhenBack(Hook):
+    """The chief's second life ends the run, after the update that worker 1 had made before."""
+
+    mark: Path
+
+    def begin(self, session: Session) -> None:
+        if session.worker.rank == 0 and self.mark.exists():
+            session.stop("enough")
+
+
+def test_an_update_that_was_lost_with_all_workers_is_not_compared(tmp_path: Path) -> None:
+    scheme, hooks = Doomed(folder=str(tmp_path)), [StopsWhenBack(tmp_path / "struck")]
+    story = run(tmp_path / "run", "digits-mlp", scheme, workers=2, steps=30, hooks=hooks)
+    assert story.error is None, story.logs()
+    assert story.result is not None
+    assert story.result.restarts == 2
+    assert story.result.updates >= scheme.at  # more, if worker 1 has trained alone before the chief was back
+    history = order_history.read_all(tmp_path / "run")[0]
+    first = next(life for life in history.lives if (life.rank, life.number) == (1, 1))
+    assert history.abandoned(first, 0, scheme.at)
+    told = replay(tmp_path / "run", scheme=scheme)
+    assert told.match, told.difference
+    assert told.digest == story.result.digest

@@ -206,6 +206,8 @@ class ReplayEngine:
     def _stepped(self, player: WorkerReplay) -> None:
         """Without a server the model is what the workers have: compare it where a checkpoint was written."""
         version = int(player.worker.state.v)
+        if self.history.abandoned(player.life, self.generation, version):
+            return
         if self._centre is None or version >= int(self._centre.v):
             self._centre = player.worker.state
         if self._noted(version):
