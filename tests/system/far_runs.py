@@ -15,7 +15,6 @@ from typing import Any
 
 from beds.hosts import Host, Running, until
 
-from paceline.processes.supervisor.progress import read
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
 
@@ -74,7 +73,7 @@ class Story:
 
     def step(self, role: str) -> int:
         """How far a role is, as the hub has written it down; -1: nobody knows."""
-        told = read(RunDirectory(self.folder)) or {}
+        told = RunDirectory(self.folder).status() or {}
         return next((int(one["step"]) for one in told.get("roles", ()) if one["name"] == role), -1)
 
     def roles(self) -> dict[str, tuple[str, int]]:
