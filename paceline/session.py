@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline import recording
-from paceline.board import GENERATION, RUNNING, STOP, STOPPING, TRAINING, WAITING
+from paceline.board import GENERATION, RUNNING, STARTING, STOP, STOPPING, TRAINING, WAITING
 from paceline.collectives.distributed import DistributedMeans
 from paceline.collectives.shared import SharedMeans
 from paceline.control import Control
@@ -360,10 +360,17 @@ class RealSession(Saving):
     def _motion(self) -> tuple[int, ...]:
         """Numbers that change as long as anything in the run moves."""
         board = self.board
-        computing = sum(board.alive[r] and board.state[r] == TRAINING and r != self.rank for r in range(board.workers))
+        computing = any(board.alive[r] and self._at_work(r) for r in range(board.workers) if r != self.rank)
         # while somebody computes, the run moves, however long a gradient may take
         alive = self.stage.now() if computing else 0
         return (alive, sum(board.gradients), sum(board.t), sum(board.performed), board.get("alarm"))
+
+    def _at_work(self, rank: int) -> bool:
+        """Whether a worker computes, or prepares its first step: one that hangs there is the launcher's to find, which
+        sees whether it uses the processor. Of other nodes only the former can be seen."""
+        board, state = self.board, self.board.state[rank]
+        preparing = state == STARTING and self.stage.beside(rank) and not board.sleeping[rank]
+        return bool(state == TRAINING or preparing)
 
     def _why(self, what: str) -> str:
         op = self._op.op if isinstance(self._op, Start | Pending) else self._op
