@@ -282,7 +282,8 @@ class RealSession(Saving):
             self._keep(wanted)
             if self._exact:
                 self._cut(wanted)
-        if self._writing and self._all_saved():
+        # in this order: a worker that has left because of a stop is not waited for, and its part is an old one
+        if self._writing and self._all_saved() and not board.run[STOP]:
             self._write()
         if board.get("halt") and (rank == self.stage.centre_of() if link is None else self.chief):
             self._bring_to_rest()

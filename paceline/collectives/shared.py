@@ -47,6 +47,7 @@ class SharedMeans:
         grads = [stage.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)]
         self._lent: dict[int, list[tuple[int, int]]] = {key: [] for key in grads}  # place -> who may still read it
         self._grads = frozenset(grads)
+        self._readers: list[list[tuple[int, int]]] = [[], []]  # of the words of this worker's last two means
         self._open: Meeting | None = None
         self.generation = 0  # the one that this worker has gone back with
         self.journal: Journal | None = None
@@ -66,6 +67,8 @@ class SharedMeans:
         size = v.numel() * v.element_size()
         small = size * len(members) <= SMALL
         number = board.at_seq[rank] + 1
+        if self._readers[number % 2]:  # groups may overlap: a member may still be at the mean before the last
+            self._wait_for(lambda: self._words_read(number % 2), "the others to read the mean before the last")
         place = self._place(v, size, number, small)
         if self.journal is not None:
             self.journal.add(MEAN, number)
@@ -92,7 +95,6 @@ class SharedMeans:
         if size > half:
             raise SchemeError(f"a mean of {v.numel()} numbers is too large for the shared memory laid out for it")
         place = slot.offset + number % 2 * half
-        self._wait_for(lambda: self.returned(place), "the others to read the mean before the last")
         segment.tensor(place, v.dtype, v.shape).copy_(v)
         return place
 
@@ -103,6 +105,12 @@ class SharedMeans:
         if readers:
             self._lent[place] = readers = [(r, n) for r, n in readers if board.finished[r] < n and board.alive[r]]
         return not readers
+
+    def _words_read(self, half: int) -> bool:
+        """Whether all readers of the words that the next mean replaces have finished."""
+        board = self._board
+        self._readers[half] = [(r, n) for r, n in self._readers[half] if board.finished[r] < n and board.alive[r]]
+        return not self._readers[half]
 
     def leave(self, meeting: Meeting) -> Vector:
         """Wait until the mean is there, and take it."""
@@ -123,6 +131,7 @@ class SharedMeans:
             total = segment.tensor(self._sums[lead].offset, v.dtype, (v.numel(),))
             self._slices(total, vectors, weights, present, row)
             result = total.clone()
+        self._readers[meeting.number % 2] = [(r, row[r]) for r in present if r != rank]
         board.finished[rank] = meeting.number
         self._wake(present)
         self._open = None

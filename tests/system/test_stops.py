@@ -111,6 +111,32 @@ def test_the_run_ends_when_every_worker_has_made_the_last_update(collective: str
     assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(4)} == {5}
 
 
+@dataclass(frozen=True)
+class PairsThenAll(Scheme, name="pairs-then-all"):
+    """Means of two workers at a time, then one of all gradients."""
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0)
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        for turn in (1, 2, 3):
+            other = w.rank ^ turn
+            w.x = await w.mean(w.x, among=(min(w.rank, other), max(w.rank, other)))
+        g = await w.mean(g)
+        w.x -= 0.1 * g
+        w.v += 1
+
+
+def test_means_of_groups_that_overlap_have_the_simulators_bits(tmp_path: Path) -> None:
+    """A worker may be at its next mean but one while a member of the first still reads what it brought."""
+    expected = simulate("quadratic", PairsThenAll(), workers=4, steps=60).digest
+    for number in range(4):
+        story = run(tmp_path / str(number), "quadratic", PairsThenAll(), workers=4, steps=60)
+        assert story.result is not None, story.logs()
+        assert story.result.digest == expected
+
+
 @pytest.mark.parametrize("how", ["seconds", "interrupt", "hook"])
 @pytest.mark.parametrize("scheme", SERVERLESS)
 def test_without_a_server_all_end_with_the_same_step(scheme: str, how: str, tmp_path: Path) -> None:
