@@ -127,6 +127,8 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor], late: Sequence[int]
     if late:
         before = find(stage, stage.board.get("checkpoint")).tensors
         tensors |= {name: before[name] for rank in late for name in own_names(stage, rank)}
+    if not stage.scheme.methods and not stage.plan.script:  # of a script's steps nobody else knows
+        tensors |= _taken_over(stage, tensors)
     tensors["model"] = model_of(stage, prefix=KEEP).clone()
     tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(stage, policy, prefix=KEEP, late=late).items()}
     tensors |= {f"hook.{name}": tensor for name, tensor in own.items()}
@@ -154,6 +156,24 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor], late: Sequence[int]
     stage.board.put("written", stage.now())
     stage.bells.ring(stage.board.evaluator)
     return path
+
+
+def _taken_over(stage: Stage, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without a server: a worker that was absent has an older part; it takes over the centre's cells, as it would on
+    joining. What it has computed stays its own."""
+    lead, found = stage.centre_of(), {}
+    for rank in range(stage.plan.workers):
+        if int(tensors[f"worker.{rank}.v"]) == int(tensors[f"worker.{lead}.v"]):
+            continue
+        for kind in ("worker", "buffer"):
+            prefix = f"{kind}.{rank}."
+            for name in tensors:
+                if name.startswith(prefix):
+                    found[name] = tensors[f"{kind}.{lead}.{name.removeprefix(prefix)}"]
+        person = tensors[f"person.{rank}"].clone()
+        person[0] = tensors[f"person.{lead}"][0]
+        found[f"person.{rank}"] = person
+    return found
 
 
 def _kept(plan: Plan) -> int:

@@ -19,7 +19,7 @@ from paceline import checkpoint, find, replay, simulate
 from paceline.hook import Hook, Session
 from paceline.replaying.account import audit
 from paceline.report.live import Status
-from paceline.scheme import Scheme, State, Vector
+from paceline.scheme import Scheme
 from paceline.task import Batch
 from paceline.worker import Worker
 
@@ -72,9 +72,6 @@ class LatePairs(Scheme, name="late-pairs"):
 
     last: int = 5
 
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0)
-
     async def step(self, w: Worker) -> None:
         g = await w.grad(w.x)
         for turn in (1, 2, 3):
@@ -111,12 +108,20 @@ def test_the_run_ends_when_every_worker_has_made_the_last_update(collective: str
     assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(4)} == {5}
 
 
+def test_a_checkpoint_of_a_run_with_an_absent_worker_is_of_one_update(tmp_path: Path) -> None:
+    """Without a server, who is restarted takes over another's cells; a resume from a checkpoint must do the same."""
+    settings: dict[str, Any] = {"workers": 2, "hyper": {"window": 2}, "checkpoint_steps": 1, "keep": 10_000}
+    story = run(tmp_path / "run", "digits-mlp", "averaging", steps=300, kills=["worker:1"] * 3, **settings)
+    assert story.error is None, story.logs()
+    for path in sorted((tmp_path / "run" / "checkpoints").glob("[0-9]*")):
+        saved = checkpoint.load(path)
+        assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(2)} == {saved.step}
+        assert torch.equal(saved.tensors["worker.1.x"], saved.tensors["model"])
+
+
 @dataclass(frozen=True)
 class PairsThenAll(Scheme, name="pairs-then-all"):
     """Means of two workers at a time, then one of all gradients."""
-
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0)
 
     async def step(self, w: Worker) -> None:
         g = await w.grad(w.x)
