@@ -144,7 +144,8 @@ def write(stage: Stage, policy: str, own: dict[str, Tensor], late: Sequence[int]
         "seed": plan.seed,
         "exact": plan.exact,
         "cut": common(stage),
-        "present": stage.board.known.tolist(),
+        # not the board's words of now: the state that was put aside may count a worker that has left since
+        "present": (tensors["ledger.0.present"] if scheme.methods else stage.board.known).tolist(),
         "overrides": stage.load_overrides(),
         "parameters": stage.layout.notes.get("parameters"),
         "seconds": stage.seconds(),
@@ -247,10 +248,12 @@ def restore_shard(stage: Stage, shard: int, saved: Checkpoint) -> None:
     low, high = stage.bounds(shard)
     for name in stage.layout.notes["vectors"]:
         stage.tensor(f"server.{name}")[..., low:high] = saved.tensors[f"server.{name}"][..., low:high]
+    # an older checkpoint has these as numbers only
+    tensors = {"ledger.0.present": torch.tensor(saved.numbers["present"]), **saved.tensors}
     for part in ("server", "ledger"):
         for name in stage.layout.places:
             if name.startswith(f"{part}.{shard}."):
-                stage.tensor(name).copy_(saved.tensors[f"{part}.0." + name.split(".", 2)[2]])
+                stage.tensor(name).copy_(tensors[f"{part}.0." + name.split(".", 2)[2]])
 
 
 def restore_worker(stage: Stage, rank: int, saved: Checkpoint) -> None:

@@ -46,6 +46,7 @@ class SharedDesk(Desk):
         self._then = self._version.item(), self._refused.item()  # as the last call has left them
         self._until_probe = SELDOM
         self.befalls = 0  # to a worker: what the server has seen last
+        self._present = stage.tensor("ledger.0.present").numpy()
         self._numbers = {name: number for number, name in enumerate(sorted(stage.scheme.methods))}
 
     def order(self, entry: int) -> None:
@@ -126,7 +127,7 @@ class SharedDesk(Desk):
         self.settle_answers()
         self._mark[self._shard] += 1
         if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
-            self._stage.board.known[rank] = int(event == "joined")
+            self._stage.board.known[rank] = self._present[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
         self._then = self._version.item(), self._refused.item()
         if self.journal is not None:

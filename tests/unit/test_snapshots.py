@@ -16,6 +16,8 @@ from paceline import checkpoint, snapshots
 from paceline.board import Bells
 from paceline.errors import DataError, UsageError
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
+from paceline.schemes.sync import SyncSGD
+from paceline.server import Server
 from paceline.stage import Stage
 
 LENGTH = 7
@@ -123,6 +125,27 @@ def test_parts_are_kept_at_their_own_moments(tmp_path: Path) -> None:
     assert kept[:low] == [float(k) for k in range(low)]
     assert stage.tensor("keep.worker.0.x").tolist() == [5.0] * LENGTH
     assert stage.tensor("keep.worker.1.x").tolist() == [float(k) for k in range(LENGTH)]
+    made.close()
+
+
+@pytest.mark.parametrize("stopping", [True, False], ids=["stop", "run"])
+def test_a_checkpoint_counts_the_workers_that_its_state_counts(stopping: bool, tmp_path: Path) -> None:
+    """A resume from it must neither add a worker a second time nor leave one out."""
+    made = Theatre(SyncSGD(), torch.arange(float(LENGTH)), workers=2, servers=1, directory=tmp_path)
+    stage = made.stage(0)
+    server = Server(made.stage(made.board.server_place(0)), 0)
+    snapshots.keep_all(stage)
+    made.board.put("stop", int(stopping))
+    made.board.alive[1] = 0  # it leaves after the state was put aside, before the chief writes
+    assert server._lead_on()
+    saved = checkpoint.load(snapshots.write(stage, "average", {}))
+    assert int(saved.tensors["server.0.present"]) == sum(saved.numbers["present"]) == 2
+    snapshots.keep_all(stage)
+    later = checkpoint.load(snapshots.write(stage, "average", {}))
+    assert int(later.tensors["server.0.present"]) == sum(later.numbers["present"]) == (2 if stopping else 1)
+    del later.tensors["ledger.0.present"]  # as older versions wrote it
+    snapshots.restore_shard(stage, 0, later)
+    assert stage.tensor("ledger.0.present").tolist() == later.numbers["present"]
     made.close()
 
 
