@@ -50,11 +50,13 @@ def run(trial: Trial, place: Path) -> Ended:
     """Fork a launcher, deal out the blows, wait for the end."""
     gate, output, began = place.with_suffix(".gate"), place.with_suffix(".out"), time.monotonic()
     sys.stdout.flush()
+    handled, handles = os.pipe()
     pid = os.fork()
     if not pid:
-        os._exit(_launch(trial, place, gate, output))
-    while not output.exists():  # until then signals would meet a copy of this process
-        time.sleep(0.001)
+        os._exit(_launch(trial, place, gate, output, handles))
+    os.close(handles)
+    os.read(handled, 1)  # until then signals would meet a copy of this process
+    os.close(handled)
     began = time.monotonic()
     dealt: list[str] = []
     code = _deal(trial.blows, pid, began, dealt)
@@ -73,14 +75,17 @@ def run(trial: Trial, place: Path) -> Ended:
     return Ended(place, code, time.monotonic() - began, output.read_text(errors="replace"), dealt, left)
 
 
-def _launch(trial: Trial, place: Path, gate: Path, output: Path) -> int:
-    """In the forked process: be the launcher. Gives the exit code, as the command would."""
+def _launch(trial: Trial, place: Path, gate: Path, output: Path, handles: int) -> int:
+    """In the forked process: be the launcher. Gives the exit code, as the command would. `handles`: a pipe that is
+    written to when signals are handled."""
     os.setsid()
     try:
         signals.raise_while_working()  # as the command does
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        os.write(handles, b"!")
+        os.close(handles)
         settings = dict(trial.settings)
         goal = settings["steps"]
         hooks = [Linger(str(gate), max(goal - 100, goal // 2))] if trial.ends == "goal" else []

@@ -21,7 +21,7 @@ from paceline.hook import Hook, Session
 from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.accounting import audit
-from paceline.scheme import Scheme, State, Vector
+from paceline.scheme import Scheme
 from paceline.task import Batch
 from paceline.worker import Worker
 
@@ -74,9 +74,6 @@ class LatePairs(Scheme, name="late-pairs"):
 
     last: int = 5
 
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0)
-
     async def step(self, w: Worker) -> None:
         g = await w.grad(w.x)
         for turn in (1, 2, 3):
@@ -111,6 +108,40 @@ def test_the_run_ends_when_every_worker_has_made_the_last_update(collective: str
     saved = checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None)
     assert saved is not None
     assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(4)} == {5}
+
+
+def test_a_checkpoint_of_a_run_with_an_absent_worker_is_of_one_update(tmp_path: Path) -> None:
+    """Without a server, who is restarted takes over another's cells; a resume from a checkpoint must do the same."""
+    settings: dict[str, Any] = {"workers": 2, "hyper": {"window": 2}, "checkpoint_steps": 1, "keep": 10_000}
+    story = run(tmp_path / "run", "digits-mlp", "averaging", steps=300, kills=["worker:1"] * 3, **settings)
+    assert story.error is None, story.logs()
+    for path in sorted((tmp_path / "run" / "checkpoints").glob("[0-9]*")):
+        saved = checkpoint.load(path)
+        assert {int(saved.tensors[f"worker.{rank}.v"]) for rank in range(2)} == {saved.step}
+        assert torch.equal(saved.tensors["worker.1.x"], saved.tensors["model"])
+
+
+@dataclass(frozen=True)
+class PairsThenAll(Scheme, name="pairs-then-all"):
+    """Means of two workers at a time, then one of all gradients."""
+
+    async def step(self, w: Worker) -> None:
+        g = await w.grad(w.x)
+        for turn in (1, 2, 3):
+            other = w.rank ^ turn
+            w.x = await w.mean(w.x, among=(min(w.rank, other), max(w.rank, other)))
+        g = await w.mean(g)
+        w.x -= 0.1 * g
+        w.v += 1
+
+
+def test_means_of_groups_that_overlap_have_the_simulators_bits(tmp_path: Path) -> None:
+    """A worker may be at its next mean but one while a member of the first still reads what it brought."""
+    expected = simulate("quadratic", PairsThenAll(), workers=4, steps=60).digest
+    for number in range(4):
+        story = run(tmp_path / str(number), "quadratic", PairsThenAll(), workers=4, steps=60)
+        assert story.result is not None, story.logs()
+        assert story.result.digest == expected
 
 
 @pytest.mark.parametrize("how", ["seconds", "interrupt", "hook"])

@@ -17,8 +17,10 @@ from paceline.fields import Rate
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.wakeup import Wakeup
+from paceline.processes.roles.server import Server
 from paceline.runs import checkpoint
 from paceline.scheme import Scheme, State, Vector, on_server
+from paceline.schemes.sync import SyncSGD
 
 LENGTH = 7
 
@@ -125,6 +127,27 @@ def test_parts_are_kept_at_their_own_moments(tmp_path: Path) -> None:
     assert kept[:low] == [float(k) for k in range(low)]
     assert memory.tensor("keep.worker.0.x").tolist() == [5.0] * LENGTH
     assert memory.tensor("keep.worker.1.x").tolist() == [float(k) for k in range(LENGTH)]
+    made.close()
+
+
+@pytest.mark.parametrize("stopping", [True, False], ids=["stop", "run"])
+def test_a_checkpoint_counts_the_workers_that_its_state_counts(stopping: bool, tmp_path: Path) -> None:
+    """A resume from it must neither add a worker a second time nor leave one out."""
+    made = Theatre(SyncSGD(), torch.arange(float(LENGTH)), workers=2, servers=1, directory=tmp_path)
+    memory = made.memory(0)
+    server = Server(made.memory(made.board.server_place(0)), 0)
+    snapshot.keep_all(memory)
+    made.board.put("stop", int(stopping))
+    made.board.alive[1] = 0  # it leaves after the state was put aside, before the chief writes
+    assert server._lead_on()
+    saved = checkpoint.load(snapshot.write(memory, "average", {}))
+    assert int(saved.tensors["server.0.present"]) == sum(saved.numbers["present"]) == 2
+    snapshot.keep_all(memory)
+    later = checkpoint.load(snapshot.write(memory, "average", {}))
+    assert int(later.tensors["server.0.present"]) == sum(later.numbers["present"]) == (2 if stopping else 1)
+    del later.tensors["ledger.0.present"]  # as older versions wrote it
+    snapshot.restore_shard(memory, 0, later)
+    assert memory.tensor("ledger.0.present").tolist() == later.numbers["present"]
     made.close()
 
 

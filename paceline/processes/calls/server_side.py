@@ -50,6 +50,7 @@ class SharedCallScheduler(CallScheduler):
         self._then = self._version.item(), self._refused.item()  # as the last call has left them
         self._until_probe = SELDOM
         self.befalls = 0  # to a worker: what the server has seen last
+        self._present = memory.tensor("ledger.0.present").numpy()
         self._numbers = {name: number for number, name in enumerate(sorted(memory.scheme.methods))}
 
     def order(self, entry: int) -> None:
@@ -130,7 +131,7 @@ class SharedCallScheduler(CallScheduler):
         self.settle_answers()
         self._mark[self._shard] += 1
         if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
-            self._memory.board.known[rank] = int(event == "joined")
+            self._memory.board.known[rank] = self._present[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
         self._then = self._version.item(), self._refused.item()
         if self.journal is not None:

@@ -73,6 +73,8 @@ class RunMemory:
             for name in state:
                 saved["server." + (name if name in vectors else f"0.{name}")] = state.cell(name)
             saved |= {f"ledger.0.{name}": ledger.cell(name) for name in ledger}
+            # the workers that the server's state counts: it goes aside with that state
+            saved["ledger.0.present"] = torch.ones(plan.workers, dtype=torch.int64)
             for shard in range(1, plan.servers):
                 for name in set(state) - vectors:
                     layout.like(f"server.{shard}.{name}", state.cell(name))

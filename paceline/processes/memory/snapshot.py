@@ -124,6 +124,8 @@ def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence
     if late:
         before = find(memory, memory.board.get("checkpoint")).tensors
         tensors |= {name: before[name] for rank in late for name in own_names(memory, rank)}
+    if not memory.scheme.methods and not memory.plan.script:  # nobody else knows the state of a script's steps
+        tensors |= _of_absent_workers(memory, tensors)
     tensors["model"] = model_of(memory, prefix=KEEP).clone()
     tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(memory, policy, prefix=KEEP, late=late).items()}
     tensors |= {f"hook.{name}": tensor for name, tensor in own.items()}
@@ -139,7 +141,8 @@ def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence
         "seed": plan.seed,
         "exact": plan.exact,
         "cut": common(memory),
-        "present": memory.board.known.tolist(),
+        # not the board's words of now: the state that was put aside may count a worker that has left since
+        "present": (tensors["ledger.0.present"] if scheme.methods else memory.board.known).tolist(),
         "overrides": memory.load_overrides(),
         "parameters": memory.layout.notes.get("parameters"),
         "seconds": memory.seconds(),
@@ -151,6 +154,23 @@ def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence
     memory.board.put("written", memory.now())
     memory.wakeup.ring(memory.board.evaluator)
     return path
+
+
+def _of_absent_workers(memory: RunMemory, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without a server, a worker that was absent has an older part. It gets the centre's cells, as it would on
+    joining; its counts of gradients and samples stay its own."""
+    lead, found = memory.centre_of(), dict[str, Tensor]()
+    for rank in range(memory.plan.workers):
+        if int(tensors[f"worker.{rank}.v"]) == int(tensors[f"worker.{lead}.v"]):
+            continue
+        for kind in ("worker", "buffer"):
+            prefix = f"{kind}.{rank}."
+            names = [name for name in tensors if name.startswith(prefix)]
+            found |= {name: tensors[f"{kind}.{lead}.{name.removeprefix(prefix)}"] for name in names}
+        person = tensors[f"person.{rank}"].clone()
+        person[0] = tensors[f"person.{lead}"][0]
+        found[f"person.{rank}"] = person
+    return found
 
 
 def _kept(plan: Plan) -> int:
@@ -224,10 +244,12 @@ def restore_shard(memory: RunMemory, shard: int, saved: Checkpoint) -> None:
     low, high = memory.bounds(shard)
     for name in memory.layout.notes["vectors"]:
         memory.tensor(f"server.{name}")[..., low:high] = saved.tensors[f"server.{name}"][..., low:high]
+    # an older checkpoint has these as numbers only
+    tensors = {"ledger.0.present": torch.tensor(saved.numbers["present"]), **saved.tensors}
     for part in ("server", "ledger"):
         for name in memory.layout.places:
             if name.startswith(f"{part}.{shard}."):
-                memory.tensor(name).copy_(saved.tensors[f"{part}.0." + name.split(".", 2)[2]])
+                memory.tensor(name).copy_(tensors[f"{part}.0." + name.split(".", 2)[2]])
 
 
 def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:

@@ -99,7 +99,8 @@ class Checkpointing:
             self.keep(wanted)
             if self._exact:
                 self._meet(wanted)
-        if self._writing and self._all_saved():
+        # in this order: a worker that has left because of a stop is not waited for, and its part is an old one
+        if self._writing and self._all_saved() and not self._board.run[STOP]:
             self._write()
 
     def keep(self, number: int) -> None:

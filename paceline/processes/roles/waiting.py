@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import Deadlock, SchemeError
 from paceline.ops import Call, Mean, Op, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
-from paceline.processes.memory.board import GENERATION, STOP, TRAINING, WAITING
+from paceline.processes.memory.board import GENERATION, STARTING, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import Means
 from paceline.runtime.call_scheduler import explain
@@ -127,10 +127,17 @@ class Waiting:
         """Numbers that change as long as anything in the run moves."""
         board = self._board
         others = (rank for rank in range(board.workers) if rank != self._rank)
-        computing = any(board.alive[rank] and board.state[rank] == TRAINING for rank in others)
+        computing = any(board.alive[rank] and self._at_work(rank) for rank in others)
         # while another worker computes, the run moves, however long a gradient takes
         clock = self._memory.now() if computing else 0
         return (clock, sum(board.gradients), sum(board.t), sum(board.performed), board.get("alarm"))
+
+    def _at_work(self, rank: int) -> bool:
+        """Whether a worker computes or prepares its first step. A worker that hangs there is found by the launcher,
+        which sees its CPU time. On other nodes only computing can be seen."""
+        board, state = self._board, self._board.state[rank]
+        preparing = state == STARTING and self._memory.beside(rank) and not board.sleeping[rank]
+        return bool(state == TRAINING or preparing)
 
     def _why(self, what: str) -> str:
         op = self.op.op if isinstance(self.op, Start | Pending) else self.op
