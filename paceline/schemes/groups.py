@@ -37,10 +37,7 @@ class Groups(Scheme):
     def server(self, x0: Vector, workers: int) -> State:
         groups = -(-workers // self.size)
         return State(
-            x=x0,
-            given=x0.repeat(groups, 1),
-            version=torch.zeros(groups, dtype=torch.int64),
-            **self.rule.cells(x0),
+            x=x0, given=x0.repeat(groups, 1), version=torch.zeros(groups, dtype=torch.int64), **self.rule.cells(x0)
         )
 
     def holder(self, rank: int) -> int:
