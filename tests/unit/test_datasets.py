@@ -14,8 +14,8 @@ import torch
 from tiny_set import CONTENT, TINY
 
 from paceline import datasets
-from paceline.datasets import _cache, _idx, breast_cancer, shakespeare
-from paceline.datasets._published import NoSourceError, Published, Remote, gather, md5
+from paceline.datasets import breast_cancer, mnist, shakespeare
+from paceline.datasets._published import NoSourceError, Published, Remote, cache_folder, gather, md5, write_to_cache
 from paceline.datasets.fashion import FASHION
 from paceline.errors import DataError, UnknownName, UsageError
 
@@ -143,7 +143,7 @@ class TestCache:
 
         monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="disk full"):
-            _cache.write(tmp_path / "set" / "file", b"content")
+            write_to_cache(tmp_path / "set" / "file", b"content")
         assert list((tmp_path / "set").iterdir()) == []
 
     def test_a_cache_that_cannot_be_written_does_no_harm(self, tmp_path, monkeypatch, said):
@@ -155,10 +155,10 @@ class TestCache:
     def test_where_it_lies(self, monkeypatch):
         monkeypatch.delenv("PACELINE_CACHE")
         monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-        assert _cache.folder("a") == Path("/xdg/paceline/a")
+        assert cache_folder("a") == Path("/xdg/paceline/a")
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", "/home/me")
-        assert _cache.folder("a") == Path("/home/me/.cache/paceline/a")
+        assert cache_folder("a") == Path("/home/me/.cache/paceline/a")
 
 
 class TestSets:
@@ -268,9 +268,9 @@ class TestSets:
 
     def test_idx_goes_round_and_refuses_other_content(self):
         array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-        assert _idx.read(_idx.write(array)).tolist() == array.tolist()
+        assert mnist.read_idx(mnist.write_idx(array)).tolist() == array.tolist()
         with pytest.raises(DataError, match="not idx content"):
-            _idx.read(_idx.write(array)[:-1])
+            mnist.read_idx(mnist.write_idx(array)[:-1])
 
 
 def _unpacked(path: Path) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.datasets import _idx
-from paceline.datasets._published import File, Published, md5
+from paceline.datasets import mnist
+from paceline.datasets._download import File
+from paceline.datasets._published import Published, md5
 
 CONTENT = {
-    "train-images-idx3-ubyte": _idx.write(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
-    "train-labels-idx1-ubyte": _idx.write(np.arange(3, dtype=np.uint8)),
+    "train-images-idx3-ubyte": mnist.write_idx(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)),
+    "train-labels-idx1-ubyte": mnist.write_idx(np.arange(3, dtype=np.uint8)),
 }
 TINY = Published(
     "tiny",
