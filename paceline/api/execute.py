@@ -110,7 +110,7 @@ def _executed(
         if result is not None and _due_at_the_end(plan, result):
             last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)
             result.history.append(last)
-            directory.append_history({"update": last.update, "seconds": last.seconds, **last.metrics})
+            directory.append_history(last.as_dict())
         if outcome.error is not None:
             told = {"error": str(outcome.error)}
             directory.write_result((result.as_dict() if result else {}) | told)

@@ -50,10 +50,6 @@ def result_of(
     seconds = max(board["stopped"] - board["first_step"], 0) / 1e9 if board["first_step"] else 0.0
     standing = Standing.of(found, scheme, plan.workers)
     already = Standing.of(first, scheme, plan.workers).samples if first else 0
-    history = [
-        Point(one["update"], one["seconds"], {k: v for k, v in one.items() if k not in ("update", "seconds")})
-        for one in [*before, *outcome.history]
-    ]
     return Result(
         scheme=scheme.name,
         task=outcome.task or plan.task or "task",
@@ -71,7 +67,7 @@ def result_of(
         seed=plan.seed,
         batch=outcome.batch or plan.batch or 0,
         hyper=build.hyper_of(scheme),
-        history=history,
+        history=[Point.from_dict(line) for line in [*before, *outcome.history]],
         warnings=outcome.warnings,
         notice=outcome.notice,
         stopped=outcome.stopped or None,
