@@ -89,7 +89,9 @@ class Hook:
             after_gradient    } and see its loss
         after_step           /  again and again
     failed                   if the run failed with an error
-    end                      always, in reverse order of the hooks
+    end                      always; of a hook whose `begin` raised an error neither
+
+    `failed` and `end` are called in reverse order of the hooks, and all of them, whatever another one raises.
     """
 
     name: ClassVar[str] = ""

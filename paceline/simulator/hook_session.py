@@ -138,4 +138,4 @@ class Hooked:
                 ends.callback(hook.end, session)
             if error is not None:
                 for hook, session in self._begun:
-                    hook.failed(session, error)
+                    ends.callback(hook.failed, session, error)

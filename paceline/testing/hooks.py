@@ -32,7 +32,7 @@ from paceline.hook import Hook, Session
 from paceline.runs.run_directory import RunDirectory
 from paceline.task import Batch
 
-# One letter per call. A run may end inside a step; a hook whose begin raises an error need not be ended.
+# One letter per call. A run may end inside a step; a hook whose begin raises an error is not ended.
 LETTERS = {"begin": "B", "before_step": "s", "feed": "f", "after_gradient": "g", "after_step": "a"}
 LETTERS |= {"failed": "F", "end": "E"}
 LIFE = re.compile(r"B|B(s(fg)*a)*(s(fg)*f?)?F?E")
@@ -66,18 +66,18 @@ def check_order_in_the_simulator(hook: str, directory: Path) -> None:
     """begin, then steps, then end, for each worker. A hook that needs processes says so in a UsageError."""
     made = hook_of(hook)
     with suppress(UsageError):
-        _simulated([_recording(made, directory)])
+        _simulated([_recording(made, directory)], directory)
     _check_calls(made, directory)
 
 
 def check_end_after_failure_in_the_simulator(hook: str, directory: Path) -> None:
-    """When the run fails, `failed` and then `end` are called."""
+    """When the run fails, `failed` and then `end` are called, but not of a hook whose begin failed."""
     _check_failure(hook, directory, _simulated)
 
 
 def check_end_after_failure_in_processes(hook: str, directory: Path) -> None:
     """The same calls in the same order around real workers, up to `failed` and `end` when the run fails."""
-    _check_failure(hook, directory, lambda hooks: _trained(hooks, directory / "run"))
+    _check_failure(hook, directory, _trained)
 
 
 CHECKS: tuple[Callable[[str, Path], None], ...] = (
@@ -91,14 +91,20 @@ CHECKS: tuple[Callable[[str, Path], None], ...] = (
 
 @dataclasses.dataclass
 class Failing(Hook, name="failing"):
-    """Raises an error in the chief's third step."""
+    """Raises an error in the chief's third step, or in its begin."""
+
+    begins: bool = True
+
+    def begin(self, session: Session) -> None:
+        if session.worker.rank == 0 and not self.begins:
+            raise SchemeError("this hook fails on purpose")
 
     def after_step(self, session: Session) -> None:
         if session.worker.rank == 0 and session.worker.t >= 3:
             raise SchemeError("this hook fails on purpose")
 
 
-def _simulated(hooks: list[Hook]) -> None:
+def _simulated(hooks: list[Hook], _: Path) -> None:
     simulate("toy", "sync", workers=2, steps=STEPS, lr=LR, hooks=hooks, say=lambda _: None)
 
 
@@ -112,16 +118,22 @@ def _trained(hooks: list[Hook], directory: Path) -> None:
         torch.set_num_threads(threads)
 
 
-def _check_failure(hook: str, directory: Path, run: Callable[[list[Hook]], None]) -> None:
+def _check_failure(hook: str, directory: Path, run: Callable[[list[Hook], Path], None]) -> None:
+    """In one run another hook fails in a step, in a second one in its begin."""
     made = hook_of(hook)
-    try:
-        run([_recording(made, directory), Failing()])
-    except PacelineError:
-        pass
-    else:
-        raise AssertionError("the run did not fail, although a hook of it did")
-    chief = _check_calls(made, directory).get(0, "")
-    assert "a" not in chief or chief.endswith("FE"), f"the failure was not told: {chief}"
+    for begins in (True, False):
+        own, other = directory / f"own-{begins}", directory / f"other-{begins}"
+        own.mkdir()
+        other.mkdir()
+        try:
+            run([_recording(made, own), _recording(Failing(begins), other)], directory / f"run-{begins}")
+        except PacelineError:
+            pass
+        else:
+            raise AssertionError("the run did not fail, although a hook of it did")
+        chief, failing = _check_calls(made, own).get(0, ""), _check_calls(Failing(), other).get(0, "")
+        assert chief in ("", "B") or chief.endswith("FE"), f"the failure was not told: {chief}"
+        assert begins or failing in ("", "B"), f"it was ended, although its begin failed: {failing}"
 
 
 def _check_calls(hook: Hook, directory: Path) -> dict[int, str]:

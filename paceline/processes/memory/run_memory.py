@@ -37,13 +37,7 @@ class RunMemory:
     """One process's view of the run. The chief lays the memory out and fills it; the others open it."""
 
     def __init__(
-        self,
-        plan: Plan,
-        scheme: Scheme,
-        board: Board,
-        wakeup: Wakeup,
-        descriptor: int,
-        node: Endpoint = ALONE,
+        self, plan: Plan, scheme: Scheme, board: Board, wakeup: Wakeup, descriptor: int, node: Endpoint = ALONE
     ) -> None:
         self.plan, self.board, self.wakeup, self.node = plan, board, wakeup, node
         self.transport: Transport = discovery.transport(node.transport)

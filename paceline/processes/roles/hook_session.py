@@ -170,13 +170,13 @@ class HookCalls:
     def begin(self, return_to_checkpoint: Callable[[], None]) -> None:
         """Begin all hooks. One whose call to a server is void, because the run has returned, begins once more."""
         for hook in self._hooks:
-            self._begun.append(hook)
             while True:
                 try:
                     hook.begin(self._session)
                     break
                 except RolledBack:
                     return_to_checkpoint()
+            self._begun.append(hook)
 
     def before_step(self) -> None:
         for hook in self._before:

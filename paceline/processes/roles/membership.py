@@ -87,10 +87,7 @@ class Membership:
             return not any(board.alive[other] for other in self._others)
 
         while (donor := means.invited()) is None and not alone():
-            wakeup.wait(
-                lambda: bool(board.grant[rank] or means.rung() or alone() or self._waiting.interrupted()),
-                0.5,
-            )
+            wakeup.wait(lambda: bool(board.grant[rank] or means.rung() or alone() or self._waiting.interrupted()), 0.5)
             if board.run[STOP]:
                 board.joining[rank] = 0
                 if not self._chief:

@@ -34,11 +34,7 @@ class Outcome:
 
 
 def result_of(
-    plan: Plan,
-    scheme: Scheme,
-    outcome: Outcome,
-    before: list[dict[str, Any]],
-    first: Checkpoint | None = None,
+    plan: Plan, scheme: Scheme, outcome: Outcome, before: list[dict[str, Any]], first: Checkpoint | None = None
 ) -> Result | None:
     """The result of a launch: counts and parameters are those of the newest checkpoint; None without a checkpoint.
     `before`: the history of earlier launches; `first`: the checkpoint that this launch resumed from."""

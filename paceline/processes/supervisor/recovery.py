@@ -105,8 +105,7 @@ class Recovery:
             if not child.done and any(not board.alive[rank] for rank in ranks(child.part, launched.plan)):
                 self.restore_absent(child.part)
         self._tell(
-            "warn",
-            f"{what}: going back to the checkpoint of update {saved.step:,} ({wasted:,} updates are lost)",
+            "warn", f"{what}: going back to the checkpoint of update {saved.step:,} ({wasted:,} updates are lost)"
         )
         launched.wakeup.ring_all()
 
