@@ -16,10 +16,9 @@ from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
 from paceline.processes.roles import main, recorder
 from paceline.processes.supervisor.outcome import result_of
-from paceline.processes.supervisor.progress import Progress
+from paceline.processes.supervisor.progress import Progress, Watcher
 from paceline.processes.supervisor.status import Status
 from paceline.processes.supervisor.supervisor import Supervisor
-from paceline.processes.supervisor.watcher import Watcher
 from paceline.result import Point, Result
 from paceline.runs import checkpoint, file_sums, fingerprint
 from paceline.runs.accounts import Totals
@@ -90,13 +89,9 @@ def _executed(
             progress.note(status)
             watch(status)
 
-        def warn(text: str) -> None:
-            mine.outcome.warnings.append(text)
-            tell("warn", text)
-
         with _within_limits(directory):
             mine = launcher(plan, scheme, objects, tell=tell, watch=look)
-            progress = Progress(directory, plan, hooks, warn)
+            progress = Progress(directory, plan, hooks, mine.warn)
             mine.board.put("began", began)
             mine.board.put("restarts", totals.restarts)
             mine.board.put("rolled_back", totals.rolled_back)
@@ -106,7 +101,7 @@ def _executed(
             finally:
                 progress.end()
         recorder.trim_all(directory.path)
-        result = result_of(mine.plan, mine.scheme, outcome, before, first)
+        result = result_of(mine.plan, mine.launched.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):
             last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)
             result.history.append(last)

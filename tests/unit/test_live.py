@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
-from paceline.processes.supervisor import watcher
+from paceline.processes.supervisor import progress
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration
 from paceline.report import tables
 from paceline.report.live import STYLES, TROUBLE, Display
@@ -76,7 +76,7 @@ def team(size: int, **states: str) -> tuple[RoleStatus, ...]:
 
 def test_every_state_of_a_role_has_a_style_and_every_word_on_the_board_a_state() -> None:
     assert set(STYLES) == set(RoleState)
-    assert set(watcher.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
+    assert set(progress.STATES) == {STARTING, TRAINING, WAITING, ENDING, DONE}
 
 
 @pytest.mark.parametrize("state", RoleState)

@@ -198,7 +198,7 @@ class Coordinator:
         if not names and done:
             return Refusal(f"{', '.join(done)} has nothing to do any more", idle=True)
         if not names:
-            scheme = self.supervisor.scheme.name
+            scheme = self.supervisor.launched.scheme.name
             return Refusal(f"{scheme} needs no server: {', '.join(idle)} has nothing to do", idle=True)
         return names
 

@@ -1,4 +1,4 @@
-"""The progress of a run for other programs (`status.json`), and a warning when its newest checkpoint is old."""
+"""The progress of a run: read from the board, and written to `status.json`; a warning when the checkpoint is old."""
 
 from __future__ import annotations
 
@@ -8,19 +8,99 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from paceline.config.plan import Plan
 from paceline.fields import finite
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
-from paceline.processes.supervisor.status import Status, UpdateRate, duration, time_left
+from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
+from paceline.processes.roles.roles import ranks
+from paceline.processes.supervisor.children import Child
+from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
 from paceline.runs.run_directory import STATUS, RunDirectory
 
+if TYPE_CHECKING:
+    from paceline.processes.supervisor.supervisor import Supervisor
+
+SPAN = 2.0  # seconds over which a speed is measured
 EVERY = 2.0  # seconds between two writings
+STATES = {  # the words on the board
+    STARTING: RoleState.STARTING,
+    TRAINING: RoleState.TRAINING,
+    WAITING: RoleState.WAITING,
+    ENDING: RoleState.ENDING,
+    DONE: RoleState.DONE,
+}
+
+
+class Watcher:
+    """Reads the board; remembers earlier values to compute speeds."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, list[int], int]] = []
+
+    def status(self, launcher: Supervisor) -> Status:
+        board, plan = launcher.board, launcher.plan
+        now = time.monotonic()
+        samples = board.samples.tolist()
+        self._seen = [one for one in self._seen if now - one[0] <= SPAN][-200:] or self._seen[-1:]
+        updates = launcher.launched.updates()
+        then, before, fewer = self._seen[0] if self._seen else (now, samples, updates)
+        self._seen.append((now, samples, updates))
+        span = now - then
+        speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
+        staleness = launcher.launched.memory.staleness().mean if launcher.launched.opened() else math.nan
+        return Status(
+            title=plan.title,
+            roles=tuple(self._role(launcher, child, speeds, staleness) for child in launcher.children),
+            updates=updates,
+            goal=plan.steps,
+            seconds=now - board.get("began") / 1e9,
+            samples_per_second=sum(speeds),
+            metrics=launcher.metrics,
+            updates_per_second=max(updates - fewer, 0) / span if span else 0.0,
+            seconds_left=self._clock_left(launcher, now),
+            checkpoint=board.get("checkpoint"),
+            checkpoint_age=max(now - board.get("written") / 1e9, 0.0) if board.get("written") else math.nan,
+        )
+
+    def _clock_left(self, launcher: Supervisor, now: float) -> float:
+        """Until `--seconds` of training have passed: they begin with the first gradient of this launch."""
+        limit, first = launcher.plan.seconds, launcher.board.get("first_step")
+        if limit is None:
+            return math.nan
+        return max(0.0, limit - (now - first / 1e9)) if first else limit
+
+    def _role(self, launcher: Supervisor, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
+        board, part, speed, loss = launcher.board, child.part, math.nan, math.nan
+        if part.kind == "server":
+            state = STATES[board.server_state[part.index]]
+            if state in (RoleState.TRAINING, RoleState.WAITING):
+                state = RoleState.TRAINING if board.get("ready") else RoleState.WAITING
+            step, pid = board.performed[part.index], board.server_pid[part.index]
+        elif part.kind == "evaluator":
+            state = STATES[board.evaluator_words[0]]
+            if state == RoleState.WAITING:
+                state = RoleState.FOLLOWING
+            step, pid, staleness = board.evaluator_words[1] - 1, board.evaluator_words[2], math.nan
+        else:
+            mine = ranks(part, launcher.plan)
+            states = {board.state[rank] for rank in mine}
+            state = STATES[TRAINING if TRAINING in states else min(states)]
+            step, pid = max(board.t[rank] for rank in mine), board.pid[part.index]
+            speed, staleness = sum(speeds[rank] for rank in mine), math.nan
+            losses = [board.loss[rank] for rank in mine if board.gradients[rank]]
+            loss = sum(losses) / len(losses) if losses else math.nan
+        if child.done:
+            state = RoleState.DONE if launcher.outcome.error is None else RoleState.GONE
+        elif child.restarts and state == RoleState.STARTING:
+            state = RoleState.RESTARTING
+        return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
 
 
 class Progress:
-    """Called with every look at a run. A failure here does not end the run."""
+    """Writes `status.json`. A failure to write does not end the run."""
 
     def __init__(self, directory: RunDirectory, plan: Plan, hooks: Iterable[Hook], warn: Callable[[str], None]) -> None:
         self._path, self._patience, self._warn = directory.path / STATUS, plan.patience, warn

@@ -15,7 +15,6 @@ from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError, RunError
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING
-from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.error_report import error_of
 from paceline.processes.roles.roles import ranks, roles_of
 from paceline.processes.supervisor.children import Child, Children, Ended, Message, progress_of
@@ -85,22 +84,6 @@ class Supervisor:
     def plan(self) -> Plan:
         return self.launched.plan
 
-    @property
-    def scheme(self) -> Scheme:
-        return self.launched.scheme
-
-    @property
-    def memory(self) -> RunMemory:
-        return self.launched.memory
-
-    def opened(self) -> bool:
-        """Whether the state can be read."""
-        return self.launched.opened()
-
-    def updates(self) -> int:
-        """Updates of the centre so far."""
-        return self.launched.updates()
-
     def run(self) -> Outcome:
         with self.processes.awake():
             try:
@@ -117,7 +100,8 @@ class Supervisor:
                     for child, message in self.processes.messages():
                         self.heard(child, message)
                     for ended in self.processes.reap():
-                        self._ended(ended)
+                        self._hear_last(ended)
+                        self.ended(ended.child, ended.code, ended.peak_rss)
                     self._start_postponed()
                     self._limits()
                     self.watch(self)
@@ -143,18 +127,17 @@ class Supervisor:
     def _note(self) -> None:
         """Keep what the board says at the end, before its memory is released."""
         board, words = self.board, self.outcome.words
-        self.opened()
+        words["reached"] = self.launched.updates()
         for name in ("began", "first_step", "stopped", "rolled_back", "restarts"):
             words[name] = board.get(name)
-        words["samples"], words["reached"] = sum(board.samples), self.updates()
-        if not words["stopped"]:
-            words["stopped"] = time.monotonic_ns()
+        words["samples"] = sum(board.samples)
+        words["stopped"] = words["stopped"] or time.monotonic_ns()
 
     def stop(self, reason: str, how: int = STOPPING) -> None:
         """Have every process end in order."""
         if self.board.run[STOP] == RUNNING:
             self.outcome.stopped = self.outcome.stopped or reason
-            if how == STOPPING and self.opened() and (self.plan.exact or not self.scheme.methods):
+            if how == STOPPING and self.launched.opened() and (self.plan.exact or not self.launched.scheme.methods):
                 # all end at one step, which the chief chooses, or the first worker that is alive
                 if not self._halted:
                     self._halted = True
@@ -211,10 +194,10 @@ class Supervisor:
         outcome = self.outcome
         for kind, content in message.items():
             match kind:
-                case "say" | "warn":
-                    if kind == "warn":
-                        outcome.warnings.append(content)
-                    self.tell(kind, content)
+                case "say":
+                    self.tell("say", content)
+                case "warn":
+                    self.warn(content)
                 case "notice":
                     outcome.notice = content
                     self.tell("notice", content)
@@ -247,12 +230,9 @@ class Supervisor:
         self.outcome.error = error
         self.stop("", FAILED)
 
-    def _ended(self, ended: Ended) -> None:
-        """A process of this node has ended."""
-        child, code, peak, messages = ended
-        for message in messages:
-            self.heard(child, message)
-        self.ended(child, code, peak)
+    def _hear_last(self, ended: Ended) -> None:
+        for message in ended.messages:
+            self.heard(ended.child, message)
 
     def ended(self, child: Child, code: int, peak_rss: int, *, excused: bool = False) -> None:
         """A process has ended with an exit code, here or on another node."""
@@ -413,7 +393,6 @@ class Supervisor:
             self.elsewhere.kill_all()
         for ended in self.processes.kill_all():
             self.outcome.peak_rss = max(self.outcome.peak_rss, ended.peak_rss)
-            for message in ended.messages:
-                self.heard(ended.child, message)
+            self._hear_last(ended)
         for child in self.children:
             child.done = True
