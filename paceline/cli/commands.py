@@ -90,8 +90,7 @@ class TrainOptions:
         ),
     ] = None
     apart: Annotated[
-        bool,
-        Option("Connect processes of one host by sockets, not by shared memory.", "--apart", CLUSTER),
+        bool, Option("Connect processes of one host by sockets, not by shared memory.", "--apart", CLUSTER)
     ] = False
     as_json: options.AsJson = False
     plain: options.Plain = False
@@ -178,8 +177,7 @@ class PredictOptions:
 
     run: options.RunArgument
     inputs: Annotated[
-        list[Path],
-        Option("A .npy, .npz, .safetensors or .csv file, or images.", metavar="[INPUT]...", positional=True),
+        list[Path], Option("A .npy, .npz, .safetensors or .csv file, or images.", metavar="[INPUT]...", positional=True)
     ] = field(default_factory=list)
     given: Annotated[list[Path], Option("The same, as an option.", "--input -i")] = field(default_factory=list)
     which: options.Which = "newest"

@@ -10,8 +10,7 @@ from paceline.config.options import CLUSTER, OUTPUT, SAMPLES, Option
 
 RunArgument = Annotated[str, Option("A run directory, or its name under runs/.", positional=True)]
 TaskArgument = Annotated[
-    str | None,
-    Option("A name of `paceline list tasks`, or file.py:task, or package.module:task.", positional=True),
+    str | None, Option("A name of `paceline list tasks`, or file.py:task, or package.module:task.", positional=True)
 ]
 Words = Annotated[
     list[str],
@@ -54,8 +53,7 @@ InterfaceOption = Annotated[
 ]
 NoInfiniband = Annotated[bool, Option("Use no InfiniBand interface.", "--no-ib", CLUSTER)]
 AddressRule = Annotated[
-    str | None,
-    Option("Function from host name to address: file.py:name or package.module:name.", panel=CLUSTER),
+    str | None, Option("Function from host name to address: file.py:name or package.module:name.", panel=CLUSTER)
 ]
 
 

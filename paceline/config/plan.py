@@ -50,9 +50,7 @@ class Plan:
     ] = 1
     processes: Annotated[int | None, NO_EFFECT] = None  # that the workers share, in exact runs; None: one for each
     servers: Annotated[
-        int,
-        Bound(0),
-        Option("Parameter servers; the vector is sharded over them.", "--servers --ps", run=True),
+        int, Bound(0), Option("Parameter servers; the vector is sharded over them.", "--servers --ps", run=True)
     ] = 1
     steps: Annotated[
         int | None,
@@ -78,10 +76,7 @@ class Plan:
         NO_EFFECT,
     ] = 30.0
     restarts: Annotated[
-        int,
-        Bound(0),
-        Option("Restarts of one role without progress in between.", panel=FAILURES, run=True),
-        NO_EFFECT,
+        int, Bound(0), Option("Restarts of one role without progress in between.", panel=FAILURES, run=True), NO_EFFECT
     ] = 3
     start: Annotated[
         Start,

@@ -50,12 +50,10 @@ class Simulation:
     ] = "constant:1.0"
     speeds: Annotated[tuple[float, ...], Option("One factor per worker: 1,1,0.5.", panel=VIRTUAL, default="all 1")] = ()
     network: Annotated[
-        str,
-        Option("latency=SECONDS,bandwidth=BYTES_PER_SECOND of every connection.", panel=VIRTUAL, default="free"),
+        str, Option("latency=SECONDS,bandwidth=BYTES_PER_SECOND of every connection.", panel=VIRTUAL, default="free")
     ] = ""
     links: Annotated[
-        list[str],
-        Option("RANK:latency=…,bandwidth=… of one worker's connection; may be repeated.", "--link", VIRTUAL),
+        list[str], Option("RANK:latency=…,bandwidth=… of one worker's connection; may be repeated.", "--link", VIRTUAL)
     ] = field(default_factory=list)
     access: Annotated[
         str, Option("Seconds of one pass over the shared vector (hogwild): a law or a number.", panel=VIRTUAL)

@@ -20,6 +20,25 @@ def example() -> str:
     return page.split("```python\n")[1].split("```")[0]
 
 
+# All commands in one process, as the command line runs them: each process would load torch again.
+COMMANDS = """
+import contextlib, io, json, sys
+from paceline.cli.main import main
+
+told = []
+for words in json.loads(sys.argv[1]):
+    sys.argv, text, code = ["paceline", *words], io.StringIO(), 0
+    with contextlib.redirect_stdout(text):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    told.append((code, text.getvalue()))
+print(json.dumps(told))
+"""
+TRAIN = ("train", "toy", "--scheme", "async", "--on", "shells")
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("added")
@@ -29,19 +48,28 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World("shells", copy, str(copy), elsewhere, "paceline/launchers/shells.py")
 
 
-@pytest.fixture(autouse=True)
-def _paceline_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks run the command `paceline`: that of the copy."""
-    program = tmp_path / "paceline"
+@pytest.fixture(scope="module")
+def told(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command prints. Tasks run the command `paceline`: that of the copy."""
+    program = tmp_path_factory.mktemp("program") / "paceline"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m paceline "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    commands = {
+        "show": ("show", "shells"),
+        "dry run": (*TRAIN, "--engine", "nice=5", "--dry-run"),
+        "train": (*TRAIN, "--steps", "20", "--dir", str(world.elsewhere / "run")),
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+        printed = world.python("-c", COMMANDS, json.dumps(list(commands.values()))).stdout
+    codes, texts = zip(*json.loads(printed.splitlines()[-1]), strict=True)
+    assert codes == (0, 0, 0), printed
+    return dict(zip(commands, texts, strict=True))
 
 
-def test_it_is_shown(world: World) -> None:
-    shown = world.python("-m", "paceline", "show", "shells").stdout
+def test_it_is_shown(told: dict[str, str], world: World) -> None:
     for text in ("Every task is a child process", "nice=", "niceness of every task", world.file):
-        assert text in shown
+        assert text in told["show"]
 
 
 def test_another_package_registers_it(tmp_path: Path) -> None:
@@ -56,19 +84,15 @@ def test_another_package_registers_it(tmp_path: Path) -> None:
     assert "slurm" in listed
 
 
-def test_a_dry_run_prints_what_would_be_started(world: World) -> None:
-    words = ("-m", "paceline", "train", "toy", "--scheme", "async", "--on", "shells", "--engine", "nice=5", "--dry-run")
-    text = world.python(*words).stdout
-    assert re.findall(r"PACELINE_TASK=(\S+)", text) == ["chief", "worker:0", "server:0"]
-    assert text.count("nice -n 5 paceline train toy") == 3
+def test_a_dry_run_prints_what_would_be_started(told: dict[str, str], world: World) -> None:
+    assert re.findall(r"PACELINE_TASK=(\S+)", told["dry run"]) == ["chief", "worker:0", "server:0"]
+    assert told["dry run"].count("nice -n 5 paceline train toy") == 3
     assert not list(world.elsewhere.glob("runs/*"))
 
 
+@pytest.mark.usefixtures("told")
 def test_it_runs(world: World) -> None:
-    folder = world.elsewhere / "run"
-    words = ("-m", "paceline", "train", "toy", "--scheme", "async", "--steps", "20", "--dir", str(folder))
-    world.python(*words, "--on", "shells")
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((world.elsewhere / "run/result.json").read_text())
     assert (result["updates"], result["workers"], result["servers"]) == (20, 2, 1)
 
 

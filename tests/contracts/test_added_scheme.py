@@ -72,7 +72,7 @@ class World:
     file: str
 
     def python(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        wide = {"PYTHONPATH": self.path, "COLUMNS": "400", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        wide = {"PYTHONPATH": self.path, "COLUMNS": "400", "NO_COLOR": "1"}
         done = subprocess.run(
             [sys.executable, *words],
             cwd=cwd or self.elsewhere,
@@ -86,9 +86,8 @@ class World:
 
 
 def copied(to: Path) -> Path:
-    rubbish = shutil.ignore_patterns("__pycache__", "*.pyc")
     for folder in ("paceline", "docs", "tests"):
-        shutil.copytree(ROOT / folder, to / folder, ignore=rubbish)
+        shutil.copytree(ROOT / folder, to / folder)  # with __pycache__: else every process would compile all of it
     shutil.copy(ROOT / "pyproject.toml", to)
     return to
 
