@@ -46,7 +46,7 @@ def schemes() -> Iterator[str]:
     yield "`rule=NAME` is the worker's (or the only) rule, `server.rule=NAME` the server's; options follow as"
     yield "`rule.OPTION=…` and `server.OPTION=…`. `lr` none means the scheme's `lr`."
     yield from ("", "| name | arithmetic (torch.optim's) | options and defaults |", "|---|---|---|")
-    for found in discovery.rules().values():
+    for found in discovery.FAMILIES["rules"]().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('rules', found)} |"
 
 
@@ -65,11 +65,11 @@ def tasks() -> Iterator[str]:
         "",
     )
     yield from ("| name | law | values and defaults |", "|---|---|---|")
-    for found in discovery.compute().values():
+    for found in discovery.FAMILIES["compute"]().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('compute', found)} |"
     yield from ("", "## Data sets", "", "`paceline data NAME` gets one and tells where it lies.", "")
     yield from ("| name | what it is |", "|---|---|")
-    for found in discovery.data().values():
+    for found in discovery.FAMILIES["data"]().values():
         yield f"| `{found.name}` | {cell(found.summary)} |"
 
 

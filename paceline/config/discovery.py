@@ -11,7 +11,6 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -21,15 +20,14 @@ from paceline.compute_times import ComputeTime, laws
 from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.hook import Hook
 from paceline.launcher import Launcher
-from paceline.rules import Rule
-from paceline.rules import rules as rules_by_name
+from paceline.rules import Rule, rules
 from paceline.scheme import Scheme
 from paceline.task import Task
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a family. A broken one has no value but an `error`, which is raised where it is asked for."""
+    """A member of a family. A broken one has an `error` instead of a value, which is raised when the member is used."""
 
     name: str
     value: Any
@@ -48,7 +46,7 @@ class Member:
 
     @property
     def file(self) -> str:
-        """The file that defines it, from the package's root where it lies in the package."""
+        """The file that defines it; a file of this package without the folders above the package."""
         value = self.value
         if not (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)):
             value = type(value)
@@ -60,107 +58,82 @@ class Member:
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def schemes() -> dict[str, Member]:
-    """Every scheme that can be read: public classes of the files in paceline/schemes/."""
-    return _sound(_members("schemes"))
+# the classes of a family; transports and collectives are told by their attributes
+CLASSES = {
+    **{"schemes": Scheme, "hooks": Hook, "launchers": Launcher},
+    **{"rules": Rule, "compute": ComputeTime, "tasks": Task},
+}
+ATTRIBUTES = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
 
-
-def tasks() -> dict[str, Member]:
-    """Every task that can be read: functions that return one, in the files of paceline/tasks/."""
-    return _sound(_members("tasks"))
-
-
-def rules() -> dict[str, Member]:
-    """Every update rule."""
-    return {name: Member(name, rule) for name, rule in sorted(rules_by_name().items())}
-
-
-def compute() -> dict[str, Member]:
-    """Every law of compute times."""
-    return {name: Member(name, law) for name, law in sorted(laws().items())}
-
-
-def data() -> dict[str, Member]:
-    """Every data set."""
-    return {name: Member(name, datasets.module(name)) for name in datasets.names()}
-
-
-def hooks() -> dict[str, Member]:
-    """Every hook that can be read: public classes of the files in paceline/hooks/."""
-    return _sound(_members("hooks"))
-
-
-# all that there is, broken members too
+# the families of `paceline list`, with their broken members
 FAMILIES: dict[str, Callable[[], dict[str, Member]]] = {
     "schemes": lambda: _members("schemes"),
     "tasks": lambda: _members("tasks"),
-    "rules": rules,
+    "rules": lambda: {name: Member(name, rule) for name, rule in sorted(rules().items())},
     "hooks": lambda: _members("hooks"),
     "launchers": lambda: _members("launchers"),
-    "compute": compute,
-    "data": data,
+    "compute": lambda: {name: Member(name, law) for name, law in sorted(laws().items())},
+    "data": lambda: {name: Member(name, datasets.module(name)) for name in datasets.names()},
 }
-
-
 _ANY = "scheme, task, rule or hook"
+
+
+def readable(family: str) -> dict[str, Member]:
+    """The members of a family that are not broken."""
+    return {name: found for name, found in _members(family).items() if found.error is None}
+
+
+def schemes() -> dict[str, Member]:
+    return readable("schemes")
+
+
+def tasks() -> dict[str, Member]:
+    return readable("tasks")
+
+
+def hooks() -> dict[str, Member]:
+    return readable("hooks")
 
 
 def scheme(name: str) -> type[Scheme]:
     """A scheme by its name, or by `file.py:Class` or `package.module:Class`."""
-    if ":" in name:
-        value = _reference("scheme", name)
-        if _family(value) != "schemes":
-            raise UsageError(f"{name!r} is not a scheme: it must name a subclass of paceline.Scheme")
-        return value  # type: ignore[no-any-return]
-    return _named("scheme", name)  # type: ignore[no-any-return]
+    value = _found("scheme", name)
+    if _family(value) != "schemes":
+        raise UsageError(f"{name!r} is not a scheme: it must name a subclass of paceline.Scheme")
+    return value  # type: ignore[no-any-return]
 
 
 def task(name: str) -> Any:
     """A task by its name, or by `file.py:name` or `package.module:name`: a Task, or a function that makes one."""
-    return _reference("task", name) if ":" in name else _named("task", name)
+    return _found("task", name)
 
 
 def hook(name: str) -> Any:
     """A hook by its name, or by `file.py:Class` or `package.module:Class`."""
-    return _reference("hook", name) if ":" in name else _named("hook", name)
+    return _found("hook", name)
 
 
 def launcher(name: str) -> Launcher:
     """A launcher by its name, or by `file.py:Class` or `package.module:Class`."""
-    found = _reference("launcher", name) if ":" in name else _alone_or_named("launcher", name)
+    found = _found("launcher", name)
     if _family(found) != "launchers":
         raise UsageError(f"{name!r} is not a launcher: it must name a subclass of paceline.launcher.Launcher")
     made: Launcher = user_code.attempt(f"making the launcher {name}", found)
     return made
 
 
-def launchers() -> dict[str, Member]:
-    """Every launcher that can be read: public classes of the files in paceline/launchers/."""
-    return _sound(_members("launchers"))
-
-
 def transport(name: str) -> Any:
     """A transport by its name: an object that has the members of `processes.transport.Transport`."""
-    return _alone_or_named("transport", name)()
+    return _found("transport", name)()
 
 
 def collective(name: str) -> Any:
     """A collective by its name: an object that has the members of `processes.transport.Collective`."""
-    return _alone_or_named("collective", name)()
-
-
-def transports() -> list[str]:
-    """The names of all transports."""
-    return list(_sound(_members("transports")))
-
-
-def collectives() -> list[str]:
-    """The names of all collectives."""
-    return list(_sound(_members("collectives")))
+    return _found("collective", name)()
 
 
 def anything(name: str) -> tuple[str, Member]:
-    """A member of whichever family has that name, and the family."""
+    """The member of that name, and its family."""
     if ":" in name:
         value = _reference(_ANY, name)
         kind = _family(value)
@@ -175,21 +148,19 @@ def anything(name: str) -> tuple[str, Member]:
         if found.name == name:
             return family, _checked(found)
     what = "scheme, task, rule, hook, launcher, compute law or data set"
-    raise _unknown(what, name, (found for _, found in every))
+    raise _unknown(what, name, [found for _, found in every])
 
 
-def _alone_or_named(kind: str, name: str) -> Any:
-    """A member of the file of its name. Every role asks for these, and reading the whole family would cost it time."""
-    home = f"paceline.{kind}s.{name.replace('-', '_')}"
-    if find_spec(home) is not None:
-        found = _of_file(f"{kind}s", home)
-        if name in found:
-            return found[name].value
-    return _named(kind, name)
-
-
-def _named(kind: str, name: str) -> Any:
-    known = _members(f"{kind}s")
+def _found(kind: str, name: str) -> Any:
+    """A member by reference or name. The file of its name is read first: reading the whole family takes time."""
+    if ":" in name:
+        return _reference(kind, name)
+    family, stem = f"{kind}s", name.replace("-", "_")
+    if stem in _stems(family):
+        alone = _of_file(family, stem)
+        if name in alone:
+            return alone[name].value
+    known = _members(family)
     if name not in known:
         raise _unknown(kind, name, known.values())
     return _checked(known[name]).value
@@ -202,8 +173,7 @@ def _checked(found: Member) -> Member:
 
 
 def _unknown(kind: str, name: str, known: Iterable[Member]) -> UnknownName:
-    """What is not there; it may well be what a broken file would have held."""
-    known = list(known)
+    """The error of a name that does not exist. Its notes name the broken files, which may define it."""
     error = UnknownName(kind, name, {found.name for found in known})
     for found in known:
         if found.error is not None:
@@ -211,85 +181,64 @@ def _unknown(kind: str, name: str, known: Iterable[Member]) -> UnknownName:
     return error
 
 
-def _sound(members: dict[str, Member]) -> dict[str, Member]:
-    return {name: found for name, found in members.items() if found.error is None}
-
-
 def _members(family: str) -> dict[str, Member]:
-    """A family's folder and entry points. What cannot be read is a member by its file's name, and breaks no other."""
-    package = importlib.import_module(f"paceline.{family}")
+    """The members in a family's folder and entry points. A broken file is a member by the file's name."""
     found: dict[str, Member] = {}
     broken: dict[str, Member] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.name.startswith("_"):
-            try:
-                place = f"paceline/{family}/{info.name}.py"
-                found |= user_code.attempt(place, _of_file, family, f"{package.__name__}.{info.name}")
-            except PacelineError as error:
-                name = info.name.rstrip("_").replace("_", "-")
-                broken[name] = Member(name, None, error)
+    for stem in _stems(family):
+        try:
+            found |= _of_file(family, stem)
+        except PacelineError as error:
+            name = stem.rstrip("_").replace("_", "-")
+            broken[name] = Member(name, None, error)
     for entry in entry_points(group=f"paceline.{family}"):
         if entry.name not in found:
+            what = f"the entry point {entry.name} = {entry.value}"
             try:
-                value = user_code.attempt(
-                    f"the entry point {entry.name} = {entry.value} of paceline.{family}", entry.load
-                )
+                value = user_code.attempt(f"{what} of paceline.{family}", entry.load)
                 if _family(value) != family:
-                    raise UsageError(f"the entry point {entry.name} = {entry.value} is not one of paceline.{family}")
+                    raise UsageError(f"{what} is not one of paceline.{family}")
                 found[entry.name] = Member(entry.name, value)
             except PacelineError as error:
                 broken[entry.name] = Member(entry.name, None, error)
     return dict(sorted((broken | found).items()))
 
 
-def _of_file(family: str, name: str) -> dict[str, Member]:
-    kinds = {
-        **{"schemes": _classes(Scheme), "hooks": _classes(Hook), "launchers": _classes(Launcher)},
-        "tasks": _tasks_of,
-    }
-    members = kinds.get(family) or _classes_like(family)
-    return {name: Member(name, value) for name, value in members(importlib.import_module(name))}
+def _stems(family: str) -> list[str]:
+    """The modules of a family's folder."""
+    package = importlib.import_module(f"paceline.{family}")
+    return [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+
+
+def _of_file(family: str, stem: str) -> dict[str, Member]:
+    """The members that a file of a family's folder defines."""
+
+    def read() -> dict[str, Member]:
+        module = importlib.import_module(f"paceline.{family}.{stem}")
+        own = [value for name, value in vars(module).items() if not name.startswith("_")]
+        own = [value for value in own if getattr(value, "__module__", None) == module.__name__]
+        if family == "tasks":
+            made = [value for value in own if inspect.isfunction(value) and _makes_a_task(value)]
+            members = {value.__name__.replace("_", "-"): value for value in made}
+        else:
+            members = {value.name: value for value in own if inspect.isclass(value) and _family(value) == family}
+        return {name: Member(name, value) for name, value in members.items()}
+
+    return user_code.attempt(f"paceline/{family}/{stem}.py", read)
+
+
+def _makes_a_task(function: Any) -> bool:
+    gives = get_type_hints(function).get("return")
+    return inspect.isclass(gives) and issubclass(gives, Task)
 
 
 def _family(value: Any) -> str | None:
-    """The family of a thing, told by what it is."""
+    """The family that a value belongs to by its kind."""
     if not inspect.isclass(value):
         return "tasks" if isinstance(value, Task) or callable(value) else None
-    families = {
-        **{"schemes": Scheme, "hooks": Hook, "launchers": Launcher},
-        **{"rules": Rule, "compute": ComputeTime, "tasks": Task},
-    }
-    alike = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
-    found = next((family for family, of in families.items() if issubclass(value, of)), None)
-    return found or next((family for family, has in alike.items() if all(hasattr(value, one) for one in has)), None)
-
-
-def _classes(of: type[Scheme] | type[Hook] | type[Launcher]) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
-    def members(module: ModuleType) -> Iterator[tuple[str, Any]]:
-        for name, value in vars(module).items():
-            own = inspect.isclass(value) and value.__module__ == module.__name__
-            if own and issubclass(value, of) and not name.startswith("_"):
-                yield value.name, value
-
-    return members
-
-
-def _classes_like(family: str) -> Callable[[ModuleType], Iterator[tuple[str, Any]]]:
-    def members(module: ModuleType) -> Iterator[tuple[str, Any]]:
-        for name, value in vars(module).items():
-            own = inspect.isclass(value) and value.__module__ == module.__name__
-            if own and _family(value) == family and not name.startswith("_"):
-                yield value.name, value
-
-    return members
-
-
-def _tasks_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
-            gives = get_type_hints(value).get("return")
-            if inspect.isclass(gives) and issubclass(gives, Task):
-                yield name.replace("_", "-"), value
+    found = [family for family, of in CLASSES.items() if issubclass(value, of)]
+    found += [family for family, names in ATTRIBUTES.items() if all(hasattr(value, name) for name in names)]
+    return found[0] if found else None
 
 
 def _reference(kind: str, text: str) -> Any:
@@ -306,19 +255,15 @@ def _meant(kind: str, module: ModuleType) -> Iterator[str]:
         family = None if name.startswith("_") else _family(value)
         if family is None or kind not in (_ANY, family.removesuffix("s")):
             continue
-        if isinstance(value, Task):
-            yield name
-            continue
         # of what it imported only members: neither Scheme itself nor some function
         home = getattr(value, "__module__", None) or ""
         own = home == module.__name__ or f"{home}.".startswith(f"paceline.{family}.")
-        if own and (family != "tasks" or inspect.isclass(value) or _may_make_a_task(value)):
+        if isinstance(value, Task) or (own and (inspect.isclass(value) or _may_make_a_task(value))):
             yield name
 
 
 def _may_make_a_task(function: Any) -> bool:
     try:
-        gives = get_type_hints(function).get("return")
+        return "return" not in get_type_hints(function) or _makes_a_task(function)
     except (NameError, TypeError):
         return False
-    return gives is None or (inspect.isclass(gives) and issubclass(gives, Task))

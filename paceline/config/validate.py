@@ -61,7 +61,7 @@ def check(plan: Plan, scheme: Scheme) -> None:
         for name, one in declared(Plan).items():
             if one.option.needs == "evaluator" and getattr(plan, name) != one.default:
                 raise UsageError(f"{one.flag} is for the evaluator, which this run does not have; add --evaluator")
-    if plan.collective not in (known := discovery.collectives()):
+    if plan.collective not in (known := discovery.readable("collectives")):
         raise UsageError(f"train: collective must be one of {', '.join(known)}, not {plan.collective!r}")
     if plan.collective == "nccl" and not plan.device.startswith("cuda"):
         raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")

@@ -14,4 +14,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "team" in metafunc.fixturenames:
         metafunc.parametrize("team", [name for name, found in discovery.schemes().items() if not found.value.alone])
     if "launcher" in metafunc.fixturenames:
-        metafunc.parametrize("launcher", list(discovery.launchers()))
+        metafunc.parametrize("launcher", list(discovery.readable("launchers")))

@@ -14,7 +14,7 @@ from paceline.testing import transports
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("check", transports.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("transport", discovery.transports())
+@pytest.mark.parametrize("transport", list(discovery.readable("transports")))
 def test_every_transport(transport: str, check: transports.Check, servers: int) -> None:
     check(lambda: discovery.transport(transport), servers)
 
