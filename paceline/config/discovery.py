@@ -215,14 +215,15 @@ def _of_file(family: str, stem: str) -> dict[str, Member]:
 
     def read() -> dict[str, Member]:
         module = importlib.import_module(f"paceline.{family}.{stem}")
-        own = [value for name, value in vars(module).items() if not name.startswith("_")]
-        own = [value for value in own if getattr(value, "__module__", None) == module.__name__]
-        if family == "tasks":
-            made = [value for value in own if inspect.isfunction(value) and _makes_a_task(value)]
-            members = {value.__name__.replace("_", "-"): value for value in made}
-        else:
-            members = {value.name: value for value in own if inspect.isclass(value) and _family(value) == family}
-        return {name: Member(name, value) for name, value in members.items()}
+        found: dict[str, Any] = {}
+        for name, value in vars(module).items():
+            if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+                continue
+            if family == "tasks" and inspect.isfunction(value) and _makes_a_task(value):
+                found[name.replace("_", "-")] = value
+            elif family != "tasks" and inspect.isclass(value) and _family(value) == family:
+                found[value.name] = value
+        return {name: Member(name, value) for name, value in found.items()}
 
     return user_code.attempt(f"paceline/{family}/{stem}.py", read)
 
