@@ -221,7 +221,7 @@ def _of_file(family: str, stem: str) -> dict[str, Member]:
                 continue
             if family == "tasks" and inspect.isfunction(value) and _makes_a_task(value):
                 found[name.replace("_", "-")] = value
-            elif family != "tasks" and inspect.isclass(value) and _family(value) == family:
+            elif family != "tasks" and _family(value) == family:  # a class
                 found[value.name] = value
         return {name: Member(name, value) for name, value in found.items()}
 
