@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from paceline.compute_times import Exponential
 from paceline.config import discovery
-from paceline.simulator.cost import Cost, Exponential
+from paceline.simulator.cost import Cost
 from paceline.simulator.engine import SimulationEngine
 from paceline.state import Vector
 from paceline.task import Batch, Task

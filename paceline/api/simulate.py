@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from paceline.compute_times import ComputeTime, parse_times
 from paceline.config import build
 from paceline.config.exact import check_task, settled
 from paceline.config.options import Quorum, checked, declared
@@ -21,10 +22,9 @@ from paceline.fields import Feed
 from paceline.hook import Hook
 from paceline.result import Point, Result
 from paceline.scheme import Scheme
-from paceline.simulator.cost import ComputeTime, Cost, NetworkLink, parse_link, parse_links, parse_times
+from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
 from paceline.simulator.engine import SimulationEngine
-from paceline.simulator.fault_schedule import RunSize, planned
-from paceline.simulator.faults import Fault, check_faults
+from paceline.simulator.faults import Fault, RunSize, check_faults, planned
 from paceline.simulator.hook_session import Hooked
 from paceline.task import Task
 

@@ -1,4 +1,4 @@
-"""What things cost in virtual time: how long a gradient takes (see `laws`), how long a message is under way."""
+"""Virtual times: of a gradient (laws: compute_times.py), of a message, of a pass over the shared vector."""
 
 from __future__ import annotations
 
@@ -6,30 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from paceline.compute_times import ComputeTime, Constant, Exponential, Rng, filled, parse_times
+from paceline.compute_times import ComputeTime, Constant, Exponential, Rng, filled
 from paceline.errors import UsageError
 
-__all__ = [
-    "SERVER",
-    "ComputeTime",
-    "Constant",
-    "Cost",
-    "Exponential",
-    "NetworkLink",
-    "parse_link",
-    "parse_links",
-    "parse_times",
-]
-
-SERVER = -1  # the server's place in (source, target)
+SERVER = -1  # the server as source or target of a message
 
 
 @dataclass(frozen=True)
 class NetworkLink:
-    """One wire: seconds per message, bytes per second."""
+    """A network connection: seconds per message, bytes per second."""
 
     latency: float = 0.0
     bandwidth: float = math.inf
@@ -80,8 +70,8 @@ class Cost:
         return seconds / self.speeds[rank] if self.speeds else seconds
 
     def pass_over(self, rank: int, pieces: int, seed: int) -> list[float]:
-        """When worker `rank`'s way through the shared vector reaches each piece. Who is faster overtakes, and so reads
-        or leaves the vector torn; with constant times and equal speeds nobody ever does."""
+        """When worker `rank` reaches each piece of the shared vector. A faster worker overtakes another one, and so
+        reads or leaves a torn vector; with constant times and equal speeds none does."""
         assert isinstance(self.access, ComputeTime)
         share = 1 / (pieces * (self.speeds[rank] if self.speeds else 1.0))
         if isinstance(self.access, Constant):
@@ -96,6 +86,13 @@ class Cost:
         return link.seconds(size)
 
 
+def size(content: Any) -> int:
+    """The bytes of a message."""
+    if isinstance(content, Tensor):
+        return content.numel() * content.element_size()
+    return sum(map(size, content)) if isinstance(content, tuple) else 8
+
+
 def parse_link(text: str, owner: str = "network") -> NetworkLink:
     """`latency=0.001,bandwidth=1e9` or `0.001,1e9`."""
     link: NetworkLink = filled(NetworkLink, owner, text, text)
@@ -103,7 +100,7 @@ def parse_link(text: str, owner: str = "network") -> NetworkLink:
 
 
 def parse_links(texts: list[str]) -> dict[int, NetworkLink]:
-    """`2:latency=0.1,bandwidth=1e6`, one for each worker whose wire differs."""
+    """`2:latency=0.1,bandwidth=1e6`, one for each worker whose link differs."""
     links = {}
     for text in texts:
         rank, colon, rest = text.partition(":")

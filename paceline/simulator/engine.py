@@ -1,4 +1,4 @@
-"""The simulator: real gradients, real calls, virtual time. One heap of events decides what happens next.
+"""The simulator: real gradients and real calls in virtual time. A heap of events decides what happens next.
 
 Events are ordered by (time, worker, sequence number), so equal times are settled the same way in every run.
 """
@@ -22,12 +22,11 @@ from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.simulator.accounts import Accounts
-from paceline.simulator.cost import SERVER, Cost
+from paceline.simulator.cost import SERVER, Cost, size
 from paceline.simulator.deadlock import stuck
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
 from paceline.simulator.means import Met, SimulatedMeans
-from paceline.simulator.partition import size
 from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
 from paceline.simulator.shards import ShardedCalls
@@ -38,10 +37,10 @@ from paceline.worker import Worker
 
 
 class SimulationEngine:
-    """Runs `workers` copies of a scheme's step against one desk. `run` may be called again to go on.
+    """Runs `workers` copies of a scheme's step against one call scheduler. `run` may be called again to continue.
 
-    `checkpoint_every`: the chief asks for a virtual checkpoint after so many updates; the start is one. `processes`: an
-    exact run, whose workers live in so many processes.
+    `checkpoint_every`: the number of updates after which the chief asks for a virtual checkpoint; the start is one.
+    `processes`: makes the run exact, with its workers in this number of processes.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class SimulationEngine:
         self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
         self._sequence = count()
         self._x0 = task.start(seed)
-        # where nothing can go wrong nobody keeps accounts or checkpoints, and the desk is asked directly
+        # a run without faults keeps no accounts and no checkpoints, and submits calls to the scheduler directly
         self.watched = bool(faults) or servers > 1 or checkpoint_every > 0
         self.accounts = Accounts()
         self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
@@ -95,24 +94,22 @@ class SimulationEngine:
         worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
         rng = np.random.Generator(np.random.PCG64(mixed(self.seed, "compute", rank)))
         batches = self.task.batches(rank, self.workers, self.seed)
-        seat = SimulatedWorker(worker, StepDriver(self.scheme, worker), batches, rng)
-        seat.buffers = self.task.buffers()
-        return seat
+        return SimulatedWorker(worker, StepDriver(self.scheme, worker), batches, rng, self.task.buffers())
 
     @property
     def centre(self) -> State:
-        """The server's state, or the chief's where there is no server (the lowest living worker stands in)."""
+        """The server's state; without a server that of the lowest living worker, usually the chief."""
         return self._chief().worker.state if self.servers is None else self.servers.state
 
     def _chief(self) -> SimulatedWorker:
         return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
 
     def choose_centre(self) -> None:
-        """Look again whose state the centre is; called when somebody dies or comes back."""
+        """Find the centre again; called when a worker dies or returns."""
         self._centre = self.centre
 
     def rewound(self) -> None:
-        """The run has returned to a checkpoint: updates are counted from there."""
+        """The run has returned to a checkpoint: count updates from there."""
         self._rewound = True
         self.choose_centre()
 
@@ -124,8 +121,8 @@ class SimulationEngine:
 
     @property
     def staleness(self) -> Staleness:
-        """How old the gradients were that have entered the centre."""
-        if self.desk is None:  # nobody can be behind
+        """The staleness of the gradients that have entered the centre."""
+        if self.desk is None:  # no worker can be behind
             return Staleness(histogram={0: self.gradients} if self.gradients else {})
         ledger = self.desk.ledger
         return Staleness(ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(self.updates))
@@ -138,7 +135,7 @@ class SimulationEngine:
         park_at: int | None = None,
         watch: Callable[[SimulationEngine], None] | None = None,
     ) -> None:
-        """Go on until the centre has had `updates` changes, `seconds` have passed, or every worker has made its first
+        """Run until the centre has changed `updates` times, `seconds` have passed, or every worker has made its first
         `park_at` steps. `watch` is called after each change of the centre."""
         self._park_at = park_at
         goal = self._goal = math.inf if updates is None else updates
@@ -167,21 +164,21 @@ class SimulationEngine:
                     return
                 if rank < 0:
                     self.now = time
-                    handler(payload)
+                    handler(*payload)
                     if self._rewound:
                         self._rewound, last = False, self._centre.v
                 else:
                     seat = self.seats[rank]
                     if seat.generation != generation:
-                        continue  # of a former life: it does not even make time pass
+                        continue  # of an earlier process: it does not even make time pass
                     self.now = time
                     if time < seat.disturbed_until and time < (held := life.held(seat, handler, payload)):
-                        # at `held` to the bit: sums of differences would shuffle what waits for the same moment
+                        # at `held` to the bit: sums of differences would reorder the events of one moment
                         heapq.heappush(heap, (held, rank, next(self._sequence), generation, handler, payload))
                         continue
-                    handler(seat, payload)
+                    handler(seat, *payload)
                 self.events += 1
-                if self._centre.v > last:  # a deputy of the chief may be behind at first
+                if self._centre.v > last:  # the worker that replaces the chief may be behind at first
                     last, quiet = self._centre.v, 0
                     if watch is not None:
                         watch(self)
@@ -193,45 +190,39 @@ class SimulationEngine:
                         raise RunError(f"{quiet} events without a change of the centre: nothing is ever pushed")
 
     def _unfinished(self) -> bool:
-        """The goal is reached, but not by all servers, or by one that has died inside a call since."""
+        """The goal is reached, but a server is behind, or has died inside a call since."""
         return self.recovery.returning or (self.servers is not None and self.servers.behind)
 
     @property
     def over(self) -> bool:
-        """The goal is reached: no server takes any more calls."""
+        """The goal is reached: servers take no more calls."""
         return bool(self._centre.v >= self._goal)
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
-        """The metrics of what the centre holds now, or of x."""
+        """The metrics of the centre's model, or of x."""
         task, buffers = self.task, None
         if self.seats[0].buffers:
             chief = self._chief().buffers
             trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
-            rows = trained or [chief]  # who is dead or has seen no data has nothing to say
+            rows = trained or [chief]  # not of workers that are dead or have seen no data
             buffers = chief if task.buffer_policy == "chief" else average_buffers(rows)
         return task.evaluate(self.scheme.model(self.centre) if x is None else x, buffers)
 
-    def clear(self) -> None:
-        """Forget everything that is under way."""
-        self._heap.clear()
-
     def begin(self, seat: SimulatedWorker) -> None:
-        """Let a worker begin its next step, as soon as the events of this moment allow."""
-        self.later(seat, 0.0, self._on_begin, None)
+        """Schedule a worker's next step, after the events of this moment that are in the heap already."""
+        self.later(seat, 0.0, self.resume)
 
-    def schedule(self, when: float, handler: Callable[..., None], payload: Any) -> None:
-        """Something that happens to the run as a whole, before what workers do at the same moment."""
+    def schedule(self, when: float, handler: Callable[..., None], *payload: Any) -> None:
+        """Schedule an event of the whole run, before events of workers at the same moment."""
         heapq.heappush(self._heap, (when, -1, next(self._sequence), 0, handler, payload))
 
-    def later(self, seat: SimulatedWorker, seconds: float, handler: Callable[..., None], payload: Any) -> None:
+    def later(self, seat: SimulatedWorker, seconds: float, handler: Callable[..., None], *payload: Any) -> None:
+        """Schedule an event of one worker; its death makes the event void."""
         when, rank = self.now + seconds, seat.worker.rank
         heapq.heappush(self._heap, (when, rank, next(self._sequence), seat.generation, handler, payload))
 
-    def _on_begin(self, seat: SimulatedWorker, _: None) -> None:
-        self.resume(seat, None)
-
-    def resume(self, seat: SimulatedWorker, answer: Any) -> None:
-        """Let a worker go on until it has to wait."""
+    def resume(self, seat: SimulatedWorker, answer: Any = None) -> None:
+        """Run a worker until it has to wait."""
         driver, worker = seat.driver, seat.worker
         seat.waits_for = None
         while True:
@@ -290,29 +281,30 @@ class SimulationEngine:
             case Grad():
                 seat.issued += 1
                 seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
-                self.later(seat, seconds, self._on_grad, (op, target))
+                self.later(seat, seconds, self._on_grad, op, target)
             case Call() if self.desk is not None and self.scheme.methods.get(op.method.name) is op.method:
                 if op.method.atomic:
                     seconds = self.message(rank, SERVER, op.args)
                     for shard in self._followers:
-                        self.later(seat, seconds, self.on_copy, (shard, op))
-                    self.later(seat, seconds, self.on_call, (op, target))
+                        self.later(seat, seconds, self.on_copy, shard, op)
+                    self.later(seat, seconds, self.on_call, op, target)
                 else:
                     self.pieces.begin(seat, op, target)
             case Call():
                 raise SchemeError(f"worker:{rank} called {op.method.name}(), which is not a method of its own scheme")
             case Mean():
-                self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, (op, target))
+                self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, op, target)
             case Sleep(seconds):
                 if not (seconds >= 0 and math.isfinite(seconds)):
                     raise SchemeError(f"worker:{rank} would sleep {seconds} seconds; give a finite number, at least 0")
-                self.later(seat, seconds, self._on_wake, target)
+                self.later(seat, seconds, self.deliver, target, None)
             case _:
                 raise SchemeError(f"worker:{rank}: {type(op).__name__} cannot be started")
 
     def deliver(self, seat: SimulatedWorker, target: Op[Any], result: Any) -> None:
+        """Give a worker the result of an operation."""
         if not isinstance(target, Pending):
-            if seat.waits_for is not target:  # an answer belongs to one await of one life
+            if seat.waits_for is not target:  # an answer belongs to one await of one process
                 raise RunError(f"worker:{seat.worker.rank} was answered {target}, and waits for {seat.waits_for}")
             self.resume(seat, result)
             return
@@ -322,11 +314,7 @@ class SimulationEngine:
         if target.waited:
             self.resume(seat, result)
 
-    def _on_wake(self, seat: SimulatedWorker, target: Op[Any]) -> None:
-        self.deliver(seat, target, None)
-
-    def _on_grad(self, seat: SimulatedWorker, payload: tuple[Grad, Op[Any]]) -> None:
-        op, target = payload
+    def _on_grad(self, seat: SimulatedWorker, op: Grad, target: Op[Any]) -> None:
         worker = seat.worker
         try:
             batch = next(seat.batches)
@@ -334,7 +322,7 @@ class SimulationEngine:
             raise RunError(f"worker:{worker.rank}, step {worker.t}: the task has no more mini-batches") from None
         for feed in seat.feed:
             batch = feed(batch)
-        out = torch.empty_like(op.x)  # one task serves all workers here, and each keeps its own gradient
+        out = torch.empty_like(op.x)  # all workers share one task, and each keeps its own gradient
         try:
             loss, g = self.task.grad(op.x, batch, out, seat.buffers or None)
         except Exception as error:
@@ -346,9 +334,9 @@ class SimulationEngine:
                 "a smaller lr (or fewer workers at this lr) is the usual cure"
             )
         seat.gradients += 1
+        seat.samples += batch.size
         self.gradients += 1
         self.samples += batch.size
-        seat.samples += batch.size
         if self.watched:
             self.accounts.draw(seat)
         worker.loss = self.loss = loss
@@ -358,29 +346,29 @@ class SimulationEngine:
                 return
         self.deliver(seat, target, g)
 
-    def on_call(self, seat: SimulatedWorker, payload: tuple[Call[Any], Op[Any]]) -> None:
-        op, target = payload
+    def on_call(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
         self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))
 
-    def on_copy(self, seat: SimulatedWorker, payload: tuple[int, Call[Any]]) -> None:
+    def on_copy(self, seat: SimulatedWorker, shard: int, op: Call[Any]) -> None:
         """A call has arrived at another server than the lead."""
         assert self.servers is not None
-        self.servers.arrived(*payload)
+        self.servers.arrived(shard, op)
 
     def deliver_answers(self, answers: Sequence[Reply]) -> None:
         for rank, (generation, target), result in answers:
             seat = self.seats[rank]
             if seat.generation == generation:
-                self.later(seat, self.message(SERVER, rank, result), self.on_answer, (target, result))
+                self.later(seat, self.message(SERVER, rank, result), self.on_answer, target, result)
 
-    def on_answer(self, seat: SimulatedWorker, payload: tuple[Op[Any], Any]) -> None:
-        self.deliver(seat, *payload)
+    # faults know messages by their handlers, so answers and means have one each
 
-    def on_met(self, seat: SimulatedWorker, payload: tuple[Op[Any], Any]) -> None:
-        self.deliver(seat, *payload)
+    def on_answer(self, seat: SimulatedWorker, target: Op[Any], result: Any) -> None:
+        self.deliver(seat, target, result)
 
-    def on_mean(self, seat: SimulatedWorker, payload: tuple[Mean, Op[Any]]) -> None:
-        op, target = payload
+    def on_met(self, seat: SimulatedWorker, target: Op[Any], mean: Vector) -> None:
+        self.deliver(seat, target, mean)
+
+    def on_mean(self, seat: SimulatedWorker, op: Mean, target: Op[Any]) -> None:
         self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
 
     def deliver_means(self, met: Met) -> None:
@@ -389,31 +377,24 @@ class SimulationEngine:
             seat = self.seats[rank]
             if self.watched and self.servers is None:
                 self.accounts.carried(seat)
-            self.later(seat, max(self.message(SERVER, rank, mean), apart), self.on_met, (target, mean))
+            self.later(seat, max(self.message(SERVER, rank, mean), apart), self.on_met, target, mean)
 
     def message(self, source: int, target: int, content: Any) -> float:
+        """The seconds that a message takes."""
         if self._free_network:
             return 0.0
         seat = self.seats[source if target == SERVER else target]
         return self.life.late(seat, source == SERVER, self.cost.message(source, target, size(content)))
 
-    def kill(self, rank: int) -> None:
-        """The worker is gone at once: its locals, its waiting calls and its messages under way."""
-        self.life.kill(rank)
-
     def _leave(self, seat: SimulatedWorker) -> None:
-        """A goodbye between two steps is a death that takes nothing along; that of the last one ends the run."""
+        """A worker leaves between two steps: a death without lost gradients. The last one to leave ends the run."""
         if any(other.worker.alive for other in self.seats if other is not seat):
-            self.kill(seat.worker.rank)
+            self.life.kill(seat.worker.rank)
         else:
             self.stopped = seat.leaves
 
-    def restart(self, rank: int) -> None:
-        """The worker comes back with its cells and begins its step anew."""
-        self.life.restart(rank)
-
     def last_mean_arrives(self) -> float | None:
-        """When the last mean will have arrived that is ready but still under way to a living worker."""
+        """When the last of the means arrives that are on their way to living workers."""
         times = [
             time
             for time, rank, _, generation, handler, _ in self._heap

@@ -1,4 +1,4 @@
-"""Death and return of simulated processes, and the other faults that a run is told to have."""
+"""Lets the faults of a simulation strike: deaths, restarts, stops, partitions and delays of processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FaultInjector:
-    """Lets faults happen: at a time (an event of its own), an update, an event's number, a worker's step or await."""
+    """Faults strike at a time (an event of its own), an update, an event's number, a worker's step or await."""
 
     def __init__(self, engine: SimulationEngine, faults: Sequence[Fault]) -> None:
         self._engine = engine
@@ -22,7 +22,7 @@ class FaultInjector:
         self._at_event: list[Fault] = []
         self._delays = any(fault.action == "delay" for fault in faults)
         recovery, on_part = engine.recovery, engine.pieces.on_part
-        # what a worker has sent, what it asks of the first server, what it hears of servers, and all that can be held
+        # messages: sent by a worker, requests to the first server, replies of servers, and all that can be held up
         self._arrivals = {engine.on_call, engine.on_copy, engine.on_mean, recovery.on_save}
         self._asked = {engine.on_call, recovery.on_save, on_part}
         self._told = {engine.on_answer, recovery.on_saved}
@@ -37,7 +37,6 @@ class FaultInjector:
                 self._at_event.append(fault)
             elif fault.unit != "call":  # those are the servers' own
                 engine.seats[fault.rank].faults.append(fault)
-
         self.next_event = self._next_event()
 
     def _next_event(self) -> float:
@@ -55,7 +54,7 @@ class FaultInjector:
             self.strike(self._at_update.pop(0))
 
     def struck(self, seat: SimulatedWorker, unit: str, reached: int) -> bool:
-        """Let the faults happen that wait for this step or await; tells whether the worker has lost its step."""
+        """Let the faults of this step or await strike; True if the worker has lost its step."""
         if not seat.faults:
             return not seat.worker.alive
         generation = seat.generation
@@ -108,11 +107,7 @@ class FaultInjector:
                 servers.moved()
             case _:
                 servers.stop(shard, until)
-                engine.schedule(until, self._moved, None)
-
-    def _moved(self, _: None) -> None:
-        assert self._engine.servers is not None
-        self._engine.servers.moved()
+                engine.schedule(until, servers.moved)
 
     def bring_back_server(self, shard: int, seconds: float) -> None:
         engine = self._engine
@@ -120,7 +115,7 @@ class FaultInjector:
         engine.schedule(until, self.strike, Fault("restart", shard, until, role="server"))
 
     def _partition(self, one: FaultTarget, other: FaultTarget | None, until: float) -> None:
-        """Messages between the two wait; nothing is lost, as a connection sends again what was not heard."""
+        """Messages between the two wait. None is lost: a connection repeats what was not acknowledged."""
         engine, servers = self._engine, self._engine.servers
         if one.role == "server" and (other is None or other.role == "worker"):
             for seat in engine.seats if other is None else [engine.seats[other.index]]:
@@ -138,14 +133,14 @@ class FaultInjector:
             return
         if servers is not None and (other is None or other.role == "server"):
             shards = {one.index, other.index} if other is not None else {one.index}
-            for shard in servers.followers:  # those are cut off from the lead, and of others they need nothing
+            for shard in servers.followers:  # they are cut off from the lead; of other servers they need nothing
                 if (shard in shards and (0 in shards or other is None)) or (other is None and one.index == 0):
                     servers.partition(shard, until)
-            engine.schedule(until, self._moved, None)
+            engine.schedule(until, servers.moved)
 
     def held(self, seat: SimulatedWorker, handler: Callable[..., None], payload: Any) -> float:
-        """Until when this event of a disturbed worker has to wait."""
-        until = -math.inf if handler in self._arrivals else seat.frozen_until  # what it has sent is on its way
+        """The time until which an event of a disturbed worker has to wait."""
+        until = -math.inf if handler in self._arrivals else seat.frozen_until  # a message already sent is not frozen
         if handler in self._messages:
             until = max(until, seat.cut_until)
             if seat.cuts:
@@ -155,19 +150,19 @@ class FaultInjector:
     def _cut_off(self, seat: SimulatedWorker, handler: Callable[..., None], payload: Any) -> float:
         if handler == self._engine.on_copy:
             return seat.cuts.get(payload[0], -math.inf)
-        if handler in self._told:  # an answer is whole when the parts of all servers are here
+        if handler in self._told:  # an answer needs the parts of all servers
             return max(seat.cuts.values())
         return seat.cuts.get(0, -math.inf) if handler in self._asked else -math.inf
 
     def apart(self, ranks: Sequence[int]) -> float:
-        """Until when some of these workers cannot reach each other."""
+        """The time until which some of these workers cannot reach each other."""
         if not self._apart:
             return -math.inf
         there = set(ranks)
         return max((until for pair, until in self._apart.items() if pair <= there), default=-math.inf)
 
     def late(self, seat: SimulatedWorker, inward: bool, seconds: float) -> float:
-        """How long a message takes that a fault may delay; it never overtakes an earlier one of the same direction."""
+        """The seconds of a message with its delays; it never overtakes an earlier one of the same direction."""
         if not self._delays:
             return seconds
         now = self._engine.now
@@ -180,16 +175,16 @@ class FaultInjector:
         return seconds
 
     def kill(self, rank: int) -> None:
-        """The worker is gone at once: its locals, its waiting calls and its messages under way."""
+        """Kill a worker at once, with the locals of its step, its waiting calls and its messages under way."""
         engine = self._engine
-        gone = [rank] if not engine.recovery.exact else list(engine.recovery.ranks(rank))
+        gone = engine.recovery.ranks(rank) if engine.recovery.exact else (rank,)
         dying = [engine.seats[one] for one in gone if engine.seats[one].worker.alive]
         for seat in dying:
             seat.worker.alive = seat.parked = False
             seat.generation += 1
             seat.waits_for = None
             seat.arrivals = [-math.inf, -math.inf]
-            seat.frozen_until = -math.inf  # its successor is another process
+            seat.frozen_until = -math.inf  # the process that replaces it is not frozen
             seat.driver.close()
             engine.accounts.died(seat)
             engine.recovery.died(seat.worker.rank)
@@ -204,7 +199,7 @@ class FaultInjector:
             engine.deliver_answers(engine.servers.left(rank))
 
     def restart(self, rank: int) -> None:
-        """The worker comes back with its cells and begins its step anew."""
+        """Restart a worker with its cells, at the beginning of its step."""
         engine = self._engine
         if engine.recovery.exact:
             for one in engine.recovery.ranks(rank):
@@ -223,7 +218,7 @@ class FaultInjector:
         seat.worker.alive = True
         engine.choose_centre()
         engine.meetings.joined(rank)
-        if engine.recovery.returning:  # it begins where the others do
+        if engine.recovery.returning:  # it resumes with the others
             return
         if engine.servers is not None:
             engine.deliver_answers(engine.servers.joined(rank))
@@ -231,18 +226,17 @@ class FaultInjector:
             engine.begin(seat)
 
     def _take_over(self, seat: SimulatedWorker) -> bool:
-        """Without a server: who comes back takes what the others have reached. False if it has to wait for them."""
+        """Without a server a restarted worker takes the state of the others. False if it has to wait for them."""
         engine, rank = self._engine, seat.worker.rank
         arrival = engine.last_mean_arrives()
-        if arrival is not None:  # until then the others stand at different versions: none of them to join
+        if arrival is not None:  # until then the others are at different versions
             when = math.nextafter(arrival, math.inf)
             engine.schedule(when, self.strike, Fault("restart", rank, when))
             return False
         peer = next((other for other in engine.seats if other.worker.alive), None)
-        if peer is None:  # nobody is left: the newest cells
+        if peer is None:  # no worker is alive: the newest cells
             peer = max(engine.seats, key=lambda other: (other.worker.state.v, other is seat, -other.worker.rank))
         if peer is not seat and (engine.shrink or peer.worker.state.v > seat.worker.state.v):
-            # the others went on without it: their state is the run's now
             engine.accounts.forgotten(seat)
             seat.worker.state.restore(peer.worker.state.saved())
             seat.worker.t = peer.worker.t

@@ -1,9 +1,8 @@
-"""Virtual checkpoints, and how a simulation returns to one: as in real processes, part by part."""
+"""Virtual checkpoints, written part by part as in real processes, and the return of a simulation to one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerPart:
-    """A worker's part: what it held between two steps."""
+    """A worker's part of a checkpoint: its state between two steps."""
 
     cells: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -41,10 +40,10 @@ class SimulatedCheckpoint:
 
 
 class SimulatedRecovery:
-    """Every worker keeps its part between two of its steps; when all have, the chief has the servers keep theirs.
+    """Every worker saves its part between two of its steps; then the chief asks the servers to save theirs.
 
-    So a worker's part is never newer than the servers'. In an exact run (`exact`) all parts are of one step: nobody
-    begins what comes after it before the servers have kept theirs, and a worker's death is a return too.
+    So a worker's part is never newer than the servers'. In an exact run (`exact`) all parts are of one step: no worker
+    begins the next step before the servers have saved, and the death of a worker makes the whole run return.
     """
 
     def __init__(self, engine: SimulationEngine, every: int, processes: int | None) -> None:
@@ -53,15 +52,17 @@ class SimulatedRecovery:
         self._processes = processes or engine.workers
         self.returning = False
         self.returns = self.rolled_back = 0
-        self._asked = 0  # the update at which a checkpoint was asked for last
-        self._wanted: int | None = None  # parts of this step (exact), version (without a server), or any are wanted
-        self._have: set[int] = set()  # who has kept its part since then
+        self._asked = 0  # the update at which the last checkpoint was asked for
+        self._wanted: int | None = (
+            None  # the step (exact) or version (without a server) of the parts; with servers any part will do
+        )
+        self._have: set[int] = set()  # workers that have saved their part since then
         self._saving = False
         self._wait: set[int] = set()  # workers that wait for the servers' part
         self.rebase()
 
     def rebase(self) -> None:
-        """What is there now is the newest checkpoint."""
+        """Make the present state the newest checkpoint."""
         engine = self._engine
         if engine.watched:
             self._parts = [self._part(seat) for seat in engine.seats]
@@ -87,13 +88,13 @@ class SimulatedRecovery:
         )
 
     def between(self, seat: SimulatedWorker) -> bool:
-        """A worker stands between two steps: whether it may begin the next one now."""
+        """A worker is between two steps: whether it may begin the next one now."""
         rank, engine = seat.worker.rank, self._engine
         if self.returning or rank in self._wait:
             return False
         if rank == 0 and self._every and self._wanted is None and engine.updates >= self._asked + self._every:
             self._asked = engine.updates
-            # nobody can be past it yet: in these schemes no worker is two ahead of another
+            # no worker is past it yet: in these schemes none is two ahead of another
             self._wanted = seat.worker.t + 2 if engine.servers else seat.worker.state.v + 2
             self._have.clear()
         if self._wanted is None:
@@ -128,11 +129,11 @@ class SimulatedRecovery:
         self._wait.add(0)
         if not self._saving:
             self._saving = True
-            self._engine.later(chief, self._engine.message(0, SERVER, 0), self.on_save, None)
+            self._engine.later(chief, self._engine.message(0, SERVER, 0), self.on_save)
         return False
 
-    def on_save(self, chief: SimulatedWorker, _: None) -> None:
-        """The servers are asked to keep their part."""
+    def on_save(self, chief: SimulatedWorker) -> None:
+        """The request to save has arrived at the servers."""
         engine, generation = self._engine, chief.generation
         assert engine.servers is not None
 
@@ -144,10 +145,10 @@ class SimulatedRecovery:
 
     def on_saved(self, chief: SimulatedWorker, kept: Kept) -> None:
         self.written(kept)
-        self._engine.resume(chief, None)
+        self._engine.resume(chief)
 
     def written(self, kept: Kept) -> None:
-        """The chief has heard that the servers have kept their part."""
+        """The chief has the answer: the servers have saved their part."""
         self.newest = self._checkpoint(kept)
         self._over()
 
@@ -159,13 +160,13 @@ class SimulatedRecovery:
                 self._engine.begin(self._engine.seats[rank])
 
     def died(self, rank: int) -> None:
-        """The chief takes a checkpoint half written along; others are not waited for."""
+        """A half-written checkpoint dies with the chief; it does not wait for another worker that died."""
         self._wait.discard(rank)
         if rank == 0:
             self._wanted, self._saving = None, False
 
     def tear(self, shard: int | None, back: float = 0.0) -> None:
-        """A server died inside a call, or a worker of an exact run died: everybody will return."""
+        """A server died inside a call, or a worker of an exact run died: the whole run will return."""
         engine = self._engine
         if shard is not None and engine.servers is not None:
             engine.servers.spoil(shard)
@@ -183,33 +184,37 @@ class SimulatedRecovery:
         self._wanted, self._saving = None, False
         if engine.servers is not None:
             for rank in engine.servers.forget():
-                engine.restart(rank)
+                engine.life.restart(rank)
         self.try_return()
 
     def try_return(self) -> None:
-        """Return as soon as every server (and in an exact run every worker) is there."""
-        engine = self._engine
-        if not self.returning or (engine.servers is not None and not engine.servers.up):
-            return
-        if not self.exact or all(seat.worker.alive for seat in engine.seats):
-            engine.schedule(engine.now, self._return, None)
+        """Return as soon as every server (and in an exact run every worker) is running."""
+        if self._may_return():
+            self._engine.schedule(self._engine.now, self._return)
 
-    def _return(self, _: None) -> None:
+    def _may_return(self) -> bool:
         engine = self._engine
         if not self.returning or (engine.servers is not None and not engine.servers.up):
-            return  # somebody else has died meanwhile, or it has been done
-        if self.exact and not all(seat.worker.alive for seat in engine.seats):
+            return False
+        return not self.exact or all(seat.worker.alive for seat in engine.seats)
+
+    def _return(self) -> None:
+        if not self._may_return():  # another process has died in the meantime, or the run has returned already
             return
+        engine, servers = self._engine, self._engine.servers
         self.restore()
-        for _ in self._reconciled():
-            if self.returning:  # the lead died inside that
-                return
+        for rank, known in enumerate(list(servers.known) if servers is not None else ()):
+            alive = engine.seats[rank].worker.alive
+            if servers is not None and known != alive:  # the servers' checkpoint knows another membership
+                engine.deliver_answers(servers.joined(rank) if alive else servers.left(rank))
+                if self.returning:  # the lead died inside that
+                    return
         for seat in engine.seats:
             if seat.worker.alive:
                 engine.begin(seat)
 
     def restore(self) -> None:
-        """Everything as it was in the newest checkpoint."""
+        """Restore the newest checkpoint."""
         engine, saved = self._engine, self.newest
         self.returning = False
         self.returns += 1
@@ -223,7 +228,7 @@ class SimulatedRecovery:
         engine.gradients = sum(seat.gradients for seat in engine.seats)
         engine.samples = sum(seat.samples for seat in engine.seats)
         if engine.servers is not None and saved.servers is not None:
-            # what the servers hold may be of gradients that a worker's older part has not counted yet
+            # the servers' part may contain gradients that a worker's older part has not counted yet
             engine.gradients, engine.samples = saved.servers.gradients, saved.servers.samples
             engine.servers.restore(saved.servers)
             engine.desk = engine.servers.desk
@@ -241,13 +246,3 @@ class SimulatedRecovery:
         seat.driver.scheme = part.scheme
         worker.t, seat.gradients, seat.samples = part.t, part.gradients, part.samples
         seat.batches = engine.task.batches(worker.rank, engine.workers, engine.seed, first=part.gradients)
-
-    def _reconciled(self) -> Iterator[None]:
-        """The servers hear who has come or gone since the checkpoint."""
-        engine, servers = self._engine, self._engine.servers
-        if servers is None:
-            return
-        for rank, (known, seat) in enumerate(zip(list(servers.known), engine.seats, strict=True)):
-            if known != seat.worker.alive:
-                engine.deliver_answers(servers.joined(rank) if seat.worker.alive else servers.left(rank))
-                yield

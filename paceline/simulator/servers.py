@@ -1,4 +1,4 @@
-"""The servers of a simulation: calls in the lead's order, on ranges of the vector, by servers that may stand still."""
+"""The servers of a simulation: each performs calls on its range of the vector, in the order of the lead server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.runtime.call_scheduler import CallScheduler, Reply
 from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme
 from paceline.simulator.faults import Fault
-from paceline.simulator.partition import assembled, cut
+from paceline.simulator.shards import assembled, cut
 from paceline.state import State
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Kind = Literal["call", "left", "joined", "save"]
 
 @dataclass(frozen=True)
 class Kept:
-    """The servers' part of a checkpoint, and what was true when the lead kept its own."""
+    """The servers' part of a checkpoint, and the counts at the moment at which the lead saved its own."""
 
     cells: dict[str, Tensor]
     ledger: dict[str, Tensor]
@@ -47,7 +47,7 @@ class _Torn(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """What the lead has performed, and the others have to, in this order."""
+    """An entry of the lead's order, which the other servers follow."""
 
     kind: Kind
     rank: int
@@ -58,7 +58,7 @@ class _Entry:
 
 
 class _Watched(CallScheduler):
-    """A desk whose calls are counted: others follow it, and it may die inside one."""
+    """A call scheduler that counts its calls: other servers follow its order, and it may die inside a call."""
 
     def __init__(self, servers: Servers, shard: int, state: State, ledger: StalenessLedger) -> None:
         super().__init__(servers.engine.scheme, state, servers.engine.workers, ledger)
@@ -84,13 +84,13 @@ class _Watched(CallScheduler):
 
 
 class Servers:
-    """One desk, or one for each range of the vector. The first server leads: it alone asks guards."""
+    """One call scheduler, or one for each range of the vector. The first server leads: only it evaluates guards."""
 
     def __init__(self, engine: SimulationEngine, state: State, number: int, faults: Sequence[Fault]) -> None:
         self.engine, self.state = engine, state
         self._watched = engine.watched
         direct = not all(method.atomic for method in engine.scheme.methods.values())
-        self.number = number  # of processes; where workers change the vector themselves, servers only save it
+        self.number = number  # of processes; if workers change the vector themselves, the servers only save it
         length, shards = len(state.x), 1 if direct else number
         edges = [length * k // shards for k in range(shards + 1)]
         self._ranges = list(pairwise(edges))
@@ -110,7 +110,7 @@ class Servers:
         self.open()
 
     def _shard(self, shard: int) -> State:
-        """A range of every vector, in place; numbers are the lead's, and copies of them elsewhere."""
+        """A range of every vector, in place; the lead has the numbers themselves, the others have copies."""
         low, high = self._ranges[shard]
         vectors = self.state.vectors(self.engine.scheme.uncut)
         cells = {}
@@ -120,7 +120,7 @@ class Servers:
         return State.over(cells)
 
     def open(self) -> None:
-        """Begin with what the states hold now; whatever waited or was under way is void."""
+        """Start from the present states; calls that waited or were under way are void."""
         engine = self.engine
         pairs = enumerate(zip(self._states, self._ledgers, strict=True))
         self._desks: list[CallScheduler] = (
@@ -131,19 +131,19 @@ class Servers:
         self.desk = self._desks[0]
         self._order: list[_Entry] = []
         self._performed = [0] * len(self._desks)
-        self._mail: list[Callable[[], list[Reply]]] = []  # for the lead, while it stands still
+        self._mail: list[Callable[[], list[Reply]]] = []  # for the lead, while it is dead or stopped
         self._arrived: list[set[Call[Any]]] = [set() for _ in self._desks]
-        self._joining: list[int] = []  # workers that are back before the servers have missed them
+        self._joining: list[int] = []  # restarted workers whose death some server has not seen yet
 
     def forget(self) -> list[int]:
-        """The run will return to a checkpoint. Gives the workers that were about to be counted again."""
+        """The run will return to a checkpoint. Gives the restarted workers that had not joined yet."""
         joining = self._joining
         self.open()
         return joining
 
     @property
     def up(self) -> bool:
-        """Whether every server is there and moves."""
+        """Whether every server is alive and not stopped."""
         return not any(self._still(shard) for shard in range(self.number))
 
     def _still(self, shard: int) -> bool:
@@ -154,7 +154,7 @@ class Servers:
         return range(1, len(self._desks))
 
     def submit(self, rank: int, call: Call[Any], ticket: Any) -> list[Reply]:
-        """A call has arrived at the lead. Where nothing can go wrong, the desk's own `submit` does."""
+        """A call has arrived at the lead. A run without faults uses the scheduler's own `submit`."""
 
         def take() -> list[Reply]:
             if self.engine.seats[rank].generation == ticket[0]:
@@ -164,7 +164,7 @@ class Servers:
         return self._taken(take)
 
     def arrived(self, shard: int, call: Call[Any]) -> None:
-        """A call has arrived at another server; a worker may have waited until that server had caught up."""
+        """A call has arrived at another server than the lead."""
         self._arrived[shard].add(call)
         self.engine.deliver_answers(self._guarded(self._follow))
         self.let_join()
@@ -175,7 +175,7 @@ class Servers:
             answers = self.desk.left(rank, quorum=self.engine.shrink)
             return self._follow() if self._watched else answers
 
-        for shard in self.followers:  # a call that is in the order and will never come
+        for shard in self.followers:  # a call of the order that will never arrive
             behind = self._order[self._performed[shard] :]
             if any(entry.rank == rank and entry.call and entry.call not in self._arrived[shard] for entry in behind):
                 self.engine.recovery.tear(shard)
@@ -191,14 +191,14 @@ class Servers:
         return self._taken(take)
 
     def missed(self, rank: int) -> bool:
-        """Whether all servers know that a worker was gone; if not, it is restarted as soon as they do."""
+        """Whether all servers have seen that a worker died; if not, it is restarted as soon as they have."""
         if not self.known[rank] and self.up and not self.behind:
             return True
         self._joining.append(rank)
         return False
 
     def save(self, done: Callable[[Kept], None]) -> list[Reply]:
-        """Have every server keep its part, each at this place in the order of the calls; `done` when all have."""
+        """Let every server save its part at this place of the order; `done` is called when all have."""
 
         def take() -> list[Reply]:
             self.enter(0)
@@ -209,17 +209,17 @@ class Servers:
 
     def kill(self, shard: int) -> None:
         self.dead[shard] = True
-        self.frozen_until[shard] = -math.inf  # its successor is another process
+        self.frozen_until[shard] = -math.inf  # the process that replaces it is not stopped
 
     def stop(self, shard: int, until: float) -> None:
         self.frozen_until[shard] = max(self.frozen_until[shard], until)
 
     def partition(self, shard: int, until: float) -> None:
-        """The lead's order does not reach this server."""
+        """Cut a server off from the lead's order."""
         self.cut_until[shard] = max(self.cut_until[shard], until)
 
     def moved(self) -> None:
-        """A server is back, or moves again: take what has come meanwhile."""
+        """A server has been restarted or continued: perform the calls that have arrived in the meantime."""
         engine = self.engine
         engine.deliver_answers(self._guarded(self._follow))
         while self._mail and not self._still(0) and not engine.over:
@@ -228,14 +228,14 @@ class Servers:
         self.let_join()
 
     def let_join(self) -> None:
-        """Restart workers whose death all servers have seen by now."""
+        """Restart the workers whose death all servers have seen by now."""
         if self._joining and not self.engine.recovery.returning and self.up and not self.behind and not self._mail:
             waiting, self._joining = self._joining, []
             for rank in waiting:
-                self.engine.restart(rank)
+                self.engine.life.restart(rank)
 
     def enter(self, shard: int) -> None:
-        """A server begins a call; it may be told to die in it."""
+        """A server begins a call; a fault may kill it inside."""
         self._calls[shard] += 1
         if self._inside[shard] and self._calls[shard] >= self._inside[shard][0].when:
             raise _Torn(shard, self._inside[shard].pop(0))
@@ -259,11 +259,11 @@ class Servers:
 
     @property
     def behind(self) -> bool:
-        """Whether some server has not yet performed all that the lead has."""
+        """Whether some server has not performed everything that the lead has."""
         return any(performed < self._performed[0] for performed in self._performed)
 
     def _follow(self) -> list[Reply]:
-        """Let the others perform what the lead has, and give the calls that all have performed."""
+        """Let the other servers follow the lead; gives the replies of calls that all have performed."""
         for shard in self.followers:
             while self._performed[shard] < self._performed[0] and self._perform_next(shard):
                 pass
@@ -273,8 +273,8 @@ class Servers:
         answers: list[Reply] = []
         for entry in done:
             if entry.kind == "call":
-                widths = [high - low for low, high in self._ranges]
-                whole = entry.results[0] if len(widths) == 1 else assembled(entry.results, widths)
+                alone = len(self._ranges) == 1
+                whole = entry.results[0] if alone else assembled(entry.results, self._ranges[0][1])
                 answers.append(Reply(entry.rank, entry.ticket, whole))
             if entry.done is not None:
                 entry.done(self._put_together(entry.results))
@@ -311,7 +311,7 @@ class Servers:
         return Call(call.method, cut(call.args, *self._ranges[shard], self._length))
 
     def kept(self) -> Kept:
-        """What the servers hold now."""
+        """The present state of the servers."""
         engine, accounts = self.engine, self.engine.accounts
         return Kept(
             self.state.saved(),
@@ -325,14 +325,14 @@ class Servers:
         )
 
     def restore(self, kept: Kept) -> None:
-        """Go on from there; nothing that was under way counts."""
+        """Restore a checkpoint; calls under way are void."""
         self.put(kept.cells, kept.ledger)
         self.known = list(kept.known)
         self.open()
         self.set(kept.scheme)
 
     def put(self, cells: Mapping[str, Tensor], ledger: Mapping[str, Tensor]) -> None:
-        """Give every server its part of these."""
+        """Give every server its part of these cells."""
         self.state.restore(cells)
         vectors = self.state.vectors(self.engine.scheme.uncut)
         for shard, state in enumerate(self._states):
@@ -341,27 +341,11 @@ class Servers:
                 setattr(state, name, cells[name])
 
     def spoil(self, shard: int) -> None:
-        """A server that died inside a call leaves nothing that can be used."""
+        """Overwrite the range of a server that died inside a call: it may be half changed."""
         low, high = self._ranges[min(shard, len(self._ranges) - 1)]
         self.state.x[low:high] = math.nan
 
-    def disagree(self) -> list[str]:
-        """Cells that several servers have and that are not alike, though all have performed the same calls."""
-        vectors = self.state.vectors(self.engine.scheme.uncut)
-        lead = self._states[0]
-        return [
-            name
-            for state in self._states[1:]
-            for name in state
-            if name not in vectors and not bool((state.cell(name) == lead.cell(name)).all())
-        ]
-
-    def forgotten(self) -> list[int]:
-        """Workers that wait to be counted again though nothing keeps them from it."""
-        free = self.up and not self.behind and not self._mail and not self.engine.recovery.returning
-        return list(self._joining) if free else []
-
     def set(self, scheme: Scheme) -> None:
-        """Values of the scheme that a hook has changed."""
+        """Replace the scheme by one with the values that a hook has set."""
         for desk in self._desks:
             desk.scheme = scheme

@@ -55,11 +55,11 @@ def load(engine: SimulationEngine, snapshot: Snapshot) -> None:
     tensors, numbers = snapshot.tensors, snapshot.numbers
     for rank, saved in enumerate(numbers["workers"]):
         if not saved["alive"]:
-            engine.kill(rank)  # before the server's state comes, which has seen them leave
+            engine.life.kill(rank)  # before the server's state comes, which has seen them leave
     if engine.servers is not None:
         engine.servers.put(_under("server.", tensors), _under("ledger.", tensors))
     engine.now, engine.gradients, engine.samples = numbers["now"], numbers["gradients"], numbers["samples"]
-    engine.clear()
+    engine._heap.clear()
     for seat, saved in zip(engine.seats, numbers["workers"], strict=True):
         rank = seat.worker.rank
         seat.worker.state.restore(_under(f"worker.{rank}.", tensors))

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.compute_times import parse_times
 from paceline.config import build, discovery
 from paceline.sampling import portion, sample_seed
 from paceline.scheme import Scheme
-from paceline.simulator.cost import Cost, parse_link, parse_times
+from paceline.simulator.cost import Cost, parse_link
 from paceline.simulator.engine import SimulationEngine
-from paceline.simulator.fault_schedule import RunSize, drawn
-from paceline.simulator.faults import Fault
+from paceline.simulator.faults import Fault, RunSize, drawn
 from paceline.state import Vector
 from paceline.task import Batch, Task
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.compute_times import parse_times
 from paceline.config import build, discovery
 from paceline.fields import Feed
 from paceline.scheme import Scheme
-from paceline.simulator.cost import Cost, parse_link, parse_times
+from paceline.simulator.cost import Cost, parse_link
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 from paceline.tasks.quadratic import quadratic

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline import Result, Task, TorchTask, simulate
+from paceline.compute_times import parse_times
 from paceline.config import discovery
 from paceline.config.build import scheme_of
 from paceline.sampling import mixed
-from paceline.simulator.cost import Cost, parse_times
+from paceline.simulator.cost import Cost
 from paceline.simulator.engine import SimulationEngine
 from paceline.tasks.quadratic import quadratic
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.compute_times import parse_times
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.simulator.cost import Cost, parse_link, parse_times
+from paceline.simulator.cost import Cost, parse_link
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
 from paceline.task import Batch, Task

@@ -8,8 +8,9 @@ import pytest
 import torch
 from machine import Spoilt, engine
 
+from paceline.compute_times import ComputeTime, Exponential
 from paceline.scheme import Scheme, State, Vector, on_server
-from paceline.simulator.cost import ComputeTime, Cost, Exponential
+from paceline.simulator.cost import Cost
 from paceline.simulator.faults import Fault
 from paceline.worker import Worker
 

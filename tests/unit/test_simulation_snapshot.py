@@ -12,10 +12,11 @@ from beds import simulation_snapshot as snapshot
 from torch import nn
 
 from paceline import TorchTask
+from paceline.compute_times import parse_times
 from paceline.config.build import scheme_of
 from paceline.errors import RunError, SchemeError
 from paceline.scheme import Scheme
-from paceline.simulator.cost import Cost, parse_times
+from paceline.simulator.cost import Cost
 from paceline.simulator.engine import SimulationEngine
 from paceline.task import Task
 from paceline.tasks.quadratic import quadratic
