@@ -54,6 +54,7 @@ def bounds(hint: Any) -> Iterator[Bound]:
 
 Rate = Annotated[float, Bound(0, finite=True)]
 Count = Annotated[int, Bound(1)]
+Natural = Annotated[int, Bound(0)]
 Fraction = Annotated[float, Bound(0, 1)]
 Feed = Literal["shared", "shard", "slice"]  # how workers share the samples
 

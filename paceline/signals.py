@@ -103,7 +103,7 @@ def deferred() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _install(handler: Callable[[int, object], None]) -> None:
+def _install(handler: Handler) -> None:
     for number in handled():
         signal.signal(number, handler)
 
@@ -122,8 +122,7 @@ def _leave(*_: object) -> None:
 
 def ignore() -> None:
     """The command has ended: ignore signals until the process has."""
-    for number in handled():
-        signal.signal(number, signal.SIG_IGN)
+    _install(signal.SIG_IGN)
 
 
 def leave_terminal() -> None:

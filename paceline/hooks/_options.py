@@ -1,4 +1,4 @@
-"""Hooks whose options are held to their types and bounds, from the command line and from Python alike."""
+"""Hooks whose options are checked against their types and bounds, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Checked(Hook):
         hints = get_type_hints(type(self), include_extras=True)
         for option in dataclasses.fields(self):  # type: ignore[arg-type]
             given = getattr(self, option.name)
-            if callable(given):  # a function in the place of its name
+            if callable(given):  # a function instead of its name
                 continue
             value = converted(self.name, option.name, given, hints[option.name])
             setattr(self, option.name, value)

@@ -1,4 +1,4 @@
-"""Hooks that act again and again: every so many updates, or after some seconds."""
+"""Hooks that act periodically: every N updates, or every N seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Schedule:
         self._next = self._multiple_above(count)
 
     def due(self, count: int, now: float) -> bool:
-        """Whether it is time; if so, the next time is counted from here."""
+        """Whether it is due; if so, the next time is counted from here."""
         if self._seconds is not None:
             if now - self._last < self._seconds:
                 return False

@@ -1,4 +1,4 @@
-"""Stop when a metric improves no more."""
+"""Stop when a metric no longer improves."""
 
 from __future__ import annotations
 

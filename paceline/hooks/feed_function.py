@@ -1,4 +1,4 @@
-"""Feed the workers by a function of one's own."""
+"""Replace or extend mini-batches by a function of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.task import Batch
 
 @dataclass
 class FeedFunction(Checked):
-    """Calls `function(batch, session)` for every mini-batch; what it gives is the mini-batch, or is added to it.
+    """Calls `function(batch, session)` for every mini-batch; its result replaces the mini-batch, or is added to it.
 
     The function is named as file.py:NAME or package.module:NAME, or given as such from Python. It returns a tuple of
     tensors like batch.data, a Batch, or None to leave the mini-batch as it is. With `mode=add` its tensors are
@@ -31,7 +31,7 @@ class FeedFunction(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._resolved()  # a misspelt name is told before anything starts
+        self._resolved()  # a misspelt name is an error before anything starts
 
     def begin(self, session: Session) -> None:
         self._call = self._resolved()

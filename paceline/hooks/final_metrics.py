@@ -1,4 +1,4 @@
-"""Say how it ended."""
+"""Print the metrics at the end."""
 
 from __future__ import annotations
 

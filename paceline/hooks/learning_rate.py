@@ -1,13 +1,13 @@
-"""Change the learning rate on the way."""
+"""Change the learning rate during the run."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from paceline.errors import UsageError
-from paceline.fields import Bound, Count, Rate
+from paceline.fields import Count, Natural, Rate
 from paceline.hook import Session
 from paceline.hooks._options import Checked
 
@@ -32,7 +32,7 @@ class LearningRate(Checked):
     over: Count | None = None
     gamma: Rate = 0.1
     lowest: Rate = 0.0
-    warmup: Annotated[int, Bound(0)] = 0
+    warmup: Natural = 0
     key: str = "lr"
     every: Count = 1
 
@@ -46,7 +46,7 @@ class LearningRate(Checked):
     def begin(self, session: Session) -> None:
         self._value: float | None = None
         self._since = 0
-        self._apply(session)  # before anybody's first push
+        self._apply(session)  # before the first push of any worker
 
     def before_step(self, session: Session) -> None:
         self._apply(session)
@@ -71,7 +71,9 @@ class LearningRate(Checked):
 
     def _apply(self, session: Session) -> None:
         updates = session.updates
-        if self._value is not None and self._since <= updates < self._since + self.every:  # the run may have gone back
+        if (
+            self._value is not None and self._since <= updates < self._since + self.every
+        ):  # the run may have returned to a checkpoint
             return
         value = self.rate(updates)
         if self._value is None or not math.isclose(value, self._value, rel_tol=1e-12):

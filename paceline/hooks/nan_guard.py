@@ -1,4 +1,4 @@
-"""Decide what a loss that is no number means."""
+"""Fail or stop when a loss is not a finite number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.hooks._options import Checked
 
 @dataclass
 class NanGuard(Checked):
-    """When a loss is NaN or infinite: `fail` breaks the run off with an error, `stop` ends it in good order."""
+    """When a loss is NaN or infinite: `fail` ends the run with an error, `stop` ends it without one."""
 
     action: Literal["fail", "stop"] = "fail"
     guards_loss: ClassVar[bool] = True

@@ -1,20 +1,17 @@
-"""See where the time goes."""
+"""Profile the steps of workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.errors import UsageError
-from paceline.fields import Bound, Count
+from paceline.fields import Count, Natural
 from paceline.hook import Session
 from paceline.hooks._options import Checked
 from paceline.hooks._periodic import Schedule
-
-_Rank = Annotated[int, Bound(0)]
 
 
 @dataclass
@@ -28,7 +25,7 @@ class Profiler(Checked):
     every: Count = 100
     steps: Count = 1
     most: Count = 10
-    ranks: tuple[_Rank, ...] = (0,)
+    ranks: tuple[Natural, ...] = (0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Start together."""
+"""Start all workers together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.hook import Hook, Session
 
 @dataclass
 class StartBarrier(Hook):
-    """Holds every worker before its first step until all have begun: nobody gets a lead from a quick start."""
+    """Holds every worker before its first step until all have begun: no worker gets a lead from a quick start."""
 
     def begin(self, session: Session) -> None:
         workers = session.worker.workers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.hook import Session
+from paceline.hooks._metric import Speed
 from paceline.hooks._periodic import EveryOrSeconds
-from paceline.hooks._speed import Speed
 
 
 @dataclass
@@ -21,7 +21,7 @@ class StepCounter(EveryOrSeconds):
         self._speed: Speed | None = None
 
     def before_step(self, session: Session) -> None:
-        if self._speed is None:  # what the run needed to get going is not its speed
+        if self._speed is None:  # the time of the start does not count
             self._speed = Speed(session)
 
     def act(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Stop after so many steps."""
+"""Stop after a number of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StopAtStep(Checked):
     """Ends the run at global step `last_step`, or lets each worker leave after `num_steps` global steps.
 
     The global step counts the updates of the centre. `num_steps` is counted by each worker from the global step at
-    which its own first step begins: who starts late takes part for as long. The run ends when all have left.
+    which its own first step begins, so a late worker takes part for as long. The run ends when all have left.
     """
 
     last_step: Count | None = None
@@ -27,10 +27,10 @@ class StopAtStep(Checked):
     def begin(self, session: Session) -> None:
         self._base: int | None = None
         self._stopped = False
-        self._stop_if_reached(session)  # a run that goes on from a checkpoint may be there already
+        self._stop_if_reached(session)  # a resumed run may be past it already
 
     def before_step(self, session: Session) -> None:
-        if self._base is None:  # not in begin: a worker may be held there while the others go on
+        if self._base is None:  # not in begin: a worker may wait there while the others make steps
             self._base = session.updates
 
     def after_gradient(self, session: Session, loss: float) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 from paceline.hook import Session
+from paceline.hooks._metric import Speed
 from paceline.hooks._periodic import EveryOrSeconds
-from paceline.hooks._speed import Speed
 from paceline.hooks._tensorboard import add_counts, writer
 
 

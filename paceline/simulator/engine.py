@@ -72,9 +72,7 @@ class SimulationEngine:
         self.accounts = Accounts()
         self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
         self.desk = None if self.servers is None else self.servers.desk
-        self._followers = range(0)
         if self.servers is not None:
-            self._followers = self.servers.followers
             self._submit = self.servers.submit if self.watched else self.servers.desk.submit
         self.seats = [self._seat(rank) for rank in range(workers)]
         self.meetings = SimulatedMeans(self.seats, shrink)
@@ -82,7 +80,7 @@ class SimulationEngine:
         self._free_network = free and not any(fault.action == "delay" for fault in faults)
         self._park_at: int | None = None
         self._goal = math.inf
-        self._rewound = False
+        self.rewound = False  # the run has returned to a checkpoint: updates are counted from there
         self.choose_centre()
         self.pieces = ShardedCalls(self)
         self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
@@ -108,16 +106,10 @@ class SimulationEngine:
         """Find the centre again; called when a worker dies or returns."""
         self._centre = self.centre
 
-    def rewound(self) -> None:
-        """The run has returned to a checkpoint: count updates from there."""
-        self._rewound = True
-        self.choose_centre()
-
     @property
     def updates(self) -> int:
         """How often the centre has changed."""
-        version: int = self.centre.v
-        return version
+        return int(self.centre.v)
 
     @property
     def staleness(self) -> Staleness:
@@ -165,8 +157,8 @@ class SimulationEngine:
                 if rank < 0:
                     self.now = time
                     handler(*payload)
-                    if self._rewound:
-                        self._rewound, last = False, self._centre.v
+                    if self.rewound:
+                        self.rewound, last = False, self._centre.v
                 else:
                     seat = self.seats[rank]
                     if seat.generation != generation:
@@ -282,10 +274,10 @@ class SimulationEngine:
                 seat.issued += 1
                 seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
                 self.later(seat, seconds, self._on_grad, op, target)
-            case Call() if self.desk is not None and self.scheme.methods.get(op.method.name) is op.method:
+            case Call() if self.servers is not None and self.scheme.methods.get(op.method.name) is op.method:
                 if op.method.atomic:
                     seconds = self.message(rank, SERVER, op.args)
-                    for shard in self._followers:
+                    for shard in self.servers.followers:
                         self.later(seat, seconds, self.on_copy, shard, op)
                     self.later(seat, seconds, self.on_call, op, target)
                 else:

@@ -232,7 +232,8 @@ class SimulatedRecovery:
             engine.gradients, engine.samples = saved.servers.gradients, saved.servers.samples
             engine.servers.restore(saved.servers)
             engine.desk = engine.servers.desk
-        engine.rewound()
+        engine.rewound = True
+        engine.choose_centre()
 
     def _restore(self, seat: SimulatedWorker, part: WorkerPart) -> None:
         engine, worker = self._engine, seat.worker

@@ -94,6 +94,7 @@ class Servers:
         length, shards = len(state.x), 1 if direct else number
         edges = [length * k // shards for k in range(shards + 1)]
         self._ranges = list(pairwise(edges))
+        self.followers = range(1, shards)  # of the lead
         self._length = length
         self._inside: list[list[Fault]] = [[] for _ in range(number)]
         for fault in sorted(faults, key=lambda fault: fault.when):
@@ -148,10 +149,6 @@ class Servers:
 
     def _still(self, shard: int) -> bool:
         return self.dead[shard] or self.engine.now < self.frozen_until[shard]
-
-    @property
-    def followers(self) -> range:
-        return range(1, len(self._desks))
 
     def submit(self, rank: int, call: Call[Any], ticket: Any) -> list[Reply]:
         """A call has arrived at the lead. A run without faults uses the scheduler's own `submit`."""
