@@ -1,10 +1,10 @@
 """Means over the workers of one machine: all vectors are in shared memory, and each worker reduces a slice of them.
 
-A group's lowest member that is alive decides who takes part and writes it down in its row of the board; a row counts
-only once it is marked valid, so a decision is there wholly or not at all. Vectors are added in the order of the ranks,
-whoever adds them: the bits are the simulator's. Small vectors are added up by each member itself, which saves a second
-wait; of large ones each reduces a slice. If a member dies before its slice is done, the lowest living one does it for
-it: all vectors are still there.
+The lowest living member of a group decides which members take part, and writes them to its row of the board. A row
+counts only while it is marked valid, so a decision is complete or absent. Vectors are always added in the order of the
+ranks: the bits are the simulator's. Small vectors are added up by each member itself, which saves a second wait; of
+large ones each member reduces a slice. If a member dies before its slice is done, the lowest living member reduces it:
+all vectors are still in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
 from paceline.state import Vector, mean_into
 
-SMALL = 2 << 20  # bytes of all vectors together that stay in a core's cache: there each adds them all up itself
+SMALL = 2 << 20  # bytes of all vectors together that fit a core's cache: each member adds them up itself
 
 
 class SharedMean:
@@ -33,7 +33,7 @@ class SharedMean:
 
 
 class SharedMeans:
-    """One worker's side of all means."""
+    """One worker's side of all means. `paceline.processes.transport.Means` says what each method means."""
 
     def __init__(self, memory: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
         self.memory, self.rank, self._wait_for = memory, rank, wait_for
@@ -47,11 +47,10 @@ class SharedMeans:
         self._grads = frozenset(grads)
         self._readers: list[list[tuple[int, int]]] = [[], []]  # of the words of this worker's last two means
         self._open: SharedMean | None = None
-        self.generation = 0  # the one that this worker has gone back with
+        self.generation = 0
         self.journal: OrderLogWriter | None = None
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
-        """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
         return self.leave(self.arrive(op, first=first))
 
     def arrive(self, op: Mean, *, first: bool) -> SharedMean:
@@ -65,7 +64,7 @@ class SharedMeans:
         size = v.numel() * v.element_size()
         small = size * len(members) <= SMALL
         number = board.at_seq[rank] + 1
-        if self._readers[number % 2]:  # groups may overlap: a member may still be at the mean before the last
+        if self._readers[number % 2]:  # groups may overlap: a member may still read the mean before the last
             self._wait_for(lambda: self._words_read(number % 2), "the others to read the mean before the last")
         place = self._place(v, size, number, small)
         if self.journal is not None:
@@ -82,11 +81,11 @@ class SharedMeans:
         return meeting
 
     def _place(self, v: Vector, size: int, number: int, small: bool) -> int:
-        """Where the others find v: where it lies, if it stays as it is until they have read it, else in a slot."""
+        """The offset at which the others read v: its own, if it does not change until they have read it; else a slot."""
         segment = self.memory.segment
         place = segment.offset(v)
         if place is not None and (place in self._grads or not small):
-            return place  # a small mean is left before all have read it, and then only gradients are left alone
+            return place  # of a small mean only gradients: a worker leaves it before the others have read its vector
         slot = self._slots[self.rank]
         half = slot.shape[0] // 2
         if size > half:
@@ -96,21 +95,22 @@ class SharedMeans:
         return place
 
     def returned(self, place: int) -> bool:
-        """Whether nobody reads any more what lies there."""
-        board = self._board
         readers = self._lent.get(place)
         if readers:
-            self._lent[place] = readers = [(r, n) for r, n in readers if board.finished[r] < n and board.alive[r]]
+            self._lent[place] = readers = self._still_reading(readers)
         return not readers
+
+    def _still_reading(self, readers: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of (rank, number of a mean): the workers that have not finished that mean."""
+        board = self._board
+        return [(r, n) for r, n in readers if board.finished[r] < n and board.alive[r]]
 
     def _words_read(self, half: int) -> bool:
         """Whether all readers of the words that the next mean replaces have finished."""
-        board = self._board
-        self._readers[half] = [(r, n) for r, n in self._readers[half] if board.finished[r] < n and board.alive[r]]
+        self._readers[half] = self._still_reading(self._readers[half])
         return not self._readers[half]
 
     def leave(self, meeting: SharedMean) -> Vector:
-        """Wait until the mean is there, and take it."""
         board, rank, members = self._board, self.rank, meeting.members
         self._wait_for(lambda: self._decided(meeting) or self._decide(meeting), "the others at a mean")
         lead = next(d for d in members if board.row_valid[d] and board.joint[d][rank] == meeting.number)
@@ -137,7 +137,7 @@ class SharedMeans:
     def _slices(
         self, total: Vector, vectors: list[Vector], weights: list[float], present: list[int], row: list[int]
     ) -> None:
-        """Each reduces its slice; the slices of those who died on the way are done by the lowest living one."""
+        """Each member reduces its slice; the lowest living member also reduces those of members that have died."""
         board, rank, count = self._board, self.rank, total.numel()
         edges = [count * k // len(present) for k in range(len(present) + 1)]
 
@@ -160,26 +160,20 @@ class SharedMeans:
         self._wait_for(all_reduced, "the others' part of a mean")
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait for something else, at most `seconds`; the others need nothing of this worker meanwhile."""
         self.memory.wakeup.wait(ready, seconds)
 
     def rung(self) -> bool:
-        """Whether the others may want something: what they need lies in shared memory."""
-        return False
+        return False  # all that other workers need is in shared memory
 
-    def answer(self) -> None:
-        """Give it to them."""
+    def answer(self) -> None: ...
 
     def invited(self) -> int | None:
-        """For a worker that is back: the one whose cells it may copy now."""
         granted = self._board.grant[self.rank]
         return granted - 1 if granted else None
 
-    def step_aside(self) -> None:
-        """This worker is away for a while."""
+    def step_aside(self) -> None: ...
 
     def forget(self) -> None:
-        """The step was abandoned: this worker stands at no mean."""
         self._board.at_key[self.rank] = 0
         self._board.finished[self.rank] = self._board.at_seq[self.rank]
         self._open = None
@@ -189,7 +183,7 @@ class SharedMeans:
         return any(board.row_valid[d] and board.joint[d][rank] == number for d in meeting.members)
 
     def _decide(self, meeting: SharedMean) -> bool:
-        """If it is for this worker to say, and all are here: write down who takes part."""
+        """If this worker is to decide, and all members have arrived: write which members take part."""
         board, rank, members = self._board, self.rank, meeting.members
         alive = board.alive
         for other in members:
@@ -212,7 +206,7 @@ class SharedMeans:
         if len(shapes) > 1:
             raise SchemeError("a mean of vectors of different lengths")
         row = board.joint[rank]
-        for other in self._everybody:  # who took part in this worker's last decision may still be reading its sum
+        for other in self._everybody:  # members of its last decision may still be reading its sum
             if row[other] and alive[other] and other != rank and board.finished[other] < row[other]:
                 return False
         if self.journal is not None and (len(present) < len(members) or len({board.at_seq[r] for r in present}) > 1):
@@ -228,7 +222,7 @@ class SharedMeans:
         return True
 
     def _take_in(self, members: tuple[int, ...]) -> bool:
-        """Where there is no server, let those who are back copy this worker's cells while it stands still."""
+        """Without a server: let restarted workers copy this worker's cells while it waits here."""
         board = self._board
         if self.memory.scheme.methods or not board.first_await[self.rank]:
             return False

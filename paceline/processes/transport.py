@@ -36,35 +36,27 @@ class RemoteCalls(Protocol):
 
     def __len__(self) -> int:
         """How many servers are on other nodes."""
-        ...
 
     def post(self, mailbox: Mailbox, words: array[int], spans: list[Span]) -> None:
         """Send a call that is in a mailbox of this node."""
-        ...
 
     def expect(self, mailbox: Mailbox, landing: ReceiveBuffer) -> None:
         """Where the reply to a call may be received."""
-        ...
 
     def landed(self, mailbox: Mailbox) -> ReceiveBuffer | None:
         """Where a reply was received, if all of it came where it was expected."""
-        ...
 
     def carry_on(self) -> None:
         """The worker goes to compute: send and receive meanwhile."""
-        ...
 
     def meet(self) -> None:
         """Find out which servers are on other nodes, and connect to them."""
-        ...
 
     def void(self) -> None:
         """The run has returned to a checkpoint: calls that were posted before it get no reply."""
-        ...
 
     def forget(self) -> None:
         """Nobody waits for a reply any more."""
-        ...
 
 
 class CallPort(Protocol):
@@ -74,19 +66,15 @@ class CallPort(Protocol):
 
     def far(self, rank: int) -> bool:
         """Whether a worker is on another node."""
-        ...
 
     def answer(self, mailbox: Mailbox) -> None:
         """Send a reply."""
-        ...
 
     def settle(self) -> None:
         """The state is about to change: copy what was not sent yet."""
-        ...
 
     def order(self, position: int) -> None:
         """Tell servers of other nodes which call is next; only the first server does."""
-        ...
 
     def close(self) -> None: ...
 
@@ -98,7 +86,6 @@ class CallOrder(Protocol):
 
     def go_back(self, generation: int) -> None:
         """The run has returned to a checkpoint: the order starts again."""
-        ...
 
     def close(self) -> None: ...
 
@@ -112,15 +99,12 @@ class Transport(Protocol):
         self, memory: RunMemory, rank: int, mailboxes: list[Mailbox], ended: Callable[[], bool]
     ) -> RemoteCalls | None:
         """A worker's way to servers of other nodes."""
-        ...
 
     def port(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> CallPort | None:
         """A server's port for workers of other nodes."""
-        ...
 
     def order(self, memory: RunMemory, shard: int) -> CallOrder | None:
         """The order of calls, for a server that does not share memory with the first."""
-        ...
 
 
 class Means(Protocol):
@@ -131,43 +115,33 @@ class Means(Protocol):
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
-        ...
 
     def arrive(self, op: Mean, *, first: bool) -> Any:
         """Begin a mean, and go on; `leave` takes what this gives."""
-        ...
 
     def leave(self, meeting: Any) -> Vector:
         """Wait for a mean that was begun, and give it."""
-        ...
 
     def returned(self, place: int) -> bool:
         """Whether no other worker reads the vector at an offset of shared memory any more."""
-        ...
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
         """Wait for something else, and do meanwhile what other workers need. It may end after `seconds` without."""
-        ...
 
     def rung(self) -> bool:
         """Whether another worker may need something of this one."""
-        ...
 
     def answer(self) -> None:
         """Do what other workers need."""
-        ...
 
     def invited(self) -> int | None:
         """For a worker that has been restarted: the rank whose cells it may copy now."""
-        ...
 
     def step_aside(self) -> None:
         """This worker does not take part for a while."""
-        ...
 
     def forget(self) -> None:
         """The step was abandoned: this worker is at no mean."""
-        ...
 
 
 class Store(Protocol):
@@ -190,8 +164,6 @@ class Collective(Protocol):
 
     def means(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> Means:
         """A worker's side."""
-        ...
 
     def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> Store | None:
         """The launcher's side; None: workers need no store to find each other."""
-        ...

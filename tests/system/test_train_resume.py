@@ -102,7 +102,7 @@ def test_the_sums_of_staleness_go_on(paceline: Commands) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--workers", "3"], "written with workers 2; it cannot go on with 3"),
+        (["--workers", "3"], "written with workers 2; it cannot resume with 3"),
         (["-s", "async"], "has scheme 'sync'; it cannot be resumed with 'async'"),
         (["toy"], "has task 'digits-mlp'; it cannot be resumed with 'toy'"),
         (["--dir", "other"], "omit --dir"),

@@ -196,9 +196,9 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     saved = checkpoint.load(snapshot.write(memory, "average", {}))
     snapshot.check(made.plan, Kept(lr=9.0), saved)
     snapshot.check(dataclasses.replace(made.plan, servers=1), Kept(), saved)
-    with pytest.raises(UsageError, match="written with scheme 'kept'; it cannot go on with 'alone'"):
+    with pytest.raises(UsageError, match="written with scheme 'kept'; it cannot resume with 'alone'"):
         snapshot.check(made.plan, Alone(), saved)
-    with pytest.raises(UsageError, match="written with workers 2; it cannot go on with 3"):
+    with pytest.raises(UsageError, match="written with workers 2; it cannot resume with 3"):
         snapshot.check(dataclasses.replace(made.plan, workers=3), Kept(), saved)
     made.close()
 

@@ -1,5 +1,5 @@
-"""A worker's calls to the servers. Its mailbox lies in shared memory: servers of its own node work on it there, and to
-those of other nodes it is sent."""
+"""A worker's calls to the servers. Servers of its own node read its mailbox in shared memory; to servers of other nodes
+the transport sends it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from paceline.runs.order_log import ASK, POST, READ, OrderLogWriter
 from paceline.scheme import ServerMethod
 from paceline.state import State
 
-READS = 16  # tries to read while nobody writes, before the server is asked
+READS = 16  # tries to read while no server writes, before the server is asked
 
 
 class Stopped(Exception):
-    """The run ends: whoever waits is let go."""
+    """The run ends: the wait is over."""
 
 
 class RolledBack(Exception):
-    """The run has gone back to a checkpoint: whatever was under way is void."""
+    """The run has returned to a checkpoint: calls and means under way are void."""
 
 
 class CallClient:
-    """A worker's way to the servers."""
+    """Sends one worker's calls to the servers, and waits for their results."""
 
     def __init__(self, memory: RunMemory, rank: int, wait_for: Callable[[Callable[[], bool], str], None]) -> None:
         self.memory, self.rank = memory, rank
@@ -44,13 +44,13 @@ class CallClient:
         self._wait_for = wait_for
         self._mailboxes = [Mailbox(memory, rank, number) for number in range(MAILBOXES)]
         self._free = list(reversed(self._mailboxes))
-        self._void: list[Mailbox] = []  # forgotten, and perhaps still being read by a server
+        self._void: list[Mailbox] = []  # forgotten, but a server may still be reading them
         self._methods = {name: number for number, name in enumerate(sorted(memory.scheme.methods))}
         self._servers = range(memory.plan.servers)
-        self.generation = board.get("generation")  # the one that this worker has gone back with
-        self.device = torch.device("cpu")  # where the worker's own tensors lie
+        self.generation = board.get("generation")  # the run's, when this worker last returned to a checkpoint
+        self.device = torch.device("cpu")  # of the worker's own tensors
         self._recycled = BufferPool()
-        self._gave: dict[int, Span] = {}  # by method: where in its lane the last result lay, if it was one large tensor
+        self._gave: dict[int, Span] = {}  # by method: the last result's place in the mailbox, if one large tensor
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Mailbox, str, list[tuple[Tensor, int]]]] = []
         self.journal: OrderLogWriter | None = None
@@ -86,7 +86,7 @@ class CallClient:
             if seen:
                 return result
         if method.reads and method.when is not None and here:
-            while True:  # it may have closed again before this worker looked
+            while True:  # the guard may be false again before this worker has read
                 self._awaited(self._send(asks_when(self._methods[method.name]), call.args))
                 seen, result = self._look(method, call.args)
                 if seen:
@@ -94,7 +94,7 @@ class CallClient:
         return self.collect(self.post(call))
 
     def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
-        """Send a call without waiting for it. `ahead`: its answer will be wanted later."""
+        """Send a call without waiting for it. `ahead`: the worker will not wait for the reply at once."""
         mailbox = self._send(self._methods[call.method.name], call.args)
         if ahead and self._reach:
             self._reach.ahead.add(mailbox.index)
@@ -104,7 +104,7 @@ class CallClient:
         return bool(self._board.run[STOP] == FAILED or self._board.run[GENERATION] != self.generation)
 
     def go_back(self, generation: int) -> None:
-        """The run goes on from a checkpoint; the servers have gone back already."""
+        """The run resumes from a checkpoint, which the servers have returned to already."""
         self.generation = generation
         if self._reach is not None:
             self._reach.meet()
@@ -112,9 +112,9 @@ class CallClient:
             self._near = [shard for shard in self._servers if self.memory.near(shard)]
 
     def _go_on(self, call: Call[Any]) -> None:
-        """Send a call that gives nothing back, and go on: the server performs a worker's calls in their order, so
-        whatever this worker asks for next comes after it. Gradients stay where they are, all else is copied. The server
-        is woken when this worker waits or computes: often another call follows at once."""
+        """Send a call that has no result, without waiting: servers perform a worker's calls in order, so its next call
+        comes after this one. Gradients are not copied, other tensors are. The server is woken when this worker waits or
+        computes: often another call follows at once."""
         segment = self.memory.segment
         held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in self._grads]
         mailbox = self._send(self._methods[call.method.name], call.args, silent=True)
@@ -122,12 +122,12 @@ class CallClient:
         self._unheard = True
 
     def flush(self) -> None:
-        """Let the servers know of what was sent on the way."""
+        """Wake the servers for calls that were sent without waiting."""
         if self._unheard:
             self._ring()
 
     def carry_on(self) -> None:
-        """This worker goes to compute: what is under way goes on meanwhile."""
+        """This worker is about to compute: calls under way continue meanwhile."""
         self.flush()
         if self._reach:
             self._reach.carry_on()
@@ -138,7 +138,7 @@ class CallClient:
             self.memory.wakeup.ring(self._board.server_place(shard))
 
     def _settle(self) -> None:
-        """Wait until everything that was sent on the way is done."""
+        """Wait until every call that was sent without waiting is performed."""
         if self._silent:
             self.flush()
             last = self._silent[-1][0]
@@ -158,14 +158,14 @@ class CallClient:
                     )
 
     def returned(self, place: int) -> bool:
-        """Whether no call under way still needs what lies there."""
+        """Whether no call under way still reads the gradient at an offset."""
         if self._silent and self.ready(self._silent[-1][0]):
             self._settled()
         offset = self.memory.segment.offset
         return not any(offset(gradient) == place for _, _, held in self._silent for gradient, _ in held)
 
     def special(self, kind: int, *args: Any) -> None:
-        """Have the servers do something that is no method of the scheme."""
+        """Send a WorkerRequest, and wait until the servers have performed it."""
         self.collect(self.ask(kind, *args))
 
     def ask(self, kind: int, *args: Any) -> Mailbox:
@@ -179,7 +179,7 @@ class CallClient:
         spans: list[Span] = []
 
         def place(tensor: Tensor) -> int:
-            at = segment.offset(tensor)  # what lies in shared memory already is not copied, if the caller waits
+            at = segment.offset(tensor)  # a tensor of shared memory is not copied, if the caller waits
             if at is None or (silent and at not in self._grads):
                 at = mailbox.copy_in(tensor, room)
             spans.append((at, tensor.dtype, tuple(tensor.shape)))
@@ -188,7 +188,7 @@ class CallClient:
         words = encode(args, place)
         mailbox.request[HEAD_WORDS - 1] = method
         put(mailbox.request, words)
-        if self.journal is not None:  # whoever sees this call sees all that led to it
+        if self.journal is not None:  # flush first: a call must not be visible before its log records are
             if method >= 0:
                 self.journal.add(ASK if only_asks_when(method) else POST, method_of(method))
             self.journal.flush()
@@ -197,20 +197,20 @@ class CallClient:
         board.posted[mailbox.index] = call_number(self.generation, self._count)
         if self._reach:
             self._reach.post(mailbox, words, spans)
-            if method in self._gave and not silent:  # while the call is on its way; a faster answer lies in its lane
+            if method in self._gave and not silent:  # a reply that is faster than this is in the mailbox
                 self._reach.expect(mailbox, self._landing(mailbox, *self._gave[method]))
         if not silent:
             self._ring()
         return mailbox
 
     def _vacant(self, method: int) -> Mailbox:
-        """A lane in which nothing lies that anybody wants."""
+        """A mailbox that is not in use."""
         if self._void:
             self._free += [mailbox for mailbox in self._void if self.ready(mailbox)]
             self._void = [mailbox for mailbox in self._void if mailbox not in self._free]
         if not self._free:
             self._settle()
-        if not self._free and method < 0 and self._void:  # the end must not fail because calls wait for ever
+        if not self._free and method < 0 and self._void:  # the last checkpoint must not fail because guards are false
             self._free.append(self._void.pop(0))
         if not self._free:
             raise SchemeError(
@@ -232,7 +232,7 @@ class CallClient:
         def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
             if landing is not None and landing.is_for(offset, dtype, shape):
                 return landing.tensor
-            if landing is not None:  # it is another result than the last time
+            if landing is not None:  # another shape than the last result
                 landing.put_back(segment)
             spans.append((offset - mailbox.reply_at, dtype, shape))
             found = segment.tensor(offset, dtype, shape)
@@ -244,7 +244,7 @@ class CallClient:
         return result
 
     def _learn(self, method: int, spans: list[Span]) -> None:
-        """Next time the result may be received where it is to stay, if it is one vector and all of it comes so."""
+        """Remember a result that is one large vector: the next one is received into a block of its own."""
         self._gave.pop(method, None)
         assert self._reach is not None
         _, dtype, shape = spans[0]
@@ -256,7 +256,7 @@ class CallClient:
         return ReceiveBuffer(mailbox.reply_at + at, len(block), block, over(block, dtype, shape))
 
     def _awaited(self, mailbox: Mailbox) -> None:
-        """Wait until a call is answered. Its lane is free then; the result lies there until this worker sends again."""
+        """Wait until a call is answered. The mailbox is free then: the next call will overwrite the result."""
         index, number, answered = mailbox.index, self._board.posted[mailbox.index], self._answered
         self._board.awaited[self.rank] = index + 1
         if len(answered) == 1:
@@ -267,11 +267,11 @@ class CallClient:
         self._free.append(mailbox)
         if self._reach:
             self._reach.ahead.discard(index)
-        if self._silent:  # sent before this one, so done before it
+        if self._silent:  # calls complete in order, so earlier ones have completed
             self._settled()
 
     def forget(self) -> None:
-        """Whatever was under way is void; its lanes serve again once no server can be reading them any more."""
+        """Calls under way are void. Their mailboxes are used again once no server can be reading them."""
         self._void = [mailbox for mailbox in self._mailboxes if not self.ready(mailbox)]
         self._free = [mailbox for mailbox in reversed(self._mailboxes) if mailbox not in self._void]
         self._silent.clear()
@@ -279,10 +279,10 @@ class CallClient:
             self._reach.forget()
 
     def show(self) -> None:
-        """Have the servers' state as it is now in this node's memory, if it is not there anyhow."""
+        """Fetch the state of servers of other nodes into this node's memory."""
         if not self._reach:
             return
-        mailbox = self.ask(SHOW)  # also after the stop: whoever sums up wants to see the end
+        mailbox = self.ask(SHOW)  # also after the stop, for the last evaluation
         self.memory.wakeup.wait(lambda: self.ready(mailbox) or self._given_up())
         if not self.ready(mailbox):
             raise Stopped if self._board.run[STOP] == FAILED else RolledBack
@@ -304,7 +304,7 @@ class CallClient:
             own = _cloned(result, self.device)
             fence()
             if self._board.run[GENERATION] != self.generation:
-                return False, None  # this may be the state that the servers have gone back to
+                return False, None  # this may be the state that the servers have returned to
             if mark.tolist() == before:
                 if self.journal is not None:
                     self.journal.add(READ, self._methods[method.name], position[0])
@@ -314,7 +314,7 @@ class CallClient:
         return False, None
 
     def _here(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
-        """Perform a call that is not atomic in the shared vector itself, without any lock."""
+        """Perform a call of an `atomic=False` method on the shared vector, without a lock."""
         state, before = self._open, self.memory.updates
         state.v = before
         self._tally.caller = holder = self.memory.scheme.holder(self.rank)

@@ -19,12 +19,12 @@ from paceline.runtime.call_scheduler import CallScheduler
 
 
 class InProcess(CallClient):
-    """The only worker's way to the desk beside it. What changes the vector without a lock is done in place as ever."""
+    """Calls of the only worker to the call scheduler in its own process. `atomic=False` methods work as elsewhere."""
 
     def __init__(self, memory: RunMemory) -> None:
         super().__init__(memory, 0, _never)
         self.desk = CallScheduler(memory.scheme, memory.server_state(), 1, memory.ledger("ledger.0."))
-        self._calls: dict[int, Call[Any]] = {}  # under way, by their lane
+        self._calls: dict[int, Call[Any]] = {}  # under way, by mailbox
         self._results: dict[int, Any] = {}
 
     def call(self, call: Call[Any]) -> Any:

@@ -1,8 +1,8 @@
-"""A call's place in shared memory: where its words, its arguments and its result lie.
+"""A mailbox: the shared memory of one call, with its words, its arguments and its result.
 
-A call is posted when its number is written, and not before: a worker killed on the way has posted nothing. It is
-answered when the server has written the same number beside it. Numbers carry the generation of the run, so that what
-was posted before a return to a checkpoint is void.
+A call is posted when its number is written to the board, after everything else: a worker that is killed before has
+posted nothing. It is answered when the server has written the same number to `answered`. The number contains the
+generation of the run: calls from before a return to a checkpoint are void.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from paceline.scheme import ServerMethod
 
 
 class WorkerRequest(IntEnum):
-    """What a worker may ask for besides the scheme's own methods, which have numbers from 0."""
+    """Requests besides the scheme's own methods, which have numbers from 0."""
 
     SAVE = -1
     SET = -2
     SHOW = -6  # the servers' state as it is now, for a worker of another node
 
 
-SAVE, SET, SHOW = WorkerRequest  # by themselves: looking up a member takes longer
+SAVE, SET, SHOW = WorkerRequest  # as module names: looking up a member takes longer
 
 
 class Mailbox:
-    """One call's place: where its words, its arguments and its result lie."""
+    """The memory of one call. The server's side notes here what it knows of the call and of its reply."""
 
     def __init__(self, memory: RunMemory, rank: int, number: int) -> None:
         self.rank, self.number, self.index = rank, number, memory.board.mailbox(rank, number)
@@ -46,16 +46,16 @@ class Mailbox:
         self.reply = memory.segment.words[head + HEAD_WORDS : head + 2 * HEAD_WORDS]
         args, reply = (memory.layout.places[f"lane.{rank}.{number}.{part}"] for part in ("args", "reply"))
         self.taken = 0  # the number of the call that the server has taken from here
-        self.tell = False  # the server only says when the call may be done
-        self.prepared: tuple[int, Any] | None = None  # a call's number, and what it asks for, if that is known already
-        self.told: array[int] | None = None  # an answer's words, if they are known,
-        self.pieces: list[Piece] = []  # the pieces of memory that it consists of,
-        self.data: list[memoryview] | None = None  # and what they are, if it is not what lies there
+        self.tell = False  # the server only says when the worker may perform the call
+        self.prepared: tuple[int, Any] | None = None  # a call's number and its request, if that is decoded already
+        self.told: array[int] | None = None  # the words of the reply, if they are known,
+        self.pieces: list[Piece] = []  # the byte ranges of its tensors,
+        self.data: list[memoryview] | None = None  # and bytes to send instead of the memory at those offsets
         self.reply_at = reply.offset
         self._areas = {"args": (args.offset, args.shape[0]), "reply": (reply.offset, reply.shape[0])}
 
     def area(self, part: str) -> Callable[[Tensor, int], int]:
-        """A function that finds room for a tensor of so many bytes in one of the areas."""
+        """A function that allocates bytes for a tensor in the area `args` or `reply`, and gives their offset."""
         offset, size = self._areas[part]
         used = 0
 
@@ -88,7 +88,8 @@ def got(words: memoryview) -> list[int]:
 def received(
     memory: RunMemory, mailbox: Mailbox, methods: list[ServerMethod[Any, Any]], bounds: tuple[int, int]
 ) -> Any:
-    """What lies in a lane: a call with its arguments in place (its range of the vectors), or a special request."""
+    """The request in a mailbox: a call with its arguments in place (this server's shard of vectors), or number and
+    arguments of a WorkerRequest."""
     prepared, mailbox.prepared = mailbox.prepared, None
     mailbox.taken = memory.board.posted[mailbox.index]
     if prepared is not None and prepared[0] == mailbox.taken:
@@ -104,7 +105,7 @@ def understood(
     methods: list[ServerMethod[Any, Any]],
     bounds: tuple[int, int],
 ) -> Any:
-    """What words in a lane, or on their way there, ask for."""
+    """The request that words ask for, in a mailbox or still on their way there."""
     low, high = bounds
     length = memory.layout.notes["length"]
     segment = memory.segment

@@ -1,4 +1,4 @@
-"""The server's desk where memory is shared: it works on what lies in the workers' lanes, in place."""
+"""The server's call scheduler in shared memory: arguments are read, and results written, in the workers' mailboxes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.runtime.call_scheduler import CallScheduler
 
 
 class SharedCallScheduler(CallScheduler):
-    """A server's desk that writes results where the worker reads them, and marks when it is inside a call."""
+    """Writes results to mailboxes, and marks on the board when the server is inside a call."""
 
     def __init__(
         self,
@@ -42,19 +42,19 @@ class SharedCallScheduler(CallScheduler):
         self._low, self._high = memory.bounds(shard)
         self._cut = memory.plan.servers > 1
         self._lead = shard == 0 and self._cut
-        self._before_answer = before_answer  # whoever hears of the last update hears of the stop too
+        self._before_answer = before_answer  # a worker that sees the last update must see the stop too
         self._door = door
         self.journal: OrderLogWriter | None = None
         self._probe = probe_of(state.x)
         self._refused, self._version = self.ledger.cells.cell("refused").numpy(), state.cell("v").numpy()
-        self._then = self._version.item(), self._refused.item()  # as the last call has left them
+        self._then = self._version.item(), self._refused.item()  # after the last call
         self._until_probe = SELDOM
-        self.befalls = 0  # to a worker: what the server has seen last
+        self.member_event = 0  # the last MemberEvent
         self._present = memory.tensor("ledger.0.present").numpy()
         self._numbers = {name: number for number, name in enumerate(sorted(memory.scheme.methods))}
 
     def order(self, entry: int) -> None:
-        """Fix what comes next for all servers; the lead does, and the others follow."""
+        """Write the next entry of the order of calls; only the lead server does, and the others follow it."""
         board, memory = self._memory.board, self._memory
         number = board.get("ordered")
         followers = range(1, memory.plan.servers)
@@ -87,12 +87,11 @@ class SharedCallScheduler(CallScheduler):
         return result
 
     def _noted(self, rank: int, call: Call[Any], ticket: Any) -> Any:
-        """Perform a call and write down that it was, both inside the mark: who dies between leaves it torn."""
-        journal, version, refused = self.journal, self._version, self._refused
+        """Perform a call and record it, both inside the mark: a server that dies between the two is torn."""
+        result, journal = super()._perform(rank, call, ticket), self.journal
         if journal is None:
-            return super()._perform(rank, call, ticket)
-        result = super()._perform(rank, call, ticket)
-        now = version.item(), refused.item()
+            return result
+        now = self._version.item(), self._refused.item()
         flags = (ROSE if now[0] != self._then[0] else 0) | (REFUSED if now[1] != self._then[1] else 0)
         self._then = now
         self._until_probe -= 1
@@ -105,10 +104,10 @@ class SharedCallScheduler(CallScheduler):
         return result
 
     def done(self, mailbox: Mailbox) -> None:
-        """A call is performed: first the count, then the answer, then the end of the mark."""
+        """A call is performed: write the count, then the answer, then the end of the mark."""
         board = self._memory.board
         self._performed[self._shard] += 1
-        self._answered[mailbox.index] = mailbox.taken  # this call, whatever lies in the lane by now
+        self._answered[mailbox.index] = mailbox.taken  # not `posted`: the mailbox may hold the next call by now
         self._mark[self._shard] += 1
         fence()
         if self._door is not None and self._door.far(mailbox.rank):
@@ -117,12 +116,12 @@ class SharedCallScheduler(CallScheduler):
             self._to_wake.add(mailbox.rank)
 
     def settle_answers(self) -> None:
-        """The state is about to change: what lies there and may still be wanted is copied."""
+        """The state is about to change: copy the replies that are still to be sent from it."""
         if self._door is not None and self._door.owed:
             self._door.settle()
 
     def wake(self) -> None:
-        """Wake those whose answers are there, when nothing is left to do: they may want this core."""
+        """Wake the workers that have replies. Called when nothing is left to do: they may need this core."""
         for rank in self._to_wake:
             self._memory.wakeup.ring(rank)
         self._to_wake.clear()
@@ -130,18 +129,18 @@ class SharedCallScheduler(CallScheduler):
     def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
         self.settle_answers()
         self._mark[self._shard] += 1
-        if self._shard == 0:  # inside the mark: a death between the two would leave a quorum that nobody mends
+        if self._shard == 0:  # inside the mark: a death between the two would leave a wrong quorum
             self._memory.board.known[rank] = self._present[rank] = int(event == "joined")
         super()._member(event, rank, quorum)
         self._then = self._version.item(), self._refused.item()
         if self.journal is not None:
-            self.journal.add(MEMBER, self.befalls, rank)
+            self.journal.add(MEMBER, self.member_event, rank)
             self.journal.flush()
         self._performed[self._shard] += 1
         self._mark[self._shard] += 1
 
     def _check_crossing(self, call: Call[Any], values: Any) -> None:
-        """What could not cross would not be here; what cannot go back is refused when it is written."""
+        """Arguments have crossed already; encoding refuses results that cannot."""
 
     def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
         mailbox: Mailbox = ticket
@@ -165,7 +164,7 @@ class SharedCallScheduler(CallScheduler):
             return None
 
         def place_part(tensor: Tensor) -> int:
-            # a part of a vector goes to its own range of the whole; the rest is the same on all servers
+            # a shard of a vector goes to its range of the whole vector; other tensors are the same on all servers
             if not (tensor.dim() and tensor.is_floating_point() and tensor.shape[-1] == high - low):
                 return place(tensor) if self._lead else room(tensor, tensor.numel() * tensor.element_size())
             whole = (*tensor.shape[:-1], length)
@@ -186,7 +185,7 @@ class SharedCallScheduler(CallScheduler):
 
 
 def _parts_in_order(result: Any, place: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
-    """Encoding sees tensors of the full shape, without memory; what is placed are the parts, in the same order."""
+    """Encoding sees tensors of the full shape, without memory; the shards are placed, in the same order."""
     parts = iter(list(tensors(result)))
     return lambda _: place(next(parts))
 

@@ -27,18 +27,17 @@ from paceline.processes.memory.segment import Segment
 
 LARGE = 1 << 15  # bytes; what is smaller is copied at once
 SMALLEST = 1 << 18  # bytes; what is smaller the allocator keeps by itself
-BLOCKS = 3  # that are kept: the result before the last may still be held while the next comes
+BLOCKS = 3  # blocks in a pool: a worker may still hold the last two results when the next arrives
 
 
 class PendingReplies:
-    """One server's account. It lies in memory, so that a successor finds it."""
+    """Replies not yet copied out of a server's state. Kept in shared memory for a restarted server."""
 
     def __init__(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> None:
         self._segment = memory.segment
         first = memory.layout.places["owed"].offset // 8 + 3 * len(mailboxes) * shard
-        self._rows = memory.segment.words[
-            first : first + 3 * len(mailboxes)
-        ]  # where it lies, where it is to lie, its size
+        # per mailbox: the reply's offset in the state, its offset in the mailbox, its size
+        self._rows = memory.segment.words[first : first + 3 * len(mailboxes)]
         self._posted, self._answered = memory.board.posted, memory.board.answered[shard]
         state = memory.shard_state(shard)
         self._cells = {memory.segment.offset(state.cell(name)) for name in state} - {None}
@@ -48,12 +47,12 @@ class PendingReplies:
         return bool(self._mailboxes)
 
     def of(self, mailbox: Mailbox) -> tuple[int, int, int] | None:
-        """Where a lane's answer lies, where in the lane it belongs, and its size."""
+        """A pending reply's offset in the state, its offset in the mailbox, and its size."""
         source, at, size = self._rows[3 * mailbox.index : 3 * mailbox.index + 3]
         return (source, at, size) if source else None
 
     def note(self, mailbox: Mailbox, tensor: Tensor, at: int) -> bool:
-        """A part of an answer belongs there. False: it must be copied; True: it may stay where it is for now."""
+        """A tensor of a reply, which belongs at offset `at`. True: it is sent from the state; False: copy it now."""
         size = tensor.numel() * tensor.element_size()
         source = self._segment.offset(tensor) if size >= LARGE else None
         if source is None or source not in self._cells or mailbox in self._mailboxes:
@@ -64,15 +63,15 @@ class PendingReplies:
         return True
 
     def had(self, rank: int, missing: int) -> None:
-        """A worker has the answers in its lanes, but for some: a bit for each."""
-        for mailbox in [
-            mailbox for mailbox in self._mailboxes if mailbox.rank == rank and not missing >> mailbox.number & 1
-        ]:
-            self._mailboxes.remove(mailbox)
-            self._rows[3 * mailbox.index] = 0
+        """A worker has received its replies, except those in the mailboxes whose bits are set in `missing`."""
+        for mailbox in list(self._mailboxes):
+            if mailbox.rank == rank and not missing >> mailbox.number & 1:
+                self._mailboxes.remove(mailbox)
+                self._rows[3 * mailbox.index] = 0
 
     def settle(self) -> Iterator[tuple[Mailbox, int, int, int]]:
-        """The state is about to change: copy what may still be wanted. Gives each with its new place."""
+        """The state is about to change: copy the replies that were not received yet. Gives each mailbox with source,
+        offset and size."""
         memory = memoryview(self._segment.memory)
         mailboxes, self._mailboxes = self._mailboxes, []
         for mailbox in mailboxes:
@@ -85,13 +84,13 @@ class PendingReplies:
 
 @dataclass(slots=True)
 class ReceiveBuffer:
-    """Memory that a result is received into, to stay there: a block instead of a part of a lane."""
+    """A block that a result is received into and stays in, instead of the mailbox."""
 
     at: int
     size: int
     block: mmap.mmap
-    tensor: Tensor  # that lies there
-    came: dict[int, Pieces] = field(default_factory=dict)  # by server: what it has put there
+    tensor: Tensor  # the result
+    came: dict[int, Pieces] = field(default_factory=dict)  # by server: the byte ranges that it has sent
 
     def is_for(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
         return self.at == at and self.tensor.dtype is dtype and self.tensor.shape == shape
@@ -105,13 +104,14 @@ class ReceiveBuffer:
         return memoryview(self.block)[offset - self.at : offset - self.at + size]
 
     def put_back(self, segment: Segment) -> None:
-        """It is another result after all: let it lie in its lane."""
-        for piece in (piece for pieces in self.came.values() for piece in pieces):
-            segment.memory[piece[0] : piece[0] + piece[1]] = self.view(piece)
+        """The result is not the expected one: copy it to the mailbox."""
+        for pieces in self.came.values():
+            for offset, size in pieces:
+                segment.memory[offset : offset + size] = self.view((offset, size))
 
 
 def over(block: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """What lies in a block. A view of it, or what autograd has saved of it, holds the block as well."""
+    """A tensor over a block. Its views, and what autograd has saved of it, keep the block in use."""
     return torch.frombuffer(block, dtype=dtype).view(shape)
 
 
@@ -128,16 +128,10 @@ class BufferPool:
         return over(self.block(size), tensor.dtype, tuple(tensor.shape)).copy_(tensor)
 
     def block(self, size: int) -> mmap.mmap:
-        """One of so many bytes in which nothing lies."""
-        block = self._free(size)
-        if block is None:
-            block = mmap.mmap(-1, size)
-            self._blocks = [*self._blocks[1 - BLOCKS :], block]
-        return block
-
-    def _free(self, size: int) -> mmap.mmap | None:
-        for number in range(len(self._blocks)):
+        """A block of `size` bytes that no tensor uses."""
+        for number in range(len(self._blocks)):  # by number: a variable would be one more reference
             # held by the list alone, and by the call that counts
             if sys.getrefcount(self._blocks[number]) == 2 and len(self._blocks[number]) == size:
                 return self._blocks[number]
-        return None
+        self._blocks = [*self._blocks[1 - BLOCKS :], mmap.mmap(-1, size)]
+        return self._blocks[-1]

@@ -1,4 +1,4 @@
-"""Which pieces of memory belong to a message: the tensors that its words name, or one server's range of them."""
+"""The byte ranges of a message in shared memory: the tensors that its words name, or one server's shard of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.processes.memory.segment import Segment
 
 Piece = tuple[int, int]  # offset and size in bytes
 Pieces = Sequence[Piece]
-Span = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor in memory: where, of what, how large
+Span = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor in memory: offset, dtype and shape
 
 
 @dataclass(frozen=True)
 class ShardRange:
-    """One server's range of vectors that are so long; the whole of them where there is one server."""
+    """The index range [low, high) that one server holds of every vector of `length` numbers."""
 
     low: int
     high: int
@@ -40,12 +40,12 @@ class ShardRange:
 
 
 def size_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Of a tensor, in bytes."""
+    """The size of a tensor in bytes."""
     return math.prod(shape) * dtype.itemsize
 
 
 def of_words(words: Sequence[int], cutting: ShardRange) -> list[Piece]:
-    """The pieces that a call's or an answer's words name, as far as they are this server's."""
+    """The byte ranges of the tensors that the words of a call or reply name; of vectors, this server's shard."""
     found: list[Span] = []
 
     def note(*span: Any) -> Tensor:
@@ -57,7 +57,7 @@ def of_words(words: Sequence[int], cutting: ShardRange) -> list[Piece]:
 
 
 def of_spans(spans: Iterable[Span], cutting: ShardRange) -> list[Piece]:
-    """The pieces of tensors that lie somewhere, as far as they are this server's."""
+    """The byte ranges of tensors; of vectors, this server's shard."""
     return [piece for span in spans for piece in _pieces(*span, cutting)]
 
 
@@ -74,7 +74,7 @@ def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: Sh
 
 
 def of_tensors(segment: Segment, tensors: Iterable[Tensor]) -> list[Piece]:
-    """The pieces that tensors in memory consist of: one for each run of bytes."""
+    """The byte ranges of tensors in a segment: one for each contiguous part."""
     found: list[Piece] = []
     for tensor in tensors:
         if not tensor.numel():
@@ -89,7 +89,7 @@ def of_tensors(segment: Segment, tensors: Iterable[Tensor]) -> list[Piece]:
 
 
 class WritableRanges:
-    """Where a peer may write."""
+    """The byte ranges that a peer may write."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
         self._spans = sorted((start, start + size) for start, size in spans)

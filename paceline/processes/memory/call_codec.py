@@ -1,4 +1,5 @@
-"""Calls and answers as numbers in shared memory: tensors by place, the rest by value. Nothing is ever pickled."""
+"""Encodes the arguments and results of calls as 64-bit words: a tensor by its offset in shared memory, other values
+themselves. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MOST = 480  # words of one message
 _LONGEST_TEXT = 2048
 _MOST_DIMENSIONS = 64
-_LARGEST = 1 << 48  # bytes of a tensor, also of one that would have them if one of its sizes were not 0
+_LARGEST = 1 << 48  # bytes of a tensor, where a dimension of size 0 counts as 1
 
 
 def encode(values: tuple[Any, ...], place: Callable[[Tensor], int]) -> array[int]:
-    """The values as words; `place` puts a tensor into shared memory and says where."""
+    """The values as words; `place` copies a tensor to shared memory and gives its offset."""
     words = array("q")
     _write(values, place, words)
     if len(words) > MOST:
-        raise SchemeError(f"a call carries too much beside its tensors ({len(words)} words, {MOST} are allowed)")
+        raise SchemeError(f"a call carries too much besides its tensors ({len(words)} words, {MOST} are allowed)")
     return words
 
 
@@ -62,9 +63,8 @@ def _write(values: tuple[Any, ...], place: Callable[[Tensor], int], words: array
             text = value.encode()
             if len(text) > _LONGEST_TEXT:
                 raise SchemeError(f"a text of {len(text)} bytes is too long to cross between processes")
-            padded = text + bytes(-len(text) % 8)
             words.extend((TEXT, len(text)))
-            words.frombytes(padded)
+            words.frombytes(text + bytes(-len(text) % 8))
         elif isinstance(value, tuple):
             words.append(TUPLE)
             _write(value, place, words)
@@ -76,8 +76,8 @@ def _write(values: tuple[Any, ...], place: Callable[[Tensor], int], words: array
 
 
 def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
-    """Refuse words that another process has chosen unless `decode` may be given them: ValueError. `allowed` says
-    whether a tensor of some bytes may lie at an offset. Gives how many values there are."""
+    """Check words that came over a network before `decode` gets them: ValueError if they are malformed. `allowed` says
+    whether the peer may use these bytes (offset, size). Gives the number of values."""
     if not 0 < len(words) <= MOST:
         raise ValueError(f"{len(words)} words; 1 to {MOST} are allowed")
     try:
@@ -109,7 +109,7 @@ def _checked(words: Sequence[int], at: int, allowed: Callable[[int, int], bool])
             array("q", words[at + 2 : end]).tobytes()[:length].decode()
             at = end
         elif kind == TUPLE:
-            at = _checked(words, at + 1, allowed)  # as deep as there are words, which is not too deep
+            at = _checked(words, at + 1, allowed)  # no deeper than MOST, which recursion can take
         else:
             raise ValueError(f"a value of kind {kind}")
         if at > len(words):
@@ -128,12 +128,12 @@ def _checked_tensor(words: Sequence[int], at: int, allowed: Callable[[int, int],
             raise ValueError(f"a tensor of shape {tuple(shape)}")
         size, extent = size * one, extent * max(one, 1)
     if extent > _LARGEST or offset % item or (size and not allowed(offset, size)):
-        raise ValueError(f"a tensor of shape {tuple(shape)} at {offset}, where none may lie")
+        raise ValueError(f"a tensor of shape {tuple(shape)} at {offset}, which is not allowed")
     return at + 3 + dims
 
 
 def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor]) -> tuple[Any, ...]:
-    """What `encode` was given; `tensor` finds what lies at a place."""
+    """The values that `encode` was given; `tensor` gives the tensor at an offset."""
     return _read(words, 0, tensor)[0]
 
 

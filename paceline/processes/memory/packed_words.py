@@ -76,7 +76,7 @@ def empty_of(shape: int, device: torch.device | str) -> Tensor:
     return torch.empty(shape // _DTYPES, dtype=DTYPES[shape % _DTYPES], device=device)
 
 
-# The key of a mean: whose it is, and the generation. It is compared, never unpacked.
+# The key of a mean: its group and the generation. It is compared, never unpacked.
 _EVERYBODY = 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -58,7 +57,8 @@ class RunMemory:
         plan, scheme, layout = self.plan, self.scheme, Layout()
         cap = MAILBOX_VECTORS * x0.numel() * x0.element_size() + MAILBOX_BYTES
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
-        saved: dict[str, Tensor] = {}
+        saved: dict[str, Tensor] = {}  # what is in a checkpoint
+        copies: dict[str, Tensor] = {}  # the other servers' own numbers
         if scheme.methods:
             state = scheme.server(x0, plan.workers)
             vectors = state.vectors(scheme.uncut)
@@ -67,11 +67,10 @@ class RunMemory:
             for name in state:
                 saved["server." + (name if name in vectors else f"0.{name}")] = state.cell(name)
             saved |= {f"ledger.0.{name}": ledger.cell(name) for name in ledger}
-            # the workers that the server's state counts: it goes aside with that state
+            # the workers that the server's state counts: copied to `keep.` together with that state
             saved["ledger.0.present"] = torch.ones(plan.workers, dtype=torch.int64)
             for shard in range(1, plan.servers):
-                for name in set(state) - vectors:
-                    layout.like(f"server.{shard}.{name}", state.cell(name))
+                copies |= {f"server.{shard}.{name}": state.cell(name) for name in set(state) - vectors}
                 for name in ledger:
                     layout.like(f"ledger.{shard}.{name}", ledger.cell(name))
             if self.direct():
@@ -95,24 +94,20 @@ class RunMemory:
         for name, tensor in saved.items():
             layout.like(name, tensor)
             layout.like(f"keep.{name}", tensor)
+        for name, tensor in copies.items():
+            layout.like(name, tensor)
         layout.add("overrides", (OVERRIDES,), torch.uint8)
         layout.add("owed", (plan.servers, plan.workers * MAILBOXES, 3), torch.int64)
         os.ftruncate(self._descriptor, 0)  # discard what a chief that died had begun to fill
         os.ftruncate(self._descriptor, layout.size)
         self.segment, self.layout = Segment(self._descriptor, layout.size), layout
         layout.write(self.segment)
-        for name, tensor in saved.items():
-            layout.tensor(self.segment, name).copy_(tensor)
-        for shard in range(1, plan.servers if scheme.methods else 0):
-            for name in layout.places:
-                if name.startswith(f"server.{shard}."):
-                    self.tensor(name).copy_(self.tensor("server.0." + name.split(".", 2)[2]))
-        if scheme.methods:
-            for name in ("ledger.", "tally."):
-                for place in layout.places:
-                    if place.startswith(name) and place.endswith(".held"):
-                        for rank in range(plan.workers):
-                            self.tensor(place)[scheme.holder(rank)] = 0
+        for name, tensor in (saved | copies).items():
+            self.tensor(name).copy_(tensor)
+        for name in layout.places:
+            if name.startswith(("ledger.", "tally.")) and name.endswith(".held"):
+                for rank in range(plan.workers):
+                    self.tensor(name)[scheme.holder(rank)] = 0
         self.board.put("size", layout.size)
 
     def open(self) -> None:
@@ -143,25 +138,24 @@ class RunMemory:
 
     def spans(self, names: Iterable[str]) -> list[tuple[int, int]]:
         """Offset and size of tensors, in bytes."""
-        found = []
-        for name in names:
-            place = self.layout.places[name]
-            found.append((place.offset, math.prod(place.shape) * place.dtype.itemsize))
-        return found
+        places = (self.layout.places[name] for name in names)
+        return [(place.offset, place.nbytes) for place in places]
 
     def spans_from_worker(self, rank: int) -> list[tuple[int, int]]:
-        """What a worker of another node may write in this node's memory."""
+        """What a worker of another node may write in this node's memory. The words of its calls are not among it: they
+        are checked before they are written."""
         own = (f"grad.{rank}.", f"worker.{rank}.", f"buffer.{rank}.")
-        mailboxes = [
-            f"lane.{rank}.{number}.args" for number in range(MAILBOXES)
-        ]  # words come beside, and are looked at
-        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *mailboxes])
+        return self._spans_of(own, rank, "args")
 
     def spans_from_server(self, rank: int) -> list[tuple[int, int]]:
         """What a server of another node may write in the memory of a worker's node."""
         own = ("server.", "ledger.", "keep.server.", "keep.ledger.", "overrides")
-        mailboxes = [f"lane.{rank}.{number}.reply" for number in range(MAILBOXES)]
-        return self.spans([*(name for name in self.layout.places if name.startswith(own)), *mailboxes])
+        return self._spans_of(own, rank, "reply")
+
+    def _spans_of(self, prefixes: tuple[str, ...], rank: int, area: str) -> list[tuple[int, int]]:
+        """Spans of the tensors with these prefixes, and of an area of all mailboxes of a worker."""
+        mailboxes = [f"lane.{rank}.{number}.{area}" for number in range(MAILBOXES)]
+        return self.spans([*(name for name in self.layout.places if name.startswith(prefixes)), *mailboxes])
 
     def direct(self) -> bool:
         """Whether workers change the server's vector themselves."""

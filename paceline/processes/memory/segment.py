@@ -1,12 +1,13 @@
 """Memory that processes share: anonymous segments, and named tensors laid out in them.
 
-A segment is a memfd: it has no name in any file system and is gone with the last process that holds it, however that
-process ends. Pages that nobody has written take no memory, so areas may be laid out generously.
+A segment is a memfd: it has no name in any file system, and the kernel frees it with the last process that has it
+open, however that process ends. Pages that were never written take no memory, so areas may be large.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterable
@@ -19,9 +20,9 @@ from torch import Tensor
 from paceline.errors import RunError
 
 ALIGN = 64  # as torch's own allocator: the same alignment gives the same bits
-HEAD = 1 << 20  # the layout itself stands at the front
+HEAD = 1 << 20  # bytes at the start of a segment, for the layout itself
 WORD = 8
-KNOWN = 1024  # views that are remembered: making one costs more than a small copy
+KNOWN = 1024  # cached views: making a view costs more than a small copy
 
 
 class Segment:
@@ -37,14 +38,14 @@ class Segment:
         self._known: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Where a tensor lies in here; None if it lies elsewhere or not in one piece."""
+        """The offset of a contiguous tensor of this segment; None for any other tensor."""
         if tensor.device.type != "cpu":
             return None
         place = tensor.data_ptr() - self.base
         return place if 0 <= place < self.size and tensor.is_contiguous() else None
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:
-        """The tensor that lies there, not copied; the same object each time, as long as it is not forgotten."""
+        """A view of the tensor at an offset; the same object each time, while it is cached."""
         key = (offset, dtype, tuple(shape))
         found = self._known.get(key)
         if found is None:
@@ -54,9 +55,7 @@ class Segment:
         return found
 
     def _view(self, offset: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> Tensor:
-        count = 1
-        for size in sizes:
-            count *= size
+        count = math.prod(sizes)
         if not count:
             return torch.empty(sizes, dtype=dtype)
         if offset < 0 or offset + count * dtype.itemsize > self.size:
@@ -78,9 +77,13 @@ class TensorPlace:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Layout:
-    """Which tensor lies where; whoever lays it out writes it down at the front, the others read it there."""
+    """The offset of each tensor by name. The chief writes it at the start of the segment, the others read it there."""
 
     def __init__(self) -> None:
         self.places: dict[str, TensorPlace] = {}
@@ -88,12 +91,8 @@ class Layout:
         self.notes: dict[str, Any] = {}
 
     def add(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> None:
-        place = TensorPlace(self.size, dtype, tuple(shape))
-        count = 1
-        for size in place.shape:
-            count *= size
-        self.places[name] = place
-        self.size += -(-max(count * dtype.itemsize, 1) // ALIGN) * ALIGN
+        self.places[name] = place = TensorPlace(self.size, dtype, tuple(shape))
+        self.size += -(-max(place.nbytes, 1) // ALIGN) * ALIGN
 
     def like(self, name: str, tensor: Tensor) -> None:
         self.add(name, tensor.shape, tensor.dtype)
@@ -111,8 +110,7 @@ class Layout:
 
     @classmethod
     def read(cls, segment: Segment) -> Layout:
-        text = segment.memory[WORD : WORD + segment.words[0]]
-        described = json.loads(text)
+        described = json.loads(segment.memory[WORD : WORD + segment.words[0]])
         layout = cls()
         layout.size, layout.notes = described["size"], described["notes"]
         layout.places = {
@@ -126,6 +124,6 @@ class Layout:
         return segment.tensor(place.offset, place.dtype, place.shape)
 
     def under(self, segment: Segment, prefix: str) -> dict[str, Tensor]:
-        """All tensors whose names begin so, under the rest of their names."""
+        """The tensors whose names start with a prefix, by the rest of their names."""
         names = [name for name in self.places if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.tensor(segment, name) for name in names}

@@ -1,8 +1,8 @@
-"""The run's state out of shared memory into a checkpoint, and back.
+"""Snapshots of the run's state: shared memory to a checkpoint on disk, and back.
 
-Every role copies its own part aside (`keep.…`) at a moment at which it is whole: a worker between two steps, a server
-between two calls. The chief writes what lies there to disk. A worker's part is never newer than the servers', which
-are asked last: so nobody ever waits for a version that a restored server has not reached.
+Every role copies its part of the state to the tensors named `keep.…`: a worker between two steps, a server between two
+calls. The chief writes these tensors to disk. Servers copy their part last, so no worker's part is newer than theirs:
+after a restore no worker waits for a version that the servers have not reached.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ KEEP = "keep."
 
 
 def own_names(memory: RunMemory, rank: int) -> list[str]:
-    """The names of a worker's part."""
+    """The names of the tensors of a worker's part."""
     whole = {f"rng.{rank}", f"person.{rank}"}
     prefixes = (f"worker.{rank}.", f"buffer.{rank}.", f"tally.{rank}.")
     return [name for name in memory.layout.places if name in whole or name.startswith(prefixes)]
 
 
 def keep_worker(memory: RunMemory, rank: int, generator: torch.Generator | None) -> None:
-    """Copy a worker's part aside; it stands between two steps."""
+    """Copy a worker's part to `keep.…`; call it between two steps of the worker."""
     board = memory.board
     if generator is not None:
         memory.tensor(f"rng.{rank}").copy_(generator.get_state())
@@ -47,13 +47,14 @@ def keep_worker(memory: RunMemory, rank: int, generator: torch.Generator | None)
 
 
 def keep_shard(memory: RunMemory, shard: int) -> None:
-    """Copy a server's part aside; it stands between two calls."""
+    """Copy a server's part to `keep.…`; call it between two calls."""
     low, high = memory.bounds(shard)
     for name in memory.layout.notes["vectors"]:
         memory.tensor(f"{KEEP}server.{name}")[..., low:high] = memory.tensor(f"server.{name}")[..., low:high]
     if shard == 0:
-        _copy(memory, "server.0.")
-        _copy(memory, "ledger.0.")
+        for name in memory.layout.places:
+            if name.startswith(("server.0.", "ledger.0.")):
+                memory.tensor(KEEP + name).copy_(memory.tensor(name))
         memory.tensor(f"{KEEP}server.0.v").add_(sum(memory.board.direct))
 
 
@@ -67,14 +68,8 @@ def shard_part(memory: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
     return part
 
 
-def _copy(memory: RunMemory, prefix: str) -> None:
-    for name in memory.layout.places:
-        if name.startswith(prefix):
-            memory.tensor(KEEP + name).copy_(memory.tensor(name))
-
-
 def keep_all(memory: RunMemory) -> None:
-    """Everything as it is now; only while nobody works on it."""
+    """Copy all parts to `keep.…`; only before the first step, while no process changes them."""
     for rank in range(memory.plan.workers):
         keep_worker(memory, rank, None)
     if memory.scheme.methods:
@@ -83,7 +78,7 @@ def keep_all(memory: RunMemory) -> None:
 
 
 def model_of(memory: RunMemory, *, prefix: str = "") -> Vector:
-    """What is evaluated and saved; not copied."""
+    """The vector that is evaluated and saved; a view, not a copy."""
     if memory.scheme.methods:
         return memory.scheme.model(memory.server_state(prefix=prefix))
     return memory.scheme.model(memory.worker_state(memory.centre_of(), prefix=prefix))
@@ -93,7 +88,7 @@ def steady(memory: RunMemory) -> Vector:
     """A copy of the model, taken while no server is inside a call."""
     mark, direct = memory.board.mark, memory.direct()
     if not all(memory.near(shard) for shard in range(memory.plan.servers if memory.scheme.methods else 0)):
-        return model_of(memory).clone()  # a copy that they have sent
+        return model_of(memory).clone()  # this node's copy, which no server writes
     while True:
         before = mark.tolist()
         copy = model_of(memory).clone()
@@ -102,12 +97,12 @@ def steady(memory: RunMemory) -> Vector:
             return copy
         if mark.tolist() == before and not any(one % 2 for one in before):
             return copy
-        time.sleep(0)  # the server may share this core
+        time.sleep(0)  # let the server run: it may share this core
 
 
 def buffers_of(memory: RunMemory, policy: str, *, prefix: str = "", late: Sequence[int] = ()) -> dict[str, Tensor]:
-    """The buffers that go with the model: the mean over those who have trained, or the chief's. `late`: workers that
-    may be writing theirs at this moment."""
+    """The buffers of the model: the mean over the workers that have trained, or the chief's. `late`: workers that are
+    left out, because they may be writing theirs now."""
     chief = memory.centre_of()
     rows = {rank: memory.buffers(rank, prefix=prefix) for rank in range(memory.plan.workers)}
     if policy == "chief" or not rows[chief]:
@@ -117,14 +112,14 @@ def buffers_of(memory: RunMemory, policy: str, *, prefix: str = "", late: Sequen
 
 
 def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
-    """What was copied aside, as the newest checkpoint. `own`: tensors of the chief's hooks; `late`: workers that have
-    not put their part aside, and may do so at any moment: theirs is taken from the checkpoint before."""
+    """Write the tensors `keep.…` as the newest checkpoint. `own`: tensors of the chief's hooks. `late`: workers that
+    have not copied their part, and may do so at any moment: theirs is taken from the checkpoint before."""
     names = [name for name in memory.layout.places if name.startswith(KEEP)]
     tensors = {name.removeprefix(KEEP): memory.tensor(name) for name in names}
     if late:
         before = find(memory, memory.board.get("checkpoint")).tensors
         tensors |= {name: before[name] for rank in late for name in own_names(memory, rank)}
-    if not memory.scheme.methods and not memory.plan.script:  # nobody else knows the state of a script's steps
+    if not memory.scheme.methods and not memory.plan.script:  # only a script itself knows the state of its steps
         tensors |= _of_absent_workers(memory, tensors)
     tensors["model"] = model_of(memory, prefix=KEEP).clone()
     tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(memory, policy, prefix=KEEP, late=late).items()}
@@ -141,7 +136,7 @@ def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence
         "seed": plan.seed,
         "exact": plan.exact,
         "cut": common(memory),
-        # not the board's words of now: the state that was put aside may count a worker that has left since
+        # not the board's words: the state that was copied may count a worker that has left since
         "present": (tensors["ledger.0.present"] if scheme.methods else memory.board.known).tolist(),
         "overrides": memory.load_overrides(),
         "parameters": memory.layout.notes.get("parameters"),
@@ -149,7 +144,8 @@ def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence
         "restarts": memory.board.get("restarts"),
         "rolled_back": memory.board.get("rolled_back"),
     }
-    path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=_kept(plan))
+    keep = max(plan.keep, 2) if plan.exact else plan.keep  # workers may be returning to the checkpoint before
+    path = checkpoint.save(Path(plan.directory) / "checkpoints", step, tensors, numbers, keep=keep)
     memory.board.put("checkpoint", step)
     memory.board.put("written", memory.now())
     memory.wakeup.ring(memory.board.evaluator)
@@ -173,20 +169,15 @@ def _of_absent_workers(memory: RunMemory, tensors: dict[str, Tensor]) -> dict[st
     return found
 
 
-def _kept(plan: Plan) -> int:
-    """With `exact` one more: while the chief writes, others may be going back to the one before."""
-    return max(plan.keep, 2) if plan.exact else plan.keep
-
-
 def common(memory: RunMemory) -> bool:
-    """Whether all that was copied aside is of one and the same step."""
+    """Whether the workers' parts in `keep.…` are of one step."""
     steps = {int(memory.tensor(f"{KEEP}person.{rank}")[0]) for rank in range(memory.plan.workers)}
     return len(steps) == 1 and not memory.board.get("uncut")
 
 
 def evened(memory: RunMemory, final: int, left: int) -> bool:
-    """Without a server: whether all who were there at the end have put parts of the same step aside. Whoever was not
-    there (it had died, or had `left` before) takes over the chief's cells, as it would on joining."""
+    """Without a server: whether the workers that were alive at the end have copied parts of the same step. The others
+    (they had died, or had `left` before) get the chief's cells, as they would on joining."""
     board, others = memory.board, range(1, memory.plan.workers)
 
     def reached(rank: int) -> tuple[int, int]:
@@ -205,27 +196,27 @@ def evened(memory: RunMemory, final: int, left: int) -> bool:
 
 
 def saved_buffers(saved: Checkpoint) -> dict[str, Tensor]:
-    """Those that go with the model of a checkpoint."""
+    """The buffers of a checkpoint's model."""
     prefix = "model_buffer."
     return {name.removeprefix(prefix): one for name, one in saved.tensors.items() if name.startswith(prefix)}
 
 
-def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = None) -> None:
-    """Refuse a checkpoint that is of another run than the one that is to go on with it."""
+def check(plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = None) -> None:
+    """Refuse a checkpoint that this plan cannot resume from."""
     found = saved.numbers
-    for name, wanted in (("scheme", scheme.name), ("workers", stage_plan.workers), ("task", stage_plan.task)):
+    for name, wanted in (("scheme", scheme.name), ("workers", plan.workers), ("task", plan.task)):
         if found.get(name) != wanted:
             raise UsageError(
-                f"{saved.path} was written with {name} {found.get(name)!r}; it cannot go on with {wanted!r}"
+                f"{saved.path} was written with {name} {found.get(name)!r}; it cannot resume with {wanted!r}"
             )
-    if bool(found.get("exact")) != stage_plan.exact:
+    if bool(found.get("exact")) != plan.exact:
         was, wanted = ("exact", "not") if found.get("exact") else ("not exact", "exact")
-        raise UsageError(f"{saved.path} is of a run that was {was}; it cannot go on as one that is {wanted}")
+        raise UsageError(f"{saved.path} is of a run that was {was}; it cannot resume as one that is {wanted}")
     if x0 is None:
         return
-    parts = {"worker.0.": scheme.worker(x0, stage_plan.workers)}
+    parts = {"worker.0.": scheme.worker(x0, plan.workers)}
     if scheme.methods:
-        parts["server."] = scheme.server(x0, stage_plan.workers)
+        parts["server."] = scheme.server(x0, plan.workers)
     for prefix, state in parts.items():
         vectors = state.vectors(scheme.uncut) if prefix == "server." else set(state)
         for cell in state:
@@ -235,16 +226,16 @@ def check(stage_plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None
                 found_there = "missing" if there is None else tuple(there.shape)
                 raise UsageError(
                     f"{saved.path} does not fit these settings: its cell {name!r} is {found_there}; "
-                    "the model and the rules must stay as they were"
+                    "resume with the same model and rules"
                 )
 
 
 def restore_shard(memory: RunMemory, shard: int, saved: Checkpoint) -> None:
-    """A server's part as it was in the checkpoint."""
+    """Set a server's part back to a checkpoint."""
     low, high = memory.bounds(shard)
     for name in memory.layout.notes["vectors"]:
         memory.tensor(f"server.{name}")[..., low:high] = saved.tensors[f"server.{name}"][..., low:high]
-    # an older checkpoint has these as numbers only
+    # checkpoints of earlier versions have `present` among the numbers only
     tensors = {"ledger.0.present": torch.tensor(saved.numbers["present"]), **saved.tensors}
     for part in ("server", "ledger"):
         for name in memory.layout.places:
@@ -253,7 +244,7 @@ def restore_shard(memory: RunMemory, shard: int, saved: Checkpoint) -> None:
 
 
 def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
-    """A worker's part as it was in the checkpoint."""
+    """Set a worker's part back to a checkpoint."""
     board = memory.board
     for name in own_names(memory, rank):
         memory.tensor(name).copy_(saved.tensors[name])
@@ -262,7 +253,7 @@ def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
 
 
 def find(memory: RunMemory, step: int) -> Checkpoint:
-    """The checkpoint of that step."""
+    """The checkpoint of a step; DataError if it is not there."""
     directory = Path(memory.plan.directory) / "checkpoints"
     path = checkpoint.find(directory, step)
     if path is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from paceline.processes.memory.board import Board, fence
 
-SOON = 50  # ms between two looks of a role with a `restless`
+SOON = 50  # ms between two calls of `restless`
 LONG = 400_000  # ns of spinning before sleeping
 
 
@@ -26,7 +26,7 @@ class Wakeup:
         self._own = descriptors[2 * me]
         self._poll.register(self._own, select.POLLIN)
         self._sources: dict[int, Callable[[], None]] = {}  # other descriptors to read, and their readers
-        self.restless: Callable[[], bool] | None = None  # done now and then while waiting; True: again soon
+        self.restless: Callable[[], bool] | None = None  # called while waiting; True: call it again soon
 
     @staticmethod
     def create(roles: int) -> list[int]:
@@ -46,7 +46,7 @@ class Wakeup:
         """Wake a role, if it sleeps."""
         fence()
         if self.board.sleeping[place]:
-            with contextlib.suppress(BlockingIOError):  # rung so often that it will look anyway
+            with contextlib.suppress(BlockingIOError):  # the pipe is full: the role will wake anyway
                 os.write(self.descriptors[2 * place + 1], b"!")
 
     def ring_all(self) -> None:
@@ -82,12 +82,12 @@ class Wakeup:
             sleeping[me] = 0
 
     def attend(self, descriptor: int, take_in: Callable[[], None], events: int = select.POLLIN) -> None:
-        """While this role waits, have something done whenever a connection brings news."""
+        """Call `take_in` when a descriptor is ready while this role waits."""
         self._sources[descriptor] = take_in
         self._poll.register(descriptor, events)
 
     def modify(self, descriptor: int, events: int) -> None:
-        """Wait for other events of a connection."""
+        """Wait for other events of a descriptor."""
         if descriptor in self._sources:
             self._poll.modify(descriptor, events)
 
@@ -96,7 +96,7 @@ class Wakeup:
             self._poll.unregister(descriptor)
 
     def look(self) -> None:
-        """Take in what has come, without waiting."""
+        """Read the descriptors that are ready, without waiting."""
         if self._sources:
             self._take_in(self._poll.poll(0))
 

@@ -1,9 +1,12 @@
-"""The server's role: perform the workers' calls, one at a time, until every worker has left."""
+"""The server's role: performs the workers' calls, one at a time, until every worker has left."""
 
 from __future__ import annotations
 
 import os
 import signal
+from typing import Any
+
+from torch import Tensor
 
 from paceline.config import build
 from paceline.ops import Call
@@ -36,10 +39,10 @@ class Server:
 
     def __init__(self, memory: RunMemory, shard: int) -> None:
         self.memory, self.shard, self.board = memory, shard, memory.board
-        self.journal: OrderLogWriter | None = None
-        if shard == 0:
-            self.journal, _ = recorder.journal_of(memory, "server", generation=memory.board.get("generation"))
         self._lead = shard == 0
+        self.journal: OrderLogWriter | None = None
+        if self._lead:
+            self.journal, _ = recorder.journal_of(memory, "server", generation=memory.board.get("generation"))
         self._several = memory.plan.servers > 1
         self._shrink = memory.plan.quorum == "shrink"
         self._mailboxes = [
@@ -70,8 +73,8 @@ class Server:
     def _enter(self, generation: int) -> None:
         self._generation = generation
         self.desk = SharedCallScheduler(self.memory, self.shard, before_answer=self._stop_at_goal, door=self._door)
-        self._taken = [0] * len(self._posted)  # calls that wait at the desk
-        self._found: list[int] = []  # that have come while this server waited
+        self._taken = [0] * len(self._posted)  # numbers of the calls that the call scheduler has
+        self._found: list[int] = []  # mailboxes of calls that came while this server waited
         self.desk.journal = self.journal
 
     def run(self) -> None:
@@ -116,8 +119,8 @@ class Server:
         """Mailboxes with a call that has not been taken. Comparing bytes is the fastest way to find none."""
         if self._posted.tobytes() == self._answered.tobytes():
             return []
-        # Words are read one after the other: a worker may send two calls meanwhile, and the second be seen without the
-        # first. What had been sent before a call that is seen now is seen at the next look.
+        # Words are read one after the other: a worker may send two calls meanwhile, and the second may be read without
+        # the first. So calls later than those of a first reading are left for the next look.
         seen = self._posted.tolist()
         last = [max(seen[first : first + MAILBOXES]) for first in range(0, len(seen), MAILBOXES)]
         rows = zip(self._posted.tolist(), self._answered.tolist(), self._taken, strict=True)
@@ -126,11 +129,11 @@ class Server:
             for index, (posted, answered, taken) in enumerate(rows)
             if posted != answered and posted != taken and posted <= last[index // MAILBOXES]
         ]
-        # each worker's calls in the order in which it sent them; what is saved holds all that had been sent before
+        # each worker's calls in the order in which it sent them, and SAVE after all other calls
         return [index for *_, index in sorted(new)]
 
     def _due(self, index: int) -> bool:
-        """A call of this generation that may still be performed: after the stop only what the end itself needs."""
+        """Whether a call is of this generation and may be performed: after the stop, only what the end needs."""
         mailbox = self._mailboxes[index]
         if generation_of(self._posted[index]) != self._generation or not self._alive[mailbox.rank]:
             return False
@@ -138,7 +141,7 @@ class Server:
         return self.board.run[STOP] == RUNNING or number < 0 or self._owed(number)
 
     def _owed(self, number: int) -> bool:
-        """After the stop: what a worker has sent and gone on from counts, or its part would be ahead of this one."""
+        """Whether a call is performed after the stop: the worker did not wait for it, so its cells are ahead of it."""
         reached = 0 <= self._goal <= self.desk.state.v
         return self.board.run[STOP] != FAILED and self._methods[method_of(number)].silent and not reached
 
@@ -154,13 +157,8 @@ class Server:
                 if self.board.run[STOP] != RUNNING:  # the end of the run is no reason to lower a quorum
                     self._known[rank] = int(present)
                     continue
-                kind = (
-                    MemberEvent.JOINED
-                    if present
-                    else MemberEvent.PARTED
-                    if self.board.parted[rank]
-                    else MemberEvent.LEFT
-                )
+                gone = MemberEvent.PARTED if self.board.parted[rank] else MemberEvent.LEFT
+                kind = MemberEvent.JOINED if present else gone
                 if self._several:
                     self.desk.order(member_entry(rank, kind))
                 self._member(rank, kind)
@@ -191,55 +189,52 @@ class Server:
             self._special(mailbox, *request)
 
     def _stop_at_goal(self) -> None:
-        if self._exact:  # the chief may have said that the run ends sooner, and may have to make an update again
+        if self._exact:  # the chief may have set an earlier goal; after a return updates are made again
             self._goal = self.board.get("goal")
             if self.board.run[GENERATION] != self._generation:
                 return
         if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
             self.memory.stop(STOPPING)
 
-    def _special(self, mailbox: Mailbox, kind: int, args: tuple[object, ...]) -> None:
-        board = self.board
+    def _special(self, mailbox: Mailbox, kind: int, args: tuple[Any, ...]) -> None:
+        """Perform a WorkerRequest."""
+        memory, segment, part = self.memory, self.memory.segment, list[Tensor]()
+        hyper: dict[str, Any] = dict(zip(args[::2], args[1::2], strict=True)) if kind == SET else {}
         self.desk.settle_answers()
-        board.mark[self.shard] += 1
-        mailbox.told, mailbox.pieces, mailbox.data = encode((None,), lambda _: 0), [], None
+        self.board.mark[self.shard] += 1
         if kind == SAVE:
-            snapshot.keep_shard(self.memory, self.shard)
-            mailbox.pieces = of_tensors(
-                self.memory.segment, snapshot.shard_part(self.memory, self.shard, snapshot.KEEP)
-            )
+            snapshot.keep_shard(memory, self.shard)
+            part = snapshot.shard_part(memory, self.shard, snapshot.KEEP)
         elif kind == SHOW:
-            part = snapshot.shard_part(self.memory, self.shard)
-            mailbox.pieces = of_tensors(self.memory.segment, part)
-            content = memoryview(self.memory.segment.memory)  # copied: it may change before it has gone
+            part = snapshot.shard_part(memory, self.shard)
+        elif self._lead:
+            memory.save_overrides(memory.load_overrides() | hyper)
+            part = [memory.tensor("overrides")]
+        if kind == SET:
+            memory.scheme = self.desk.scheme = build.scheme_of(memory.scheme, hyper)
+        mailbox.told, mailbox.pieces, mailbox.data = encode((None,), lambda _: 0), of_tensors(segment, part), None
+        if kind == SHOW:  # copied: the state may change before it is sent
+            content = memoryview(segment.memory)
             mailbox.data = [memoryview(bytes(content[at : at + size])) for at, size in mailbox.pieces]
-        elif kind == SET:
-            hyper = dict(zip(args[::2], args[1::2], strict=True))
-            if self._lead:
-                self.memory.save_overrides(self.memory.load_overrides() | hyper)  # type: ignore[arg-type]
-                mailbox.pieces = of_tensors(self.memory.segment, [self.memory.tensor("overrides")])
-            self.memory.scheme = self.desk.scheme = build.scheme_of(self.memory.scheme, hyper)  # type: ignore[arg-type]
         if self.journal is not None:
-            if kind in (SAVE, SHOW):  # either way somebody has had the state as it is now
+            if kind in (SAVE, SHOW):  # either way a worker sees the state as it is now
                 self.journal.add(order_log.SAVE, mailbox.rank)
             else:
-                self.journal.text(order_log.SET, dict(zip(args[::2], args[1::2], strict=True)))  # type: ignore[arg-type]
+                self.journal.text(order_log.SET, hyper)
             self.journal.flush()
         if self._lead:
             put(mailbox.reply, mailbox.told)
         self.desk.done(mailbox)
 
     def _member(self, rank: int, kind: MemberEvent) -> None:
-        """A worker came or went, perhaps for good: then no barrier waits for it, whatever the quorum."""
-        present = kind == MemberEvent.JOINED
-        self.desk.befalls = kind
-        for number in range(MAILBOXES):
-            index = self.board.mailbox(rank, number)
-            if not present:  # what a dead worker had posted is void
-                self._answered[index] = self._posted[index]
-        if present:
+        """A worker joined or left. After PARTED no barrier waits for it, whatever the quorum."""
+        self.desk.member_event = kind
+        if kind == MemberEvent.JOINED:
             self.desk.joined(rank, quorum=self._shrink)
         else:
+            for number in range(MAILBOXES):  # what a dead worker had posted is void
+                index = self.board.mailbox(rank, number)
+                self._answered[index] = self._posted[index]
             self.desk.left(rank, quorum=self._shrink or kind == MemberEvent.PARTED)
         self.memory.wakeup.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
@@ -262,7 +257,7 @@ class Server:
         return moved
 
     def _next(self) -> int | None:
-        """What the lead has put in order next, if it is here: a call of another node may still be on its way."""
+        """The next entry of the lead's order, if its call is here: one from another node may still be on its way."""
         board = self.board
         ordered = board.get("ordered") if self._following is None else self._following.ordered
         performed = board.performed[self.shard]
@@ -274,36 +269,31 @@ class Server:
             mailbox = self._mailboxes[entry]
             current = generation_of(board.ring_numbers[at]) == board.run[GENERATION] == self._generation
             if not self._alive[mailbox.rank] and current:
-                tear(
-                    self.memory,
-                    self.shard,
-                    f"worker:{mailbox.rank} is gone, and a call of it reached only some servers",
-                )
+                tear(self.memory, self.shard, f"worker:{mailbox.rank} is gone; a call of it reached only some servers")
             return None
         return entry
 
-    def _led_back(self, generation: int) -> bool:
-        """Whether the lead is there, or will not come."""
-        board = self.board
-        outrun = board.run[STOP] == FAILED or board.run[GENERATION] != generation
-        return bool(board.server_generation[0] == generation or outrun)
-
     def _return(self) -> None:
-        """Go back to the checkpoint that the launcher names: another server died inside a call."""
+        """Return to the checkpoint that the supervisor names: another server died inside a call."""
         board = self.board
         generation = board.get("generation")
         saved = snapshot.find(self.memory, board.get("restore"))
+
+        def lead_is_back() -> bool:
+            failed = board.run[STOP] == FAILED
+            return bool(board.server_generation[0] == generation or failed or board.run[GENERATION] != generation)
+
         if not self._lead:  # the lead empties the order first
-            self.memory.wakeup.wait(lambda: self._led_back(generation))
+            self.memory.wakeup.wait(lead_is_back)
             if board.run[GENERATION] != generation:
-                return  # somebody else has died meanwhile: once more
+                return  # another process has died meanwhile: the caller's loop returns once more
         self.desk.settle_answers()
         snapshot.restore_shard(self.memory, self.shard, saved)
         for index, posted in enumerate(self._posted):
-            if generation_of(posted) < generation:  # void; a call of the new course is still to be performed
+            if generation_of(posted) < generation:  # void; calls of this generation are still to be performed
                 self._answered[index] = posted
         board.performed[self.shard] = 0
-        self._follow_lead()  # it may be on another node now
+        self._follow_lead()  # the lead may be on another node now
         if self._following is not None:
             self._following.go_back(generation)
         board.mark[self.shard] += board.mark[self.shard] % 2
@@ -316,14 +306,14 @@ class Server:
         if self.journal is not None:
             self.journal.note({"return": generation})
             self.journal.flush()
-        self._enter(generation)  # not the board's: somebody else may have died meanwhile
+        self._enter(generation)  # not the board's: another process may have died meanwhile
         board.server_generation[self.shard] = generation
         self.memory.wakeup.ring_all()
 
 
 def tear(memory: RunMemory, shard: int, why: str) -> None:
-    """This server cannot do what the first has put in order, and cannot go on: end as one that died inside a call, so
-    that everybody goes back to the last checkpoint."""
+    """This server cannot perform the next call of the order: die as if inside a call, so that the whole run returns to
+    the last checkpoint."""
     print(f"server:{shard}: {why}", flush=True)
     memory.board.mark[shard] += 1 - memory.board.mark[shard] % 2
     os.kill(os.getpid(), signal.SIGKILL)
