@@ -81,7 +81,7 @@ class SharedMeans:
         return meeting
 
     def _place(self, v: Vector, size: int, number: int, small: bool) -> int:
-        """The offset at which the others read v: its own, if it does not change until they have read it; else a slot."""
+        """The offset at which the others read v: its own, if v does not change until they have; else that of a slot."""
         segment = self.memory.segment
         place = segment.offset(v)
         if place is not None and (place in self._grads or not small):
