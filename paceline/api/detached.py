@@ -25,8 +25,7 @@ from paceline.config.plan import Plan
 from paceline.errors import PacelineError
 from paceline.network.nodes import participate
 from paceline.processes.parent_death import die_with_parent
-from paceline.processes.roles.control_channel import Control, Listener
-from paceline.processes.roles.error_report import error_of
+from paceline.processes.roles.control_channel import Control, Listener, error_of
 from paceline.processes.supervisor import pickled_objects
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 from paceline.processes.supervisor.supervisor import Supervisor

@@ -78,9 +78,6 @@ class DiesArrived(Scheme, name="conformance-dies-arrived"):
     rank: int = 0
     mark: str = ""
 
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0)
-
     async def step(self, w: Worker) -> None:
         g = await w.grad(w.x)
         under_way = await w.start(w.mean(g))
@@ -97,9 +94,6 @@ class Pairs(Scheme, name="conformance-pairs"):
     """Every worker takes a mean with every other one in turn, two at a time, and then with all: no worker is a step
     ahead of the others when the run ends."""
 
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0)
-
     async def step(self, w: Worker) -> None:
         g = await w.grad(w.x)
         for turn in range(1, w.workers):
@@ -113,9 +107,6 @@ class Pairs(Scheme, name="conformance-pairs"):
 @dataclass(frozen=True)
 class Unequal(Scheme, name="conformance-unequal"):
     """Worker 1 brings a longer vector than the others, from its third step on."""
-
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0)
 
     async def step(self, w: Worker) -> None:
         await w.mean(torch.ones(100 if w.rank == 1 and w.t >= 2 else 10))

@@ -96,8 +96,7 @@ def _launched(
         control.send({"task": task.name})
         noted = {"name": name, "hyper": build.hyper_of(chosen)}
         notes = {"scheme": noted, "plan": decided, "parameters": task.flat.named()}
-        prepare(memory, task, task.start(memory.plan.seed).cpu(), notes, control)
-        memory.open()
+        prepare(memory, task, notes, control)
     else:
         wait_until_ready(memory)
     wait_until_joined(memory)

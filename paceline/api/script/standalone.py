@@ -96,8 +96,7 @@ def session_of(
     control = Records(directory)
     around.enter_context(_written_down(memory, control, before, first))
     control.send({"task": task.name})
-    prepare(memory, task, task.start(plan.seed).cpu(), notes, control)
-    memory.open()
+    prepare(memory, task, notes, control)
     around.enter_context(_interruptible(memory, control.outcome))
     calls = InProcess(memory) if scheme.methods else None
     return WorkerSession(memory, task, 0, hooks, control, calls=calls)

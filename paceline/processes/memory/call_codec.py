@@ -3,6 +3,7 @@ themselves. Nothing is pickled."""
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Callable, Sequence
@@ -80,56 +81,24 @@ def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
     whether the peer may use these bytes (offset, size). Gives the number of values."""
     if not 0 < len(words) <= MOST:
         raise ValueError(f"{len(words)} words; 1 to {MOST} are allowed")
+
+    def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        size, extent = dtype.itemsize * math.prod(shape), dtype.itemsize * math.prod(max(one, 1) for one in shape)
+        wrong = any(one < 0 for one in shape) or extent > _LARGEST or offset % dtype.itemsize
+        if wrong or (size and not allowed(offset, size)):
+            raise ValueError(f"a tensor of shape {shape} at {offset}, which is not allowed")
+        return _NOTHING
+
     try:
-        end = _checked(words, 0, allowed)
+        _, end = _read(words, 0, tensor)
     except IndexError:
         raise ValueError("words are missing") from None
     if end != len(words):
-        raise ValueError(f"{len(words) - end} words are left over")
+        raise ValueError(f"the values take {end} words; there are {len(words)}")
     return words[0]
 
 
-def _checked(words: Sequence[int], at: int, allowed: Callable[[int, int], bool]) -> int:
-    count, at = words[at], at + 1
-    if not 0 <= count <= len(words):
-        raise ValueError(f"{count} values in {len(words)} words")
-    for _ in range(count):
-        kind = words[at]
-        if kind == TENSOR:
-            at = _checked_tensor(words, at + 1, allowed)
-        elif kind in (WHOLE, REAL, TRUTH):
-            at += 2
-        elif kind == NONE:
-            at += 1
-        elif kind == TEXT:
-            length = words[at + 1]
-            if not 0 <= length <= _LONGEST_TEXT:
-                raise ValueError(f"a text of {length} bytes")
-            end = at + 2 - (-length // 8)
-            array("q", words[at + 2 : end]).tobytes()[:length].decode()
-            at = end
-        elif kind == TUPLE:
-            at = _checked(words, at + 1, allowed)  # no deeper than MOST, which recursion can take
-        else:
-            raise ValueError(f"a value of kind {kind}")
-        if at > len(words):
-            raise ValueError("words are missing")
-    return at
-
-
-def _checked_tensor(words: Sequence[int], at: int, allowed: Callable[[int, int], bool]) -> int:
-    code, offset, dims = words[at], words[at + 1], words[at + 2]
-    if not (0 <= code < len(DTYPES) and 0 <= dims <= _MOST_DIMENSIONS):
-        raise ValueError(f"a tensor of kind {code} with {dims} dimensions")
-    shape = words[at + 3 : at + 3 + dims]
-    item = size = extent = DTYPES[code].itemsize
-    for one in shape:
-        if one < 0:
-            raise ValueError(f"a tensor of shape {tuple(shape)}")
-        size, extent = size * one, extent * max(one, 1)
-    if extent > _LARGEST or offset % item or (size and not allowed(offset, size)):
-        raise ValueError(f"a tensor of shape {tuple(shape)} at {offset}, which is not allowed")
-    return at + 3 + dims
+_NOTHING = torch.empty(0)
 
 
 def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor]) -> tuple[Any, ...]:
@@ -137,15 +106,19 @@ def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]
     return _read(words, 0, tensor)[0]
 
 
-def _read(words: list[int], at: int, tensor: Callable[..., Tensor]) -> tuple[tuple[Any, ...], int]:
+def _read(words: Sequence[int], at: int, tensor: Callable[..., Tensor]) -> tuple[tuple[Any, ...], int]:
+    """The values that start at a word, and the index of the word after them."""
     count, at = words[at], at + 1
+    if not 0 <= count <= len(words):
+        raise ValueError(f"{count} values in {len(words)} words")
     values: list[Any] = []
     for _ in range(count):
         kind = words[at]
         if kind == TENSOR:
             code, offset, dims = words[at + 1 : at + 4]
-            shape = tuple(words[at + 4 : at + 4 + dims])
-            values.append(tensor(offset, DTYPES[code], shape))
+            if not (0 <= code < len(DTYPES) and 0 <= dims <= _MOST_DIMENSIONS):
+                raise ValueError(f"a tensor of kind {code} with {dims} dimensions")
+            values.append(tensor(offset, DTYPES[code], tuple(words[at + 4 : at + 4 + dims])))
             at += 4 + dims
         elif kind == WHOLE:
             values.append(words[at + 1])
@@ -161,10 +134,14 @@ def _read(words: list[int], at: int, tensor: Callable[..., Tensor]) -> tuple[tup
             at += 1
         elif kind == TEXT:
             length = words[at + 1]
-            size = -(-length // 8)
-            values.append(array("q", words[at + 2 : at + 2 + size]).tobytes()[:length].decode())
-            at += 2 + size
-        else:
-            inner, at = _read(words, at + 1, tensor)
+            if not 0 <= length <= _LONGEST_TEXT:
+                raise ValueError(f"a text of {length} bytes")
+            end = at + 2 - (-length // 8)
+            values.append(array("q", words[at + 2 : end]).tobytes()[:length].decode())
+            at = end
+        elif kind == TUPLE:
+            inner, at = _read(words, at + 1, tensor)  # no deeper than MOST, which recursion can take
             values.append(inner)
+        else:
+            raise ValueError(f"a value of kind {kind}")
     return tuple(values), at

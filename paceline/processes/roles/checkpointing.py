@@ -17,7 +17,7 @@ from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, RUNNING, STOP, fence
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.run_log import RunLog
+from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runs import atomic_files

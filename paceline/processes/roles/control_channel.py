@@ -1,4 +1,4 @@
-"""Messages of a role to its launcher: JSON lines over a socket pair."""
+"""Messages of a role to its supervisor, errors among them: JSON lines over a socket pair."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import _thread
 import contextlib
 import json
 import socket
+import traceback
 from typing import Any
 
+from paceline import errors
+from paceline.errors import PacelineError, RunError, UsageError
+from paceline.processes import resource_limits
 from paceline.processes.line_buffer import LineBuffer
+from paceline.processes.roles.roles import Role
 
 LONGEST = 1 << 22  # bytes of one line
 
@@ -24,13 +29,13 @@ class Control:
         return self._connection.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        # should the launcher be gone, the kernel is about to end this process too
+        # if the supervisor is gone, the kernel is about to kill this process too
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 class Listener:
-    """The launcher's end: whole messages out of whatever has arrived."""
+    """The supervisor's end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -38,7 +43,7 @@ class Listener:
         self._buffer = LineBuffer(LONGEST)
 
     def messages(self) -> list[dict[str, Any]]:
-        """All that is there by now."""
+        """The messages that have arrived, without waiting."""
         found: list[dict[str, Any]] = []
         while True:
             try:
@@ -57,3 +62,37 @@ class Listener:
 
     def _whole(self, data: bytes) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._buffer.lines(data) if line]
+
+
+def report_of(role: Role, error: BaseException, step: int | None) -> dict[str, Any]:
+    """What the launcher is told of an error; `step`: of the worker that raised it."""
+    own = isinstance(error, PacelineError)
+    notes = list(getattr(error, "__notes__", ()))
+    if not own:
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        notes += [f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in last]
+    notes.append(f"the full log is logs/{role.file}.log")
+    return {
+        "kind": type(error).__name__ if own else "RunError",
+        "where": str(role) if step is None else f"{role}, step {step}",
+        "text": text_of(error),
+        "notes": notes,
+    }
+
+
+def text_of(error: BaseException) -> str:
+    if isinstance(error, PacelineError):
+        return str(error)
+    return resource_limits.explained(error) or f"{type(error).__name__}: {error}"
+
+
+def error_of(told: dict[str, Any]) -> PacelineError:
+    """The error that a role has reported."""
+    kind = getattr(errors, told["kind"], RunError)
+    text = told["text"] if told["text"].startswith(told["where"]) else f"{told['where']}: {told['text']}"
+    if kind is errors.UnknownName:  # it would write the text itself, and this one is written
+        kind = UsageError
+    error: PacelineError = kind(text) if issubclass(kind, PacelineError) else RunError(text)
+    for note in told["notes"]:
+        error.add_note(note)
+    return error

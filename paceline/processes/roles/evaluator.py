@@ -1,10 +1,14 @@
-"""The evaluator's role: outside the training, it follows the checkpoints and keeps the best."""
+"""Evaluates vectors and checkpoints. The evaluator's role: it evaluates each new checkpoint, and keeps the best one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.errors import DataError
 from paceline.hooks._tensorboard import writer
@@ -12,11 +16,28 @@ from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.evaluation import Evaluation
 from paceline.runs import checkpoint
+from paceline.runs.checkpoint import Checkpoint
+from paceline.state import Vector
 from paceline.task import Task
 
-STATE, STEP, PID = range(3)
+STATE, STEP, PID = range(3)  # words of the evaluator on the board
+
+
+class Evaluation:
+    """`turn` is held while the task computes: workers of one process share its model."""
+
+    def __init__(self, task: Task, device: torch.device, turn: AbstractContextManager[Any] | None = None) -> None:
+        self._task, self._device, self._turn = task, device, turn or nullcontext()
+
+    def of(self, x: Vector, buffers: Mapping[str, Tensor]) -> dict[str, float]:
+        """Metrics of a vector."""
+        there = {name: buffer.to(self._device) for name, buffer in buffers.items()}
+        with self._turn:
+            return self._task.evaluate(x.to(self._device), there or None)
+
+    def of_checkpoint(self, saved: Checkpoint) -> dict[str, float]:
+        return self.of(saved.tensors["model"], snapshot.saved_buffers(saved))
 
 
 def follow(memory: RunMemory, task: Task, device: torch.device, control: Control) -> None:
@@ -25,7 +46,7 @@ def follow(memory: RunMemory, task: Task, device: torch.device, control: Control
     if plan.eval_steps is not None:
         task = task.limited(plan.eval_steps * task.batch)
     evaluation = Evaluation(task, device)
-    done = words[STEP] - 1 if words[STEP] else -1  # a predecessor has done so far
+    done = words[STEP] - 1 if words[STEP] else -1  # what the process before has evaluated
     ready_at = memory.seconds() + plan.delay
     generation, summaries = board.get("generation"), None
 
@@ -38,20 +59,19 @@ def follow(memory: RunMemory, task: Task, device: torch.device, control: Control
             memory.wakeup.wait(due, ready_at - memory.seconds())
         memory.wakeup.wait(lambda seen=done: board.get("checkpoint") > seen or due())  # type: ignore[misc]
         step = board.get("checkpoint")
-        if board.get("generation") != generation:  # the run went back: what comes now are other checkpoints
+        if board.get("generation") != generation:  # the run has returned to a checkpoint: newer ones are written again
             generation, done = board.get("generation"), min(done, step)
         if step > done:
             words[STATE] = TRAINING
             try:
                 saved = snapshot.find(memory, step)
             except DataError as error:
-                if board.get("checkpoint") == step:  # and not because a newer one has taken its place
+                if board.get("checkpoint") == step:  # otherwise a newer checkpoint has replaced it
                     control.send({"warn": f"evaluator: {error}"})
                     done = step
                 continue
             metrics = evaluation.of_checkpoint(saved)
-            done = step
-            words[STEP] = step + 1
+            done, words[STEP] = step, step + 1
             seconds = float(saved.numbers["seconds"])
             control.send({"record": {"update": step, "seconds": seconds, **metrics}, "by": "evaluator"})
             if plan.summaries:

@@ -20,9 +20,9 @@ from paceline.processes.memory.board import RUNNING, STOP, STOPPING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import Checkpointing
 from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.evaluation import Evaluation
+from paceline.processes.roles.evaluator import Evaluation
 from paceline.processes.roles.membership import Membership
-from paceline.processes.roles.run_log import RunLog
+from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.result import Staleness

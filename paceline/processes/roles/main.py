@@ -26,8 +26,7 @@ from paceline.processes.memory.board import FAILED, Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles import cpu_scheduling, evaluator, script_role, worker_threads
-from paceline.processes.roles.control_channel import Control
-from paceline.processes.roles.error_report import report_of, text_of
+from paceline.processes.roles.control_channel import Control, report_of, text_of
 from paceline.processes.roles.preparation import prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.roles import Role, place, ranks
 from paceline.processes.roles.server import Server
@@ -150,8 +149,7 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
             control.send({"notice": task.notice})
         notes = {"parameters": task.parameters()} if isinstance(task, TorchTask) else {}
         control.send({"batch": task.batch, "task": task.name})
-        prepare(memory, task, task.start(plan.seed).cpu(), notes, control)
-        memory.open()
+        prepare(memory, task, notes, control)
     else:
         wait_until_ready(memory)
     wait_until_joined(memory)

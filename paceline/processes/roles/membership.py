@@ -7,7 +7,7 @@ from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING, fence
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import Checkpointing
-from paceline.processes.roles.run_log import RunLog
+from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.step_operations import StepOperations
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells

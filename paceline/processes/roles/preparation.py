@@ -10,25 +10,25 @@ from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
-from paceline.state import Vector
 from paceline.task import Task
 
 
-def prepare(memory: RunMemory, task: Task, x0: Vector, notes: dict[str, Any], control: Control) -> None:
-    """Lay out the run's state and fill it, from the start or from the newest checkpoint. Only the chief does this."""
-    plan, board = memory.plan, memory.board
+def prepare(memory: RunMemory, task: Task, notes: dict[str, Any], control: Control) -> None:
+    """Lay out the run's memory, fill it from the start or the newest checkpoint, and open it. Only for the chief."""
+    plan, board, x0 = memory.plan, memory.board, task.start(memory.plan.seed).cpu()
     for text in memory.scheme.warnings(plan.workers, task.curvature() if plan.curvature is None else plan.curvature):
         control.send({"warn": text})
     memory.lay_out(x0, task.buffers(), notes)
     if not _resumed(memory, control):
         snapshot.keep_all(memory)
         snapshot.write(memory, task.buffer_policy, {})
-    base = memory.updates
+    finished = plan.steps is not None and memory.updates >= plan.steps
     board.put("goal", -1 if plan.steps is None else plan.steps)
     board.put("ready", 1)
-    if plan.steps is not None and base >= plan.steps:
+    if finished:
         board.stop(STOPPING)  # after `ready`: a process that sees a stop before it never starts
     memory.wakeup.ring_all()
+    memory.open()
 
 
 def _resumed(memory: RunMemory, control: Control) -> bool:

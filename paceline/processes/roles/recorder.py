@@ -1,4 +1,5 @@
-"""What a real run writes down so that it can be repeated: who opens which log, which states are kept beside them."""
+"""The order logs of a run, by which it can be replayed: opens them, keeps the states that a replay starts from, and
+records what a worker does."""
 
 from __future__ import annotations
 
@@ -16,47 +17,54 @@ from safetensors.torch import save_file
 from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.hook import Hook
+from paceline.processes.calls.client import CallClient
+from paceline.processes.memory import snapshot
+from paceline.processes.memory.board import fence
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.runs import atomic_files
+from paceline.processes.roles.waiting import Waiting
+from paceline.processes.roles.worker_cells import WorkerCells
+from paceline.processes.transport import Means
+from paceline.result import digest
+from paceline.runs import atomic_files, order_log
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.order_log import ABOUT, FORMAT, START, OrderLogWriter, launches, place, returned, trim
+from paceline.runs.order_log import OrderLogWriter, launches, place, returned, trim
 
 
 def prepare(plan: Plan, versions: dict[str, Any], start: Checkpoint | None, objects: dict[str, Any]) -> None:
-    """A launch begins. `start`: what it goes on from; `objects`: what was handed over without a name."""
+    """Make the folder of a launch. `start`: the checkpoint that it resumes from; `objects`: those without a name."""
     if not plan.record or plan.script:
         return
     at = place(plan.directory, plan.launch)
     at.mkdir(parents=True)
     if start is not None:
-        _linked(start.path, at / START)
+        _linked(start.path, at / order_log.START)
     hooks = [*map(build.hook_of, plan.hooks), *objects.get("hooks", ())]
     feeding = [type(hook).__name__ for hook in hooks if type(hook).feed is not Hook.feed]
     unnamed = [name for name in ("task", "scheme") if name in objects]
-    about = {"format": FORMAT, "plan": asdict(plan), "resumed": start is not None, "versions": versions}
-    atomic_files.write_json(at / ABOUT, about | {"unnamed": unnamed, "feeding": feeding})
+    about = {"format": order_log.FORMAT, "plan": asdict(plan), "resumed": start is not None, "versions": versions}
+    atomic_files.write_json(at / order_log.ABOUT, about | {"unnamed": unnamed, "feeding": feeding})
 
 
 def next_launch(directory: Path) -> int:
-    """The number of the launch that begins now."""
+    """The number of the next launch."""
     return 1 + max((int(path.name) for path in launches(directory)), default=0)
 
 
 def trim_all(directory: Path) -> None:
-    """Cut every log to what was written: those of processes that were killed still have room for more."""
+    """Cut every log to its records: a process that was killed has left its log longer."""
     for path in sorted((directory / "order").glob("*/*.log")):
         with suppress(OSError):
             trim(path)
 
 
 def keep_return(plan: Plan, generation: int, saved: Path) -> None:
-    """The run goes back to a checkpoint: it stays beside the logs, however many are written after it."""
+    """The run returns to a checkpoint: keep it beside the logs, where newer checkpoints do not replace it."""
     if place(plan.directory, plan.launch).is_dir():
         _linked(saved, returned(place(plan.directory, plan.launch), generation))
 
 
 def journal_of(memory: RunMemory, role: str, **header: Any) -> tuple[OrderLogWriter | None, int]:
-    """A new log for a role that begins, and how often it has begun; none where the order of things is not known."""
+    """A new log for a role that starts, and the number of its life; None for runs that cannot be replayed."""
     at = place(memory.plan.directory, memory.plan.launch)
     if not memory.plan.record or memory.plan.script or memory.direct() or not at.is_dir():
         return None, 1
@@ -65,12 +73,12 @@ def journal_of(memory: RunMemory, role: str, **header: Any) -> tuple[OrderLogWri
         try:
             return OrderLogWriter(path, {"role": role, "life": life, **header}), life
         except FileExistsError:
-            trim(path)  # of a life that has ended
-    raise AssertionError("numbers do not end")
+            trim(path)  # of an earlier life
+    raise AssertionError("unreachable")
 
 
 def save_cells(memory: RunMemory, rank: int, life: int, generator: torch.Generator | None) -> str:
-    """A worker's cells as they are now, beside its log; gives the file's name."""
+    """Write a worker's cells to a file beside its log; gives the file's name."""
     state = memory.worker_state(rank)
     tensors = {f"cell.{name}": state.cell(name).clone() for name in state}
     tensors |= {f"buffer.{name}": buffer.clone() for name, buffer in memory.buffers(rank).items()}
@@ -86,7 +94,7 @@ def save_cells(memory: RunMemory, rank: int, life: int, generator: torch.Generat
 
 
 def _linked(source: Path, target: Path) -> None:
-    """The files of a checkpoint once more: the same ones where the file system can, else copies."""
+    """Link the files of a checkpoint to another folder; copy them where the file system cannot link."""
     if target.exists():
         return
     aside = target.with_name(target.name + ".new")
@@ -98,3 +106,87 @@ def _linked(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(file, aside / file.name)
     aside.rename(target)
+
+
+class RunLog:
+    """One worker's log; where the run keeps none, every method does nothing."""
+
+    def __init__(self, memory: RunMemory, rank: int, cells: WorkerCells, waiting: Waiting) -> None:
+        self._memory, self._rank, self._cells, self._waiting = memory, rank, cells, waiting
+        self._journal, self._life = journal_of(memory, f"worker-{rank}", rank=rank)
+        self._began = False  # the log says from which cells this life began
+
+    def start(self, calls: CallClient | None, means: Means) -> bool:
+        """Record where this life begins, and with which cells if they are not those of the run's start; from now on
+        calls and means record too. False if the run has returned to a checkpoint meanwhile: then the servers' position
+        is of another generation than this worker."""
+        position = int(self._memory.board.performed[0])
+        fence()
+        if self._waiting.rolled_back():
+            return False
+        if not self._began:
+            self.cells(position, first=self._life == 1 and not self._waiting.generation)
+        means.journal = self._journal
+        if calls is not None:
+            calls.journal = self._journal
+        return True
+
+    def cells(self, position: int = 0, *, first: bool = False) -> None:
+        """Record the worker's step and cells: a replay cannot know what the process before had done."""
+        if self._journal is None:
+            return
+        board, rank, self._began = self._memory.board, self._rank, True
+        self._cells.mirror()
+        name = None if first else save_cells(self._memory, rank, self._life, self._cells.worker._rng)
+        self._note(
+            t=board.t[rank],
+            v=int(self._cells.shared.v),
+            gradients=board.gradients[rank],
+            overrides=self._memory.load_overrides(),
+            generation=self._waiting.generation,
+            position=position,
+            cells=name,
+        )
+
+    def gradient(self, loss: float) -> None:
+        if self._journal is not None:
+            self._journal.add(order_log.GRAD, loss)
+            self._journal.flush()  # a window may end with this process, and its gradients count all the same
+
+    def step(self, *, flush: bool) -> None:
+        if self._journal is not None:
+            self._journal.add(order_log.STEP)
+            if flush:
+                self._journal.flush()
+
+    def change(self, hyper: dict[str, Any]) -> None:
+        """Record hyper-parameters that a hook has changed."""
+        if self._journal is not None:
+            self._journal.text(order_log.CHANGE, hyper)
+            self._journal.flush()
+
+    def checkpoint(self) -> None:
+        """Record the checkpoint that the chief has written."""
+        if self._journal is not None:
+            model = snapshot.model_of(self._memory, prefix=snapshot.KEEP)
+            step = self._memory.board.get("checkpoint")
+            self._note(checkpoint=step, digest=digest(model), generation=self._waiting.generation)
+
+    def returned(self, generation: int) -> None:
+        """Record that the worker has returned to a checkpoint."""
+        if self._journal is not None:
+            self._note(**{"return": generation})
+
+    def end(self) -> None:
+        if self._journal is not None:
+            self._journal.add(order_log.END)
+            self._journal.flush()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def _note(self, **facts: Any) -> None:
+        assert self._journal is not None
+        self._journal.note(facts)
+        self._journal.flush()

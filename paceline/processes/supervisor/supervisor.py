@@ -15,7 +15,7 @@ from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError, RunError
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING
-from paceline.processes.roles.error_report import error_of
+from paceline.processes.roles.control_channel import error_of
 from paceline.processes.roles.roles import ranks, roles_of
 from paceline.processes.supervisor.children import Child, Children, Ended, Message, progress_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
