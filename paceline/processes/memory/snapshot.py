@@ -195,12 +195,6 @@ def evened(memory: RunMemory, final: int, left: int) -> bool:
     return True
 
 
-def saved_buffers(saved: Checkpoint) -> dict[str, Tensor]:
-    """The buffers of a checkpoint's model."""
-    prefix = "model_buffer."
-    return {name.removeprefix(prefix): one for name, one in saved.tensors.items() if name.startswith(prefix)}
-
-
 def check(plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = None) -> None:
     """Refuse a checkpoint that this plan cannot resume from."""
     found = saved.numbers

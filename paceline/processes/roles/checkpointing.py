@@ -1,7 +1,7 @@
-"""A worker's part in checkpoints: when it copies its cells aside, and how the chief has all parts written.
+"""A worker's part in checkpoints: when it copies its cells, and how the chief writes the parts of all processes.
 
-The chief names a snapshot; every worker copies its part aside between two steps; the servers copy theirs last; the
-chief writes all parts to disk. A checkpoint of an exact run, and the run's end, are at one step of all workers.
+The chief numbers a snapshot; every worker copies its part between two steps; the servers copy theirs last; the chief
+writes all parts to disk. A checkpoint of an exact run, and the run's end, are at one step of all workers.
 """
 
 from __future__ import annotations
@@ -250,5 +250,4 @@ class Checkpointing:
         snapshot.write(self._memory, self._buffer_policy, self.hook_tensors)
         self._log.checkpoint()
         if self._exact and not snapshot.common(self._memory):
-            text = "the run was aborted between two steps: its last checkpoint is not exact"
-            self._control.send({"warn": text})
+            self._control.send({"warn": "the run was aborted between two steps: its last checkpoint is not exact"})

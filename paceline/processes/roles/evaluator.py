@@ -37,7 +37,9 @@ class Evaluation:
             return self._task.evaluate(x.to(self._device), there or None)
 
     def of_checkpoint(self, saved: Checkpoint) -> dict[str, float]:
-        return self.of(saved.tensors["model"], snapshot.saved_buffers(saved))
+        prefix = "model_buffer."
+        buffers = {name.removeprefix(prefix): one for name, one in saved.tensors.items() if name.startswith(prefix)}
+        return self.of(saved.tensors["model"], buffers)
 
 
 def follow(memory: RunMemory, task: Task, device: torch.device, control: Control) -> None:

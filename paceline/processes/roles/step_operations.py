@@ -22,7 +22,7 @@ class StepOperations:
     ) -> None:
         self._memory, self._worker, self._calls, self._means, self._waiting = memory, worker, calls, means, waiting
         self._started: list[tuple[Pending[Any], Any]] = []
-        self._met = -1  # the last step that came to a mean
+        self.last_mean = -1  # the last step that came to a mean
 
     def perform(self, op: Op[Any]) -> Any:
         """Perform an operation, and give its result."""
@@ -44,10 +44,6 @@ class StepOperations:
             case _:
                 raise SchemeError(f"worker:{self._worker.rank}: {type(op).__name__} cannot be awaited")
 
-    def was_at_mean(self, step: int) -> bool:
-        """Whether a step, the current one or the one before, came to a mean."""
-        return self._met == step
-
     def forget(self) -> None:
         """The step was abandoned: nothing waits for its operations any more."""
         self._means.forget()
@@ -57,7 +53,7 @@ class StepOperations:
 
     def _first_mean(self) -> bool:
         """Whether this is the step's first mean: only there can a restarted worker begin the same step beside it."""
-        first, self._met = self._met != self._worker.t, self._worker.t
+        first, self.last_mean = self.last_mean != self._worker.t, self._worker.t
         return first
 
     def _start(self, op: Op[Any]) -> Pending[Any]:

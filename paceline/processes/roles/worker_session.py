@@ -171,11 +171,10 @@ class WorkerSession:
             answer = self._operations.perform(op)
 
     def _end_step(self) -> None:
-        worker = self.worker
-        worker.t += 1
-        self.board.t[self.rank] = worker.t
+        step = self.worker.t
+        self.worker.t = self.board.t[self.rank] = step + 1
         # without a server the step's mean carries the record along, if it had one
-        self.log.step(flush=self._calls is None and not self._operations.was_at_mean(worker.t - 1))
+        self.log.step(flush=self._calls is None and self._operations.last_mean != step)
         self.cells.end_step()
         self._hooks.after_step()
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 
 def turn() -> threading.RLock:
-    """What a worker holds while it draws a batch, computes a gradient or evaluates: the model, and torch's random
-    numbers, are one for the whole process. Nobody waits for others while holding it."""
+    """The lock that a worker holds while it draws a batch, computes a gradient or evaluates: the process has one model,
+    and one state of torch's random numbers. No worker waits for another process while it holds the lock."""
     return threading.RLock()
 
 
 def hosted(ranks: Sequence[int], play: Callable[[int], None], failed: Callable[[int, BaseException], None]) -> bool:
-    """Play every rank to its end, side by side. What one raises is handed to `failed` at once, which lets the others
-    end; False if there was any such thing."""
+    """Run every rank to its end, each in a thread. An error of one is given to `failed` at once, which stops the
+    others; False if there was an error."""
     broken: list[int] = []
 
     def one(rank: int) -> None:

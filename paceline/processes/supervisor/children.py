@@ -1,4 +1,4 @@
-"""The processes of one node's roles: forked, listened to and reaped, by the launcher of the run or by an agent."""
+"""The processes of one node's roles: starts, hears and reaps them, for the supervisor of the run or an agent."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Children:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Signals, that of a child's end among them, end `select` inside. Afterwards the selector is closed."""
+        """Inside, any signal (also SIGCHLD) ends a `select`. Afterwards the selector is closed."""
         self._woken, wake = socket.socketpair()
         self._woken.setblocking(False)
         wake.setblocking(False)
@@ -80,7 +80,7 @@ class Children:
             wake.close()
 
     def select(self, timeout: float) -> None:
-        """Wait until something has happened."""
+        """Wait for a message, the end of a process, or a signal."""
         self.selector.select(timeout)
         assert self._woken is not None
         with contextlib.suppress(BlockingIOError):
@@ -112,20 +112,20 @@ class Children:
             board.pid[rank] = child.pid
 
     def messages(self) -> Iterator[tuple[Child, Message]]:
-        """What they have sent."""
+        """The messages that have arrived."""
         for child in list(self.running):
             for message in child.listener.messages() if child.listener is not None else ():
                 yield child, message
 
     def reap(self) -> Iterator[Ended]:
-        """Those that have ended; each is taken off the list before it is given."""
+        """The processes that have ended; each is removed from `running` before it is given."""
         for child in list(self.running):
             pid, status, usage = os.wait4(child.pid, os.WNOHANG) if child.pid else (0, 0, None)
             if pid and usage is not None:
                 yield self._ended(child, status, usage)
 
     def stopped(self, now: float) -> Iterator[tuple[Child, float]]:
-        """Those that a signal has stopped, and for how many seconds."""
+        """The processes that a signal (SIGSTOP) has stopped, and for how many seconds."""
         for child in self.running:
             if is_stopped(child.pid):
                 child.stopped_at = child.stopped_at or now

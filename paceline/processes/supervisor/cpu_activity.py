@@ -1,7 +1,7 @@
 """Whether a process works: the CPU time of it and of its children, as the kernel counts it.
 
-A process that computes, however long, uses CPU time. One that hangs (in a lock that nobody will release, at a barrier
-of threads that a fork has not copied) uses none.
+A process that computes, however long, uses CPU time. One that hangs (in a lock that is never released, at a barrier of
+threads that a fork has not copied) uses none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Activity:
         return now - since
 
     def forget(self, pid: int) -> None:
-        """Count from now on: it waits for others, or it has ended."""
+        """Count again from the next call: the process waits for others, or it has ended."""
         self._seen.pop(pid, None)
 
 

@@ -1,6 +1,6 @@
 """A role as a program of its own: `paceline role NAME --handle DESCRIPTOR`, for code that cannot be forked.
 
-Everything that it needs comes by inherited descriptors: a handle, which names the others, and the memory itself.
+The program inherits all descriptors that it needs: the handle, a text that names the others, and the memory itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def become(part: Role, context: RoleContext, control: Control) -> int:
 
 
 def play(name: str, handle: int) -> int:
-    """The program's side: open what the launcher has prepared, and run the role; gives the exit code."""
+    """The program's side: open the inherited descriptors, and run the role; gives the exit code."""
     part = part_of(name)
     try:
         data: dict[str, Any] = json.loads(os.pread(handle, LONGEST, 0))
@@ -61,9 +61,8 @@ def play(name: str, handle: int) -> int:
             f"{handle} is not the handle of a run ({error}); roles are started by a launcher: paceline train"
         ) from error
     objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
-    return main(
-        part, RoleContext(plan, board, data["bells"], data["state"], objects, Endpoint.from_json(data["node"])), control
-    )
+    node = Endpoint.from_json(data["node"])
+    return main(part, RoleContext(plan, board, data["bells"], data["state"], objects, node), control)
 
 
 def part_of(name: str) -> Role:

@@ -1,7 +1,7 @@
-"""One child process: forked from a launcher that has loaded everything and computed nothing yet.
+"""Forks one child process from a supervisor that has loaded torch and computed nothing yet.
 
-A fork starts in milliseconds where a fresh interpreter needs seconds to load torch, so a killed worker is back at once.
-It is safe here because the launcher has one thread and has never computed anything.
+A fork starts in milliseconds, a fresh interpreter needs seconds to load torch: so a killed worker is back at once. It
+is safe because the supervisor has one thread and has never computed anything.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, s
 
 
 def _die_with(parent: int) -> None:
-    """End with the launcher, however it ends, and leave all signals to it."""
+    """Die with the supervisor, however it ends, and leave all signals to it."""
     die_with_parent(signal.SIGKILL, parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -86,7 +86,7 @@ def _quietly(log: Path) -> None:
 
 
 class _Log(io.FileIO):
-    """A log that cannot be written, on a full disk for one, is no reason to end a run, nor to lose the real one."""
+    """A log whose failed writes (a full disk) are ignored: they must neither end a run nor hide its real error."""
 
     def write(self, text: Any) -> int:
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ class _Log(io.FileIO):
 
 
 def _keep_memory() -> None:
-    """Let freed vectors stay with the process: taking fresh pages for each new one costs more than filling it."""
+    """Keep freed vectors in the process: getting fresh pages for a new vector costs more than filling it."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)

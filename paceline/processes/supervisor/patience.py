@@ -1,7 +1,7 @@
-"""How long a launcher waits for its processes where nothing else limits the waiting: at their start and at the end.
+"""How long a supervisor waits for its processes at their start and at the end of the run.
 
-While they train, processes that wait for each other watch each other. Before its first gradient a process that hangs
-keeps all others waiting, and at the end the launcher itself waits for all of them.
+During training, processes that wait for each other time out by themselves. But before the first gradient all wait for a
+process that hangs, and at the end the supervisor itself waits for all processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Patience:
         for child in children:
             if child.done or not child.pid or child.part.kind == "evaluator":
                 continue
-            if self._asleep(child) or self._progress(child) != child.progress_at_start:
+            if self._asleep(child) or progress_of(child.part, self._plan, self._board) != child.progress_at_start:
                 self._activity.forget(child.pid)
             elif self._activity.idle_for(child.pid, now) > seconds:
                 self._activity.forget(child.pid)
@@ -40,17 +40,13 @@ class Patience:
     def stuck_at_end(
         self, children: Sequence[Child], now: float, seconds: float, exempt: Iterable[Child]
     ) -> list[Child]:
-        """Those that the end waits for, when nothing has moved for too long. `exempt` may take their time."""
+        """Processes that the end of the run waits for, once none has made progress for `seconds`. `exempt` have no
+        time limit."""
         board, exempted = self._board, {id(child) for child in exempt}
         awaited = [child for child in children if not child.done and id(child) not in exempted]
-        motion = (
-            *(
-                sum(words)
-                for words in (board.gradients, board.t, board.performed, board.gone, board.state, board.saved)
-            ),
-            *(board.get(name) for name in ("over", "checkpoint", "alarm", "generation")),
-            sum(not child.done for child in children),
-        )
+        counts = (board.gradients, board.t, board.performed, board.gone, board.state, board.saved)
+        words = (board.get(name) for name in ("over", "checkpoint", "alarm", "generation"))
+        motion = (*map(sum, counts), *words, sum(not child.done for child in children))
         if motion != self._motion or any(self._computes_elsewhere(child) for child in awaited):
             self._motion, self._moved = motion, now
         for child in awaited:
@@ -64,11 +60,8 @@ class Patience:
         return awaited
 
     def hanging(self, children: Iterable[Child]) -> list[Child]:
-        """Those that do not wait for another process: the others wait for them."""
+        """Of these processes, those that do not wait for another one: the others wait for them."""
         return [child for child in children if child.pid and not self._asleep(child)]
-
-    def _progress(self, child: Child) -> int:
-        return progress_of(child.part, self._plan, self._board)
 
     def _asleep(self, child: Child) -> bool:
         """Whether it waits to be woken by another process."""

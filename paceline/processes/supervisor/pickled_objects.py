@@ -1,7 +1,7 @@
 """Objects of the caller's own process (a task defined in a notebook) on their way to its child processes.
 
-Only here is anything pickled: into anonymous memory that the caller fills and its own children inherit. Nothing that
-comes from a network, a file or a checkpoint ever goes through this.
+Nothing else of paceline pickles. The pickle is in anonymous memory, which only the caller's own children inherit:
+nothing from a network, a file or a checkpoint is unpickled.
 """
 
 from __future__ import annotations
