@@ -19,12 +19,11 @@ from paceline.config.plan import Plan
 from paceline.fields import Rate
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import Mailbox
-from paceline.processes.memory.board import MAILBOXES, Board
+from paceline.processes.memory.board import MAILBOXES
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.processes.memory.segment import anonymous
-from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.server import Server
+from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.transport import Transport
 from paceline.scheme import Scheme, on_server
 from paceline.state import State, Vector
@@ -79,22 +78,15 @@ class _Node:
     """The memory of one node, and a view of it for each process."""
 
     def __init__(self, number: int, servers: int, make: MakeTransport) -> None:
-        self.number, self._make = number, make
-        self._plan = Plan(workers=WORKERS, servers=servers)
-        self.board = Board.create(WORKERS, servers)
-        self._pipes = Wakeup.create(self.board.roles)
-        self._state = anonymous("paceline-conformance")
-        for rank in range(WORKERS):
-            self.board.alive[rank] = self.board.known[rank] = 1
-        self.board.put("goal", -1)
-        self.board.put("checkpoint", -1)
+        self.number, self._make, scheme = number, make, Conformance()
+        plan, endpoint = Plan(workers=WORKERS, servers=servers), Endpoint(number=number, secret=SECRET)
+        self._context = LaunchMemory(plan, scheme, {"scheme": scheme}, endpoint).context
+        self.board = self._context.board
         self._view(0).lay_out(torch.zeros(LENGTH), {}, {})
         self.board.put("ready", 1)
 
     def _view(self, place: int) -> RunMemory:
-        wakeup = Wakeup(self.board, self._pipes, place)
-        endpoint = Endpoint(number=self.number, secret=SECRET)
-        memory = RunMemory(self._plan, Conformance(), self.board, wakeup, self._state, endpoint)
+        memory = self._context.memory(place)
         memory.transport = self._make()
         return memory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,17 +12,18 @@ from typing import Any
 
 from paceline import signals
 from paceline.api.execute import last_result
+from paceline.config.endpoint import ALONE
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.processes.calls.in_process import InProcess
-from paceline.processes.memory.board import RUNNING, STOP, STOPPING, Board
+from paceline.processes.memory.board import RUNNING, STOP, STOPPING
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.processes.memory.segment import anonymous
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.preparation import prepare
 from paceline.processes.roles.worker_session import WorkerSession
+from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.outcome import Outcome, result_of
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Totals
@@ -83,16 +83,11 @@ def session_of(
     totals = Totals.of(last, first)
     launched = fingerprint.of(plan, scheme, None, None, hooks)
     fingerprint.write(directory.path, launched, first.step if first else 0, _warn)
-    board = Board.create(1, 1)
-    ends, state = Wakeup.create(board.roles), anonymous("paceline-state")
-    for descriptor in (*ends, state, board.descriptor):
-        around.callback(os.close, descriptor)
-    memory = RunMemory(plan, scheme, board, Wakeup(board, ends, 0), state)
-    board.put("began", memory.now())
-    board.put("checkpoint", -1)
-    board.put("restarts", totals.restarts)
-    board.put("rolled_back", totals.rolled_back)
-    board.alive[0] = board.known[0] = 1
+    made = LaunchMemory(plan, scheme, {}, ALONE)
+    around.callback(made.close)
+    memory = RunMemory(plan, scheme, made.board, Wakeup(made.board, made.pipes, 0), made.state)
+    memory.board.put("restarts", totals.restarts)
+    memory.board.put("rolled_back", totals.rolled_back)
     control = Records(directory)
     around.enter_context(_written_down(memory, control, before, first))
     control.send({"task": task.name})

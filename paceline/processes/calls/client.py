@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SchemeError
-from paceline.ops import Call
+from paceline.ops import Call, mapped, tensors
 from paceline.processes.calls.mailbox import SHOW, Mailbox, got, put
 from paceline.processes.calls.zero_copy import SMALLEST, BufferPool, ReceiveBuffer, over
 from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, STOP, fence
@@ -327,12 +327,9 @@ class CallClient:
 
 
 def _cloned(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, copy=True)
-    return tuple(_cloned(item, device) for item in value) if isinstance(value, tuple) else value
+    return mapped(lambda tensor: tensor.to(device, copy=True), value)
 
 
 def _gives(value: Any, x: int) -> bool:
-    if isinstance(value, Tensor):
-        return value.data_ptr() == x
-    return isinstance(value, tuple) and any(_gives(item, x) for item in value)
+    """Whether a result contains the tensor at an address."""
+    return any(tensor.data_ptr() == x for tensor in tensors(value))
