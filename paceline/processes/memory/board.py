@@ -148,7 +148,7 @@ class Board:
         # of a worker's last two means: one may be at the next while another still reads the last
         self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
         self.joint = [self._words(workers) for _ in range(workers)]
-        self.evaluator_words = self._words(4)
+        self.evaluator_words = self._words(4)  # indexed by STATE, STEP, PID of roles/evaluator.py
         self.common = self._at  # words before this are the same on every node; those after it are a node's own
         self.sleeping = self._words(self.roles)
         self.posted = self._words(workers * MAILBOXES)
@@ -193,7 +193,7 @@ class Board:
 
     @property
     def words(self) -> memoryview:
-        """All of them."""
+        """All words, in the order of memory."""
         return self._segment.words
 
     def number(self, name: str, rank: int) -> int:

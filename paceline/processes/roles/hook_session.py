@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +33,21 @@ from paceline.task import Batch
 from paceline.worker import Worker
 
 
+@dataclass(frozen=True)
 class HookSession:
     """`paceline.hook.Session` says what each member means."""
 
-    def __init__(
-        self,
-        memory: RunMemory,
-        cells: WorkerCells,
-        buffer_policy: str,
-        calls: CallClient | None,
-        driver: StepDriver,
-        waiting: Waiting,
-        membership: Membership,
-        checkpoints: Checkpointing,
-        log: RunLog,
-        evaluation: Evaluation,
-        control: Control,
-    ) -> None:
-        self._memory, self._board, self._cells, self._buffer_policy = memory, memory.board, cells, buffer_policy
-        self._calls, self._driver, self._waiting = calls, driver, waiting
-        self._membership, self._checkpoints, self._log = membership, checkpoints, log
-        self._evaluation, self._control = evaluation, control
+    _memory: RunMemory
+    _cells: WorkerCells
+    _buffer_policy: str
+    _calls: CallClient | None
+    _driver: StepDriver
+    _waiting: Waiting
+    _membership: Membership
+    _checkpoints: Checkpointing
+    _log: RunLog
+    _evaluation: Evaluation
+    _control: Control
 
     @property
     def worker(self) -> Worker:
@@ -68,7 +63,7 @@ class HookSession:
 
     @property
     def samples(self) -> int:
-        return sum(self._board.samples)
+        return sum(self._memory.board.samples)
 
     @property
     def staleness(self) -> Staleness:
@@ -95,11 +90,11 @@ class HookSession:
         self._control.send({"record": {"update": self.updates, "seconds": self.seconds, **values}})
 
     def stop(self, reason: str) -> None:
-        if self._board.run[STOP] == RUNNING:
+        if self._memory.board.run[STOP] == RUNNING:
             self._control.send({"stopped": reason})
             in_step = self._calls is None or self._memory.plan.exact
-            if in_step and math.isfinite(self._board.loss[self.worker.rank]):
-                self._board.put("halt", 1)  # the run ends at a step of all workers
+            if in_step and math.isfinite(self._memory.board.loss[self.worker.rank]):
+                self._memory.board.put("halt", 1)  # the run ends at a step of all workers
             else:
                 self._memory.stop(STOPPING)
 
@@ -113,7 +108,7 @@ class HookSession:
         self._checkpoints.hook_tensors[name] = tensor.detach().cpu()
 
     def kept(self, name: str) -> Tensor | None:
-        step = self._board.get("checkpoint")
+        step = self._memory.board.get("checkpoint")
         return snapshot.find(self._memory, step).tensors.get(f"hook.{name}") if step >= 0 else None
 
     def set(self, **hyper: Any) -> None:
@@ -139,7 +134,7 @@ class HookSession:
             self._membership.step_aside()
         while not condition():  # no process wakes this one for a hook's condition: look now and then
             self._memory.wakeup.wait(lambda: bool(condition() or self._waiting.interrupted()), 0.02)
-            if self._board.run[STOP] and not condition():
+            if self._memory.board.run[STOP] and not condition():
                 raise Stopped
             if self._waiting.rolled_back():
                 self._membership.return_to_checkpoint()
@@ -147,7 +142,7 @@ class HookSession:
             self._membership.join()
 
     def begun(self) -> int:
-        return sum(self._board.begun)
+        return sum(self._memory.board.begun)
 
     def _fetch_servers(self) -> None:
         """Have the state of servers of other nodes in this node's memory."""

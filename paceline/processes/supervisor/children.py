@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from paceline import signals
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import Board
+from paceline.processes.roles import evaluator
 from paceline.processes.roles.control_channel import Control, Listener
 from paceline.processes.roles.main import RoleContext, main
 from paceline.processes.roles.roles import Role, ranks
@@ -107,7 +108,7 @@ class Children:
         if part.kind == "server":
             board.server_pid[part.index] = child.pid
         elif part.kind == "evaluator":
-            board.evaluator_words[2] = child.pid
+            board.evaluator_words[evaluator.PID] = child.pid
         for rank in ranks(part, plan):
             board.pid[rank] = child.pid
 
@@ -158,5 +159,5 @@ def progress_of(part: Role, plan: Plan, board: Board) -> int:
     if part.kind == "server":
         return int(board.performed[part.index])
     if part.kind == "evaluator":
-        return int(board.evaluator_words[1])
+        return int(board.evaluator_words[evaluator.STEP])
     return sum(board.gradients[rank] for rank in ranks(part, plan))

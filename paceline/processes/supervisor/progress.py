@@ -15,6 +15,7 @@ from paceline.fields import finite
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
 from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
+from paceline.processes.roles import evaluator
 from paceline.processes.roles.roles import ranks
 from paceline.processes.supervisor.children import Child
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
@@ -74,16 +75,17 @@ class Watcher:
 
     def _role(self, launcher: Supervisor, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
         board, part, speed, loss = launcher.board, child.part, math.nan, math.nan
+        words = board.evaluator_words
         if part.kind == "server":
             state = STATES[board.server_state[part.index]]
             if state in (RoleState.TRAINING, RoleState.WAITING):
                 state = RoleState.TRAINING if board.get("ready") else RoleState.WAITING
             step, pid = board.performed[part.index], board.server_pid[part.index]
         elif part.kind == "evaluator":
-            state = STATES[board.evaluator_words[0]]
+            state = STATES[words[evaluator.STATE]]
             if state == RoleState.WAITING:
                 state = RoleState.FOLLOWING
-            step, pid, staleness = board.evaluator_words[1] - 1, board.evaluator_words[2], math.nan
+            step, pid, staleness = words[evaluator.STEP] - 1, words[evaluator.PID], math.nan
         else:
             mine = ranks(part, launcher.plan)
             states = {board.state[rank] for rank in mine}
