@@ -45,14 +45,9 @@ class Listener:
     def messages(self) -> list[dict[str, Any]]:
         """The messages that have arrived, without waiting."""
         found: list[dict[str, Any]] = []
-        while True:
-            try:
-                data = self.connection.recv(1 << 16)
-            except (BlockingIOError, ConnectionResetError):
-                break
-            if not data:
-                break
-            found += self._whole(data)
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while data := self.connection.recv(1 << 16):
+                found += self._whole(data)
         return found
 
     def wait(self) -> tuple[list[dict[str, Any]], bool]:

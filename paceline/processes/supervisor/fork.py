@@ -66,8 +66,8 @@ def _die_with(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _quietly(log: Path) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def _quietly(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(descriptor, 1)
@@ -75,13 +75,8 @@ def _quietly(log: Path) -> None:
     os.close(descriptor)
     os.close(null)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(
-            io.BufferedWriter(_Log(number, "w", closefd=False)),
-            encoding="utf-8",
-            errors="backslashreplace",
-            line_buffering=True,
-        )
-        for number in (1, 2)
+        io.TextIOWrapper(io.BufferedWriter(log), "utf-8", "backslashreplace", line_buffering=True)
+        for log in (_Log(1, "w", closefd=False), _Log(2, "w", closefd=False))
     )
 
 

@@ -6,6 +6,7 @@ nothing from a network, a file or a checkpoint is unpickled.
 
 from __future__ import annotations
 
+import mmap
 import os
 from typing import Any
 
@@ -28,17 +29,13 @@ def packed(objects: dict[str, Any]) -> int:
             "name it as file.py:name"
         ) from error
     descriptor = anonymous("paceline-objects", len(data))
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(data)
     return descriptor
 
 
 def unpacked(descriptor: int) -> dict[str, Any]:
     """What the caller packed."""
-    size = os.fstat(descriptor).st_size
-    data = os.pread(descriptor, size, 0)
-    while len(data) < size:
-        data += os.pread(descriptor, size - len(data), len(data))
-    objects: dict[str, Any] = cloudpickle.loads(data)
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        objects: dict[str, Any] = cloudpickle.loads(data)
     return objects
