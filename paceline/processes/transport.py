@@ -32,7 +32,7 @@ class RemoteCalls(Protocol):
     """A worker's way to servers of other nodes."""
 
     latest: int  # the highest number of a call that any server knows of this worker
-    ahead: set[int]  # mailboxes whose replies nobody waits for yet
+    ahead: set[int]  # mailboxes whose replies the worker does not wait for yet
 
     def __len__(self) -> int:
         """How many servers are on other nodes."""
@@ -56,7 +56,7 @@ class RemoteCalls(Protocol):
         """The run has returned to a checkpoint: calls that were posted before it get no reply."""
 
     def forget(self) -> None:
-        """Nobody waits for a reply any more."""
+        """The worker waits for no reply any more."""
 
 
 class CallPort(Protocol):
@@ -117,7 +117,7 @@ class Means(Protocol):
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
 
     def arrive(self, op: Mean, *, first: bool) -> Any:
-        """Begin a mean, and go on; `leave` takes what this gives."""
+        """Begin a mean without waiting for it; `leave` takes what this gives."""
 
     def leave(self, meeting: Any) -> Vector:
         """Wait for a mean that was begun, and give it."""

@@ -98,7 +98,7 @@ class _Node:
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         wakeup = self.memory(self.board.launcher).wakeup
-        wakeup.restless = lambda: True  # nobody rings
+        wakeup.restless = lambda: True  # no process rings
         assert wakeup.wait(ready, PATIENCE), f"not in time: {what}"
 
     def connects(self) -> bool:

@@ -168,7 +168,7 @@ def vectors_of_different_lengths_are_refused(collective: str, directory: Path) -
 
 
 def _after_a_death(collective: str, directory: Path, rank: int, quorum: str, arrived: bool) -> None:
-    """The run ends with all its updates, and the order log says who took part in each mean: replay has its bits."""
+    """The run ends with all its updates, and its replay, by the order log, has its bits."""
     mark = directory / "died"
     directory.mkdir()
     if arrived:
@@ -178,7 +178,7 @@ def _after_a_death(collective: str, directory: Path, rank: int, quorum: str, arr
         settings, scheme = {"hooks": [DiesOnce(mark, rank)]}, "allreduce"
     result = _trained(collective, directory / "run", scheme, workers=3, quorum=quorum, **settings)
     where = f"{scheme}, worker {rank} of {quorum}"
-    assert mark.exists(), f"nobody died: {where}"
+    assert mark.exists(), f"no worker died: {where}"
     assert (result.updates, result.restarts) == (STEPS, 1), where
     told = replay(directory / "run")
     assert told.match, f"{where}: {told.difference}"

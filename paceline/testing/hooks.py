@@ -44,7 +44,7 @@ def check_declaration(hook: str, directory: Path) -> None:
     made = hook_of(hook)
     assert dataclasses.is_dataclass(made), f"{type(made).__name__} is no dataclass"
     assert re.fullmatch(r"[a-z][a-z0-9-]*", made.name), f"{made.name!r} is no name for --hook"
-    assert made.roles, "it has no role: nobody would run it"
+    assert made.roles, "it has no role: no worker would run it"
     assert made.roles <= {"chief", "worker"}, f"unknown roles: {set(made.roles)}"
     first = (inspect.getdoc(type(made)) or "").partition("\n\n")[0]
     assert first.endswith("."), "its docstring does not begin with a sentence"

@@ -225,7 +225,7 @@ def a_restarted_worker_goes_on_after_its_last_call(nodes: Nodes) -> None:
 
 @_check
 def a_stranger_does_not_disturb(nodes: Nodes) -> None:
-    """Who cannot prove the secret is not heard, and blocks nobody."""
+    """A peer that cannot prove the secret is not heard, and blocks no worker."""
     client, board = nodes.client(0), nodes.here.board
     with contextlib.ExitStack() as strangers:
         for shard in nodes.servers if nodes.apart else ():

@@ -56,7 +56,7 @@ def test_a_lost_task_is_submitted_again_from_the_checkpoint(tmp_path: Path, vict
         assert run.ended(LONGER) == 0, run.err
         trained(tmp_path / "run")
         assert f"{victim} was killed by SIGKILL; resubmitted from the newest checkpoint" in run.err
-        assert "going on from the checkpoint" in run.err
+        assert "resuming from the checkpoint" in run.err
 
 
 def test_an_interrupt_ends_the_run_in_order(tmp_path: Path) -> None:

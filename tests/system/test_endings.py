@@ -97,7 +97,7 @@ def test_a_signal_ends_all_in_order_and_the_run_can_go_on(number: int, tmp_path:
     assert told["updates"] == saved.step
     again = run(tmp_path / "run", "digits-mlp", "async", workers=2, steps=saved.step + 50, resume=True)
     finished(again, saved.step + 50)
-    assert again.told(f"going on from the checkpoint of update {saved.step:,}")
+    assert again.told(f"resuming from the checkpoint of update {saved.step:,}")
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     story = run(tmp_path / "run", "digits-mlp", "sync", workers=2, steps=150, checkpoint_steps=30, resume=True)
     finished(story, 150)
     assert story.told("passed over", f"{last:010d}", "damaged")
-    assert story.told(f"going on from the checkpoint of update {former:,}")
+    assert story.told(f"resuming from the checkpoint of update {former:,}")
 
 
 @pytest.mark.parametrize("place", ["file/run", "/proc/run", "taken"])

@@ -79,7 +79,7 @@ def test_ctrl_c_ends_all_in_order_and_resume_goes_on_to_the_end(tmp_path: Path) 
     assert reached > 0
     again = paceline("train", "--resume", str(run), "--steps", str(reached + 100))
     assert again.returncode == 0, again.stderr
-    assert f"going on from the checkpoint of update {reached:,}" in again.stderr
+    assert f"resuming from the checkpoint of update {reached:,}" in again.stderr
     assert newest(run) == reached + 100
     assert shared_files() <= before
 

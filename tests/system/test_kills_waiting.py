@@ -87,7 +87,7 @@ def test_who_is_frozen_longer_than_patience_is_killed_and_comes_back(scheme: str
             patience=1.0,
         )
     result = finished(story, STEPS)
-    assert story.told(frozen, "has stood still for 1 s", "killing it")
+    assert story.told(frozen, "has been stopped for 1 s", "killing it")
     assert result.restarts == 1
     back = story.faults[0].back
     assert back is not None

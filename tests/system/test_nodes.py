@@ -139,7 +139,7 @@ def test_a_server_whose_node_is_lost_goes_on_from_the_checkpoint_where_somebody_
             launcher=made.launcher,
         )
     result = finished(story, 400, over=2)
-    assert story.told("going back to the checkpoint")
+    assert story.told("returning to the checkpoint")
     assert 0 < result.rolled_back_updates < 400
     assert result.metrics["accuracy"] > 0.5
 
@@ -403,7 +403,7 @@ def test_nodes_that_share_no_disk_are_sent_the_checkpoint_and_send_back_their_lo
             launcher=made.launcher,
         )
     finished(story, 400, over=2)
-    assert story.told("going back to the checkpoint")
+    assert story.told("returning to the checkpoint")
     assert story.told("evaluator: update")
     assert checkpoint.best(tmp_path / "run") is not None
     logs = {path.name for path in (tmp_path / "run" / "logs").iterdir()}

@@ -161,7 +161,7 @@ def test_a_server_that_is_asked_to_leave_loses_nothing_that_was_made_before(
         )
     finished(story, 600, over=2)
     assert made.codes["left"] == 128 + signal.SIGTERM
-    back = [text for text in story.said if "going back to the checkpoint" in text]
+    back = [text for text in story.said if "returning to the checkpoint" in text]
     assert len(back) == 1
     assert int(back[0].split("update ")[1].split(" ")[0].replace(",", "")) >= 150, back
 

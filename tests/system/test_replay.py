@@ -22,8 +22,7 @@ from paceline import Batch, Hook, load, replay
 from paceline.config import build, discovery
 from paceline.errors import DataError, UsageError
 from paceline.hook import Session
-from paceline.network.means import distributed
-from paceline.processes import means
+from paceline.processes.memory import packed_words
 from paceline.result import digest
 from paceline.runs import checkpoint, file_sums, fingerprint, order_history, order_log
 from paceline.runs.order_log import place
@@ -50,8 +49,7 @@ def test_a_worker_that_dies_after_its_log_and_before_its_mean_was_in_none(
     collective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next life brings another vector to the mean of the same number."""
-    module = {"shared": means, "tcp": distributed}[collective]
-    plain, mark, calls = module.mixed, tmp_path / "struck", []
+    plain, mark, calls = packed_words.mixed, tmp_path / "struck", []
 
     def struck(*parts: Any) -> int:  # between the two: the name of a group is made
         if parts[0] == "mean" and b"worker:1" in Path("/proc/self/cmdline").read_bytes() and not mark.exists():
@@ -61,7 +59,7 @@ def test_a_worker_that_dies_after_its_log_and_before_its_mean_was_in_none(
                 os.kill(os.getpid(), signal.SIGKILL)
         return plain(*parts)
 
-    monkeypatch.setattr(module, "mixed", struck)
+    monkeypatch.setattr(packed_words, "mixed", struck)
     story = run(tmp_path / "run", "digits-mlp", "groups", workers=4, steps=300, collective=collective)
     assert finished(story, 300).restarts == 1
     numbers = [

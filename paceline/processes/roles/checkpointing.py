@@ -88,7 +88,7 @@ class Checkpointing:
         memory.wakeup.wait(lambda: heard() or self._waiting.interrupted())
 
     def between_steps(self) -> None:
-        """Copy this worker's part aside if a checkpoint wants it here; the chief writes when all parts are there."""
+        """Copy this worker's part if a checkpoint wants it at this step. The chief writes once all parts are copied."""
         board = self._board
         asked = board.get("asked")
         if self._chief and asked != self._requests and not self._writing:  # a server's node is about to leave
@@ -104,7 +104,7 @@ class Checkpointing:
             self._write()
 
     def keep(self, number: int) -> None:
-        """Copy this worker's part of a snapshot aside."""
+        """Copy this worker's part of a snapshot."""
         self._cells.mirror()
         snapshot.keep_worker(self._memory, self._rank, self._worker._rng)
         self._board.saved[self._rank] = number
@@ -188,7 +188,7 @@ class Checkpointing:
     # the last checkpoint
 
     def keep_last(self) -> None:
-        """Copy this worker's part of the last checkpoint aside. Without a server it must be of the step that all have
+        """Copy this worker's part of the last checkpoint. Without a server it must be of the step that all have
         ended with: a worker that was stopped inside a step says so, and one that does not take part has none."""
         board, left = self._board, self._board.run[STOP] == RUNNING
         if self._calls is not None or self._memory.plan.script:  # a script's steps are its own
@@ -201,7 +201,7 @@ class Checkpointing:
             board.put("midway", 1)
 
     def _keep_undisturbed(self, number: int) -> None:
-        """Copy this worker's last part aside, but not while the chief writes the checkpoint before."""
+        """Copy this worker's last part, but not while the chief writes the checkpoint before."""
         board = self._board
         # from another node the part is sent once its number is there, so the number must not come first
         if not self._chief and self._memory.beside(0):
@@ -218,7 +218,7 @@ class Checkpointing:
             calls.forget()
 
     def _kept_by(self, calls: CallClient) -> bool:
-        """Whether the servers have copied their part aside; False if the run has returned to a checkpoint."""
+        """Whether the servers have copied their part; False if the run has returned to a checkpoint."""
         board, memory, waiting = self._board, self._memory, self._waiting
         if waiting.rolled_back():
             waiting.generation = calls.generation = generation = board.get("generation")

@@ -64,7 +64,7 @@ class Membership:
                 return
 
     def join(self) -> None:
-        """Take part again. Without a server, copy the cells of a worker that stands still meanwhile."""
+        """Take part again. Without a server, copy the cells of a worker that waits meanwhile."""
         board, rank = self._board, self._rank
         if self._calls is None:
             board.joining[rank] = 1
@@ -76,7 +76,7 @@ class Membership:
         board.busy[rank] += board.busy[rank] % 2
         board.alive[rank] = 1
         fence()
-        board.joining[rank] = board.grant[rank] = 0  # last: the donor stands still until this worker takes part
+        board.joining[rank] = board.grant[rank] = 0  # last: the donor waits until this worker takes part
         self._memory.wakeup.ring_all()
 
     def _donor(self) -> int | None:

@@ -52,7 +52,7 @@ def _resumed(memory: RunMemory, control: Control) -> bool:
     board.put("checkpoint", saved.step)
     board.put("written", memory.now())  # as if written now: no training has passed it yet
     snapshot.keep_all(memory)  # other nodes get their parts from there
-    control.send({"say": f"going on from the checkpoint of update {saved.step:,}"})
+    control.send({"say": f"resuming from the checkpoint of update {saved.step:,}"})
     return True
 
 

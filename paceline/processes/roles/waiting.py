@@ -17,7 +17,7 @@ from paceline.runtime.step_driver import StepDriver
 
 
 class Waiting:
-    """The waits of one worker. Each ends with `Stopped` or `RolledBack` if the run does not go on as it was."""
+    """The waits of one worker. Each ends with `Stopped` or `RolledBack` if the run stops or returns to a checkpoint."""
 
     def __init__(self, memory: RunMemory, rank: int, driver: StepDriver) -> None:
         self._memory, self._board, self._rank, self._driver = memory, memory.board, rank, driver

@@ -54,7 +54,7 @@ class LaunchMemory:
         return self.memory.furthest if self.opened() else 0
 
     def raise_alarm(self) -> None:
-        """A process has died or stands still: the processes that wait for it start their patience again."""
+        """A process has died or was stopped: the processes that wait for it restart their patience."""
         self.board.put("alarm", self.board.get("alarm") + 1)
 
     @property

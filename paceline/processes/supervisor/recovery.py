@@ -21,7 +21,7 @@ class Recovery:
 
     def __init__(self, launched: LaunchMemory, directory: RunDirectory, tell: Callable[[str, str], None]) -> None:
         self._launched, self._directory, self._tell = launched, directory, tell
-        self.restored: Checkpoint | None = None  # the checkpoint that the run went back to last
+        self.restored: Checkpoint | None = None  # the checkpoint that the run last returned to
 
     def take_back_words(self, part: Role, *, awaited: bool) -> None:
         """Reset the words on the board that a dead process can no longer reset itself. `awaited`: the others wait until
@@ -92,7 +92,7 @@ class Recovery:
         except DataError as error:
             raise RunError(f"{what}, and {error}") from None
         if saved is None:
-            raise RunError(f"{what}, and there is no checkpoint to go back to")
+            raise RunError(f"{what}, and there is no checkpoint to return to")
         wasted = max(launched.updates() - saved.step, 0)
         board.put("rolled_back", board.get("rolled_back") + wasted)
         board.put("restore", saved.step)
@@ -100,12 +100,12 @@ class Recovery:
         recorder.keep_return(launched.plan, board.get("generation") + 1, saved.path)
         board.put("generation", board.get("generation") + 1)
         self.restored = saved
-        for child in children:  # a process that starts later belongs to the new generation and will not go back itself
+        for child in children:  # a process that starts later is of the new generation: it does not return by itself
             child.progress.pop(False, None)
             if not child.done and any(not board.alive[rank] for rank in ranks(child.part, launched.plan)):
                 self.restore_absent(child.part)
         self._tell(
-            "warn", f"{what}: going back to the checkpoint of update {saved.step:,} ({wasted:,} updates are lost)"
+            "warn", f"{what}: returning to the checkpoint of update {saved.step:,} ({wasted:,} updates are lost)"
         )
         launched.wakeup.ring_all()
 

@@ -352,7 +352,7 @@ class Supervisor:
         for child, seconds in self.processes.stopped(now):
             self.launched.raise_alarm()
             if seconds > patience:
-                self.tell("warn", f"{child.part} has stood still for {patience:g} s; killing it")
+                self.tell("warn", f"{child.part} has been stopped for {patience:g} s; killing it")
                 self.processes.kill(child)
 
     def _kill_hanging(self, hanging: Iterable[Child], when: str) -> None:
@@ -380,7 +380,7 @@ class Supervisor:
         return kind == "evaluator" or trained or (closing and kind in ("chief", "server"))
 
     def end_all(self, late: Iterable[Child] = ()) -> None:
-        """Kill every process that is left. `late`: those that the run has waited for in vain."""
+        """Kill every process that is left. `late`: those that did not end in time."""
         self.over = True
         names = ", ".join(str(child.part) for child in late)
         if names and self.outcome.error is None:
