@@ -19,7 +19,7 @@ from paceline.ops import Mean
 from paceline.processes.memory.board import fence
 from paceline.processes.memory.packed_words import mean_key, shape_word
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
+from paceline.runs.order_log import OrderLogWriter, RecordKind
 from paceline.state import Vector, mean_into
 
 SMALL = 2 << 20  # bytes of all vectors together that fit a core's cache: each member adds them up itself
@@ -68,7 +68,7 @@ class SharedMeans:
             self._wait_for(lambda: self._words_read(number % 2), "the others to read the mean before the last")
         place = self._place(v, size, number, small)
         if self.journal is not None:
-            self.journal.add(MEAN, number)
+            self.journal.add(RecordKind.MEAN, number)
             self.journal.flush()
         board.slot[2 * rank + number % 2], board.weight[2 * rank + number % 2] = place, op.weight
         board.at_key[rank] = mean_key(None if op.among is None else members, self.generation)
@@ -210,7 +210,7 @@ class SharedMeans:
             if row[other] and alive[other] and other != rank and board.finished[other] < row[other]:
                 return False
         if self.journal is not None and (len(present) < len(members) or len({board.at_seq[r] for r in present}) > 1):
-            self.journal.text(DECIDED, {str(other): board.at_seq[other] for other in present})
+            self.journal.text(RecordKind.DECIDED, {str(other): board.at_seq[other] for other in present})
             self.journal.flush()
         board.row_valid[rank] = 0
         fence()

@@ -1,5 +1,5 @@
-"""One account of a run: all numbers of what it has saved come from the checkpoint that it has saved, and what was made
-beyond it is counted as lost, or as rolled back once the run has gone on from there."""
+"""The counts of a run. They come from the checkpoint that the run has saved; later updates count as lost, or as rolled
+back once the run has resumed from that checkpoint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.result import Staleness
+from paceline.result import Staleness, digest
+from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.run_directory import RunDirectory
 from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme
 from paceline.state import State
@@ -18,7 +20,7 @@ from paceline.state import State
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run had come when a checkpoint was put together."""
+    """The counts of a run at a checkpoint."""
 
     updates: int
     gradients: int
@@ -42,25 +44,25 @@ class Standing:
 
 @dataclass(frozen=True)
 class Totals:
-    """What earlier launches of a run have added up to."""
+    """Counts over the earlier launches of a run."""
 
     restarts: int = 0
     rolled_back: int = 0
 
     @classmethod
     def of(cls, result: Mapping[str, Any] | None, first: Checkpoint | None) -> Totals:
-        """`result`: how the last launch ended; `first`: the checkpoint that the next one goes on from. A launch that
-        was killed has left no result: what it had made after that checkpoint nobody knows."""
+        """`result`: of the last launch; `first`: the checkpoint that the next launch resumes from. A launch that was
+        killed has left no result, so its updates after the checkpoint are not counted."""
         if result is None or "rolled_back_updates" not in result:
             numbers = {} if first is None else first.numbers
             return cls(int(numbers.get("restarts", 0)), int(numbers.get("rolled_back", 0)))
         reached = int(result["updates"]) + int(result.get("lost_updates") or 0)
-        void = max(reached - (0 if first is None else first.step), 0)
-        return cls(int(result.get("restarts") or 0), int(result["rolled_back_updates"] or 0) + void)
+        undone = max(reached - (0 if first is None else first.step), 0)
+        return cls(int(result.get("restarts") or 0), int(result["rolled_back_updates"] or 0) + undone)
 
 
 def staleness_of(ledgers: Sequence[StalenessLedger], updates: int) -> Staleness:
-    """What the server, or the workers that write into its vector themselves, have counted."""
+    """The staleness that the server, or workers that write into its vector themselves, have counted."""
     histogram: dict[int, int] = {}
     for ledger in ledgers:
         for staleness, number in ledger.histogram().items():
@@ -73,6 +75,16 @@ def staleness_of(ledgers: Sequence[StalenessLedger], updates: int) -> Staleness:
         histogram=dict(sorted(histogram.items())),
         outstanding=ledgers[0].outstanding(updates) if len(ledgers) == 1 else 0,
     )
+
+
+def claimed(directory: RunDirectory) -> tuple[int | None, str | None]:
+    """The update and the digest of the model that a run says it has saved. A killed run says nothing: its newest
+    checkpoint counts."""
+    result = directory.result() or {}
+    if "digest" in result:
+        return int(result["updates"]), result["digest"]
+    found = checkpoint.newest(directory.checkpoints, lambda _: None)
+    return (None, None) if found is None else (found.step, digest(found.tensors["model"]))
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

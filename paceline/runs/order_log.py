@@ -1,10 +1,10 @@
-"""The order log of a real run: what happened, in the order in which it happened, so that it can be repeated.
+"""The order log of a real run: its events in the order in which they happened, for replay.
 
-A run directory holds `order/LAUNCH/`: `server.log`, what the lead server did, and `worker-RANK-LIFE.log`, what a worker
-did between its start and its end or death. A log is a row of frames, each written before anybody else can see what it
-tells of: a killed process leaves whole frames, and never less than others have seen.
+A run directory holds `order/LAUNCH/`: `server-LIFE.log`, the actions of the lead server, and `worker-RANK-LIFE.log`,
+those of one process life of a worker. A log is a sequence of frames. A frame is written before other processes can see
+what it records: a killed process leaves whole frames, and every event that others have seen.
 
-    frame:  length of the records, 2 bytes | records | CRC-32 of them, begun with that of the frame before, 4 bytes
+    frame:  length of the records, 2 bytes | records | CRC-32 of them, continued from the frame before, 4 bytes
 """
 
 from __future__ import annotations
@@ -29,116 +29,122 @@ from torch import Tensor
 from paceline.errors import DataError
 
 FORMAT = 1
-ABOUT, START = "about.json", "start"  # what a launch was, and the checkpoint that it went on from
-PROBES = 64  # coordinates of x whose sum stands beside a call now and then,
-SELDOM = 32  # beside one in so many
-GATHERED = 512  # records that are sealed at the latest
-LARGEST = 1 << 16  # bytes of one frame
+ABOUT, START = "about.json", "start"  # the description of a launch, and the checkpoint that it resumed from
+PROBES = 64  # coordinates of x in a checksum
+SELDOM = 32  # one call in SELDOM is followed by a checksum
+GATHERED = 512  # most records in one frame
+LARGEST = 1 << 16  # most bytes in one frame
 PIECE = 1 << 18  # bytes by which a log grows
 
 
 class MemberEvent(IntEnum):
-    """A change in who takes part: a worker joined, died or hung (left), or ended in order (parted)."""
+    """A change of membership: a worker joined, died or hung (left), or ended in order (parted)."""
 
     LEFT, JOINED, PARTED = -3, -4, -5
 
 
-# of the server: one for each thing that it does, so that their number is its position
-CALL, TELL, MEMBER, SAVE, SET, PROBED = range(1, 7)  # PROBED: a call with a checksum of x after it
-# of a worker
-READ, GRAD, POST, ASK, MEAN, STEP, CHANGE, DECIDED, END = range(16, 25)
-NOTE = 32  # of either: plain data
+class RecordKind(IntEnum):
+    """The kind of a record: its first byte."""
+
+    # of the server, one per action: the index of a record is the position of the server
+    CALL, TELL, MEMBER, SAVE, SET, PROBED = range(1, 7)  # PROBED: a call followed by a checksum of x
+    # of a worker
+    READ, GRAD, POST, ASK, MEAN, STEP, CHANGE, DECIDED, END = range(16, 25)
+    NOTE = 32  # of both: plain data
+
+    __hash__ = int.__hash__  # a frame is packed by a table of its kinds: Enum's own hash is slow
+
 
 ROSE, REFUSED = 1, 2  # flags of a call: x has changed, a gradient was dropped
 
 _SHAPES = {
-    CALL: struct.Struct("<BBHB"),  # kind, method, rank, flags
-    PROBED: struct.Struct("<BBHBI"),
-    TELL: struct.Struct("<BBH"),
-    MEMBER: struct.Struct("<BbH"),  # kind, what befell it, rank
-    SAVE: struct.Struct("<BH"),
-    READ: struct.Struct("<BBq"),  # kind, method, position of the server
-    GRAD: struct.Struct("<Bd"),  # kind, loss
-    POST: struct.Struct("<BB"),
-    ASK: struct.Struct("<BB"),  # only to be told when
-    MEAN: struct.Struct("<Bq"),  # kind, this worker's number of it
-    STEP: struct.Struct("<B"),
-    END: struct.Struct("<B"),
+    RecordKind.CALL: struct.Struct("<BBHB"),  # kind, method, rank, flags
+    RecordKind.PROBED: struct.Struct("<BBHBI"),
+    RecordKind.TELL: struct.Struct("<BBH"),
+    RecordKind.MEMBER: struct.Struct("<BbH"),  # kind, MemberEvent, rank
+    RecordKind.SAVE: struct.Struct("<BH"),
+    RecordKind.READ: struct.Struct("<BBq"),  # kind, method, position of the server
+    RecordKind.GRAD: struct.Struct("<Bd"),  # kind, loss
+    RecordKind.POST: struct.Struct("<BB"),
+    RecordKind.ASK: struct.Struct("<BB"),  # a call that only asks to be told when to look
+    RecordKind.MEAN: struct.Struct("<Bq"),  # kind, number of the mean, counted by this worker
+    RecordKind.STEP: struct.Struct("<B"),
+    RecordKind.END: struct.Struct("<B"),
 }
-_TEXTS = frozenset({SET, CHANGE, DECIDED, NOTE})  # JSON, behind its length
+_TEXTS = frozenset({RecordKind.SET, RecordKind.CHANGE, RecordKind.DECIDED, RecordKind.NOTE})  # length, then JSON
 _TEXT = struct.Struct("<BH")
 _LENGTH, _SUM = struct.Struct("<H"), struct.Struct("<I")
 _AROUND = _LENGTH.size + _SUM.size
 
 
 @lru_cache(maxsize=1024)
-def _row_of(kinds: tuple[int, ...]) -> struct.Struct:
-    """All of a frame's records at once: packing them one by one costs more than a small gradient bears."""
+def _row_of(kinds: tuple[RecordKind, ...]) -> struct.Struct:
+    """The layout of a frame with records of these kinds. Packing them one by one is slow next to a small gradient."""
     return struct.Struct("<" + "".join(_SHAPES[kind].format.removeprefix("<") for kind in kinds))
 
 
 def place(directory: Path | str, launch: int) -> Path:
-    """Where the logs of a launch lie."""
+    """The folder of the logs of a launch."""
     return Path(directory) / "order" / f"{launch:03d}"
 
 
 def launches(directory: Path) -> list[Path]:
-    """The launches of a run that were recorded, in their order."""
+    """The folders of the recorded launches of a run, in order."""
     found = (directory / "order").glob("[0-9][0-9][0-9]*")
     return sorted((path for path in found if path.name.isdecimal() and path.is_dir()), key=lambda path: int(path.name))
 
 
 def returned(at: Path, generation: int) -> Path:
-    """The checkpoint that a launch went back to."""
+    """The checkpoint that a launch rolled back to in this generation."""
     return at / f"return-{generation}"
 
 
 def probe_of(x: Tensor) -> Callable[[], int]:
-    """A function that sums up a few coordinates of x as they are now: bits that differ show at once, or soon."""
+    """A function that gives the checksum of a few coordinates of x as they are now."""
     every = max(1, x.numel() // PROBES)
     seen = x.detach().view(-1)[::every][:PROBES].numpy()
     return lambda: zlib.crc32(seen.tobytes())
 
 
 class OrderLogWriter:
-    """A log that is being written. Records gather until `flush` seals them.
+    """Writes a log. Records are collected until `flush` seals them in a frame.
 
-    The file is mapped: a frame costs no call of the system, and what is written survives the death of the process. Room
-    is asked for ahead, in pieces, so that a full disk is an error here and not a signal later. Zeros follow the last
-    frame; one that a death has cut through has no right sum, and nothing but zeros behind it. `close` cuts the room
-    off; `trim` does it for a process that died. The lock says that a process still writes.
+    The file is mapped: a frame costs no system call and survives the death of the process. Disk space is allocated
+    ahead in pieces, so that a full disk is an error here and not a signal later. Zeros follow the last frame. A frame
+    that was cut by a death has a wrong checksum and only zeros after it. `close` removes the unused space; `trim` does
+    so for a process that died. A lock shows that a process still writes.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with suppress(OSError):  # some network file systems know no locks
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(self._file, fcntl.LOCK_EX)
         self._room: mmap.mmap | bytearray = bytearray()
         self._size = self._at = self._sum = 0
-        self._kinds: list[int] = []
+        self._kinds: list[RecordKind] = []
         self._values: list[Any] = []
         self._broken = False
         self._grow()
         self.note({"format": FORMAT, **header})
 
-    def add(self, kind: int, *values: Any) -> None:
+    def add(self, kind: RecordKind, *values: Any) -> None:
         self._kinds.append(kind)
         self._values.append(kind)
         self._values.extend(values)
         if len(self._kinds) >= GATHERED:
             self.flush()
 
-    def text(self, kind: int, content: dict[str, Any]) -> None:
+    def text(self, kind: RecordKind, content: dict[str, Any]) -> None:
         self.flush()
         encoded = json.dumps(content).encode()
         self._seal(_TEXT.pack(kind, len(encoded)) + encoded)
 
     def note(self, content: dict[str, Any]) -> None:
-        self.text(NOTE, content)
+        self.text(RecordKind.NOTE, content)
 
     def flush(self) -> None:
-        """Seal what was gathered: from here on it survives the death of this process."""
+        """Seal the collected records: from here on they survive the death of this process."""
         if self._kinds:
             records = _row_of(tuple(self._kinds)).pack(*self._values)
             self._kinds.clear()
@@ -153,7 +159,7 @@ class OrderLogWriter:
             self._grow()
 
     def _grow(self) -> None:
-        """More room. A full disk ends the log, not the run: it can be repeated as far as the log goes."""
+        """Allocate more space. A full disk ends the log, not the run: replay goes as far as the log does."""
         if not self._broken:
             try:
                 os.posix_fallocate(self._file, self._size, PIECE)
@@ -164,7 +170,7 @@ class OrderLogWriter:
                 self._broken, self._last = True, self._at
                 self._room = bytearray(PIECE)
                 print(f"the order log ends here: {error.strerror}", file=sys.stderr, flush=True)
-        self._size, self._at = PIECE, 0  # nothing of this is kept
+        self._size, self._at = PIECE, 0  # a scratch buffer: the log has ended
 
     def close(self) -> None:
         self.flush()
@@ -175,13 +181,18 @@ class OrderLogWriter:
 
 
 class LogRecord(NamedTuple):
-    kind: int
+    kind: RecordKind
     values: tuple[Any, ...]
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """The content of a note; empty for a record of another kind."""
+        return self.values[0] if self.kind == RecordKind.NOTE else {}
 
 
 @dataclass(frozen=True)
 class OrderLog:
-    """A log that was read: its header, its records, and whether its end is missing."""
+    """A log that was read. `cut`: a death cut its last frame."""
 
     path: Path
     header: dict[str, Any]
@@ -190,47 +201,44 @@ class OrderLog:
 
 
 def unused(path: Path) -> bool:
-    """Whether nothing was ever written: a process may have been killed while it made its log."""
+    """Whether a log is empty: its process was killed while creating it."""
     return path.is_file() and not path.read_bytes().strip(b"\0")
 
 
 def trim(path: Path) -> None:
-    """Cut a log to its whole frames, if its process has died. A damaged one stays as it is, for `read` to report."""
+    """Cut a log to its whole frames, if its process has died. A damaged log is left for `read` to report."""
     with path.open("r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # its process lives: to cut off room that it has mapped would kill it
-        except OSError:
-            return  # without locks nobody can tell
+        except OSError:  # its process lives, and would be killed if mapped space were cut off; or there are no locks
+            return
         if os.fstat(file.fileno()).st_size % PIECE:
             return  # closed, or trimmed before
-        content = file.read()
         with suppress(DataError):
-            frames, _ = _frames(path, content)
+            frames, _ = _frames(path, file.read())
             file.truncate(frames[-1][1] + _SUM.size if frames else 0)
 
 
 def read(path: Path) -> OrderLog:
-    """A log's records up to its last whole frame. Only a frame that a death may have cut through is left out; any other
-    that is not whole is damage."""
+    """A log's records up to its last whole frame. A last frame that was cut by a death is omitted; any other broken
+    frame is damage."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"the order log {path} cannot be read: {error.strerror}") from error
     frames, cut = _frames(path, content)
     records = [record for begin, end in frames for record in _records(path, content[begin:end])]
-    if not records or records[0].kind != NOTE:
+    if not records or records[0].kind != RecordKind.NOTE:
         raise DataError(f"the order log {path} has no header" + (": it was cut off" if cut else ""))
-    header = records[0].values[0]
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        found = header.get("format") if isinstance(header, dict) else None
+    header = records[0].note
+    found = header.get("format") if isinstance(header, dict) else None
+    if found != FORMAT:
         raise DataError(f"the order log {path} is of format {found!r}; this version of paceline reads {FORMAT}")
     return OrderLog(path, header, records[1:], cut)
 
 
 def _frames(path: Path, content: bytes) -> tuple[list[tuple[int, int]], bool]:
-    """Where the records of each whole frame begin and end, and whether a death has cut through the one after them."""
+    """Where the records of each whole frame begin and end, and whether a death cut the frame after them."""
     found: list[tuple[int, int]] = []
     running = at = 0
     while at < len(content):
@@ -244,9 +252,9 @@ def _frames(path: Path, content: bytes) -> tuple[list[tuple[int, int]], bool]:
                 at = end + _SUM.size
                 continue
         if not any(content[at:]):
-            return found, False  # room that was never used
-        # A dead process has left room behind the one frame that it was writing. A log without that room was closed, and
-        # nothing in it can have been cut by a death.
+            return found, False  # unused space
+        # A dead process leaves unused space after the frame that it was writing. A log without that space was closed:
+        # no frame in it can have been cut by a death.
         room = len(content) - at >= LARGEST and not any(content[at + LARGEST + _AROUND :])
         if not room or _has_frame(content.rstrip(b"\0"), at + 1):
             raise DataError(f"the order log {path} is not what was written: it is damaged at byte {at:,}")
@@ -255,7 +263,7 @@ def _frames(path: Path, content: bytes) -> tuple[list[tuple[int, int]], bool]:
 
 
 def _has_frame(content: bytes, since: int) -> bool:
-    """Whether a whole frame begins there or later: it is known by its sum, which begins with that of the one before."""
+    """Whether a whole frame begins there or later: its checksum continues that of the frame before."""
     for at in range(since + _SUM.size, len(content) - _AROUND + 1):
         begin = at + _LENGTH.size
         end = begin + _LENGTH.unpack_from(content, at)[0]
@@ -269,19 +277,18 @@ def _has_frame(content: bytes, since: int) -> bool:
 def _records(path: Path, block: bytes) -> Iterator[LogRecord]:
     at = 0
     while at < len(block):
-        kind = block[at]
         try:
+            kind = RecordKind(block[at])
             if kind in _TEXTS:
                 _, length = _TEXT.unpack_from(block, at)
                 at += _TEXT.size
                 yield LogRecord(kind, (json.loads(block[at : at + length]),))
                 at += length
-            else:
-                shape = _SHAPES[kind]
-                values = shape.unpack_from(block, at)[1:]
-                at += shape.size
-                if kind == CALL:
-                    values = (*values, None)
-                yield LogRecord(CALL if kind == PROBED else kind, values)
-        except (KeyError, ValueError, struct.error) as error:
-            raise DataError(f"the order log {path} holds a record of an unknown kind ({kind})") from error
+                continue
+            values = _SHAPES[kind].unpack_from(block, at)[1:]
+            at += _SHAPES[kind].size
+            if kind == RecordKind.CALL:
+                values = (*values, None)
+            yield LogRecord(RecordKind.CALL if kind == RecordKind.PROBED else kind, values)
+        except (ValueError, struct.error) as error:
+            raise DataError(f"the order log {path} holds a record of an unknown kind ({block[at]})") from error

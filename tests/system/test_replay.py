@@ -63,7 +63,7 @@ def test_a_worker_that_dies_after_its_log_and_before_its_mean_was_in_none(
     story = run(tmp_path / "run", "digits-mlp", "groups", workers=4, steps=300, collective=collective)
     assert finished(story, 300).restarts == 1
     numbers = [
-        {record.values[0] for record in order_log.read(path).records if record.kind == order_log.MEAN}
+        {record.values[0] for record in order_log.read(path).records if record.kind == order_log.RecordKind.MEAN}
         for path in sorted(place(tmp_path / "run", 1).glob("worker-1-*.log"))
     ]
     assert len(numbers[0] & numbers[1]) == 1
@@ -182,7 +182,7 @@ def test_other_data(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "task", lambda _: task)
     told = replay(calm)
     assert not told.match
-    assert told.hints == ["the data are others than those of the run"]
+    assert told.hints == ["the data are not those of the run"]
 
 
 def killed_at(log: Path, size: int) -> None:

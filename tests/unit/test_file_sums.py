@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import DataError
 from paceline.runs import file_sums
-from paceline.runs.order_log import GRAD, OrderLogWriter
+from paceline.runs.order_log import OrderLogWriter, RecordKind
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_until_the_end_the_former_content_is_right_too(ended: Path) -> None:
 def test_a_log_that_is_still_being_written_has_no_sum_yet(ended: Path) -> None:
     log = OrderLogWriter(ended / "order" / "001" / "worker-1-1.log", {})
     file_sums.end(ended)
-    log.add(GRAD, 1.0)
+    log.add(RecordKind.GRAD, 1.0)
     log.close()
     assert file_sums.changed(ended) == []
 

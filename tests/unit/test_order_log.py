@@ -15,29 +15,15 @@ from hypothesis import strategies as st
 
 from paceline.errors import DataError
 from paceline.runs import order_log
-from paceline.runs.order_log import (
-    CALL,
-    CHANGE,
-    END,
-    GRAD,
-    MEMBER,
-    NOTE,
-    PROBED,
-    READ,
-    STEP,
-    OrderLogWriter,
-    probe_of,
-    read,
-    trim,
-)
+from paceline.runs.order_log import OrderLogWriter, RecordKind, probe_of, read, trim
 
 
 def written(path: Path, records: int = 20) -> Path:
     log = OrderLogWriter(path, {"role": "worker-0"})
     for number in range(records):
-        log.add(READ, 1, number)
-        log.add(GRAD, number / 7)
-        log.add(STEP)
+        log.add(RecordKind.READ, 1, number)
+        log.add(RecordKind.GRAD, number / 7)
+        log.add(RecordKind.STEP)
         log.flush()
     log.close()
     return path
@@ -45,25 +31,25 @@ def written(path: Path, records: int = 20) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     log = OrderLogWriter(tmp_path / "a.log", {"role": "server", "life": 3})
-    log.add(PROBED, 255, 65535, 3, 2**32 - 1)
-    log.add(CALL, 1, 2, 3)
-    log.add(MEMBER, -5, 7)
-    log.text(CHANGE, {"lr": 0.1, "rule": "adam"})
+    log.add(RecordKind.PROBED, 255, 65535, 3, 2**32 - 1)
+    log.add(RecordKind.CALL, 1, 2, 3)
+    log.add(RecordKind.MEMBER, -5, 7)
+    log.text(RecordKind.CHANGE, {"lr": 0.1, "rule": "adam"})
     log.flush()
-    log.add(GRAD, float("inf"))
+    log.add(RecordKind.GRAD, float("inf"))
     log.note({"return": 2})
-    log.add(END)
+    log.add(RecordKind.END)
     log.close()
     told = read(tmp_path / "a.log")
     assert told.header == {"format": order_log.FORMAT, "role": "server", "life": 3}
     assert told.records == [
-        (CALL, (255, 65535, 3, 2**32 - 1)),
-        (CALL, (1, 2, 3, None)),
-        (MEMBER, (-5, 7)),
-        (CHANGE, ({"lr": 0.1, "rule": "adam"},)),
-        (GRAD, (float("inf"),)),
-        (NOTE, ({"return": 2},)),
-        (END, ()),
+        (RecordKind.CALL, (255, 65535, 3, 2**32 - 1)),
+        (RecordKind.CALL, (1, 2, 3, None)),
+        (RecordKind.MEMBER, (-5, 7)),
+        (RecordKind.CHANGE, ({"lr": 0.1, "rule": "adam"},)),
+        (RecordKind.GRAD, (float("inf"),)),
+        (RecordKind.NOTE, ({"return": 2},)),
+        (RecordKind.END, ()),
     ]
     assert not told.cut
 
@@ -72,7 +58,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = OrderLogWriter(tmp_path / "a.log", {})
-    log.add(GRAD, 1.0)
+    log.add(RecordKind.GRAD, 1.0)
     log.flush()
 
     def full(*_: int) -> None:
@@ -80,7 +66,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     for number in range(2 * order_log.PIECE // 15):
-        log.add(GRAD, float(number))
+        log.add(RecordKind.GRAD, float(number))
         log.flush()
     log.close()
     told = read(tmp_path / "a.log")
@@ -98,7 +84,7 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
 def test_many_records_between_two_flushes(tmp_path: Path) -> None:
     log = OrderLogWriter(tmp_path / "a.log", {})
     for number in range(10_000):
-        log.add(GRAD, float(number))
+        log.add(RecordKind.GRAD, float(number))
     log.close()
     assert [record.values[0] for record in read(tmp_path / "a.log").records] == list(range(10_000))
 
@@ -107,13 +93,13 @@ def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         log = OrderLogWriter(tmp_path / "a.log", {})
-        log.add(GRAD, 1.0)
+        log.add(RecordKind.GRAD, 1.0)
         log.flush()
-        log.add(GRAD, 2.0)  # and this was not
+        log.add(RecordKind.GRAD, 2.0)  # and this was not
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     told = read(tmp_path / "a.log")
-    assert (told.records, told.cut) == ([(GRAD, (1.0,))], False)
+    assert (told.records, told.cut) == ([(RecordKind.GRAD, (1.0,))], False)
 
 
 def room_behind(path: Path, content: bytes) -> None:
@@ -195,11 +181,11 @@ def test_a_bad_segment_in_the_middle_is_no_cut_end(tmp_path_factory, data: st.Da
 
 def test_a_log_that_is_being_written_is_not_trimmed(tmp_path: Path) -> None:
     log = OrderLogWriter(tmp_path / "a.log", {})
-    log.add(GRAD, 1.0)
+    log.add(RecordKind.GRAD, 1.0)
     log.flush()
     trim(tmp_path / "a.log")
     assert (tmp_path / "a.log").stat().st_size == order_log.PIECE
-    log.add(GRAD, 2.0)
+    log.add(RecordKind.GRAD, 2.0)
     log.close()
     assert [record.values[0] for record in read(tmp_path / "a.log").records] == [1.0, 2.0]
 
@@ -208,7 +194,7 @@ def test_frames_cannot_change_places(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     log = OrderLogWriter(path, {})
     for number in range(2):
-        log.add(GRAD, float(number))
+        log.add(RecordKind.GRAD, float(number))
         log.flush()
     log.close()
     content = path.read_bytes()

@@ -21,7 +21,7 @@ from paceline.processes.calls.client import Stopped
 from paceline.processes.memory.packed_words import mean_key
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
-from paceline.runs.order_log import DECIDED, MEAN, OrderLogWriter
+from paceline.runs.order_log import OrderLogWriter, RecordKind
 from paceline.state import Vector, mean_into
 
 
@@ -66,7 +66,7 @@ class DistributedMeans:
         v = v if self._groups.on_gpu else v.cpu()
         number = board.at_seq[rank] + 1
         if self.journal is not None:
-            self.journal.add(MEAN, number)
+            self.journal.add(RecordKind.MEAN, number)
             self.journal.flush()
         circle = self._groups.circle(workers, op.among is None)
         meeting = PendingMean(op, v, number, first, circle)
@@ -195,7 +195,7 @@ class DistributedMeans:
         """The mean is there. The log gets its members before this worker uses it."""
         circle = meeting.circle
         if self.journal is not None and circles.told(took, circle.workers):
-            self.journal.text(DECIDED, took)
+            self.journal.text(RecordKind.DECIDED, took)
             self.journal.flush()
         circle.done = (circle.done or 0) + 1
         circle.kept, circle.took = result, took

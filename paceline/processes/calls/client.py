@@ -20,10 +20,11 @@ from paceline.processes.memory.call_codec import decode, encode
 from paceline.processes.memory.packed_words import asks_when, call_number, count_of, method_of, only_asks_when
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.transport import RemoteCalls
-from paceline.runs.order_log import ASK, POST, READ, OrderLogWriter
+from paceline.runs.order_log import OrderLogWriter, RecordKind
 from paceline.scheme import ServerMethod
 from paceline.state import State
 
+ASK, POST, READ = RecordKind.ASK, RecordKind.POST, RecordKind.READ  # bound here: looking up a member of an enum is slow
 READS = 16  # tries to read while no server writes, before the server is asked
 
 

@@ -17,9 +17,10 @@ from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import CallPort
-from paceline.runs.order_log import CALL, MEMBER, PROBED, REFUSED, ROSE, SELDOM, OrderLogWriter, probe_of
-from paceline.runs.order_log import TELL as TOLD
+from paceline.runs.order_log import REFUSED, ROSE, SELDOM, OrderLogWriter, RecordKind, probe_of
 from paceline.runtime.call_scheduler import CallScheduler
+
+CALL, PROBED = RecordKind.CALL, RecordKind.PROBED  # bound here: looking up a member of an enum is slow
 
 
 class SharedCallScheduler(CallScheduler):
@@ -79,7 +80,7 @@ class SharedCallScheduler(CallScheduler):
         self._mark[self._shard] += 1
         result = None if mailbox.tell else self._noted(rank, call, ticket)
         if mailbox.tell and self.journal is not None:
-            self.journal.add(TOLD, self._numbers[call.method.name], rank)
+            self.journal.add(RecordKind.TELL, self._numbers[call.method.name], rank)
             self.journal.flush()
         if self._before_answer is not None:
             self._before_answer()
@@ -134,7 +135,7 @@ class SharedCallScheduler(CallScheduler):
         super()._member(event, rank, quorum)
         self._then = self._version.item(), self._refused.item()
         if self.journal is not None:
-            self.journal.add(MEMBER, self.member_event, rank)
+            self.journal.add(RecordKind.MEMBER, self.member_event, rank)
             self.journal.flush()
         self._performed[self._shard] += 1
         self._mark[self._shard] += 1

@@ -27,7 +27,9 @@ from paceline.processes.transport import Means
 from paceline.result import digest
 from paceline.runs import atomic_files, order_log
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.order_log import OrderLogWriter, launches, place, returned, trim
+from paceline.runs.order_log import OrderLogWriter, RecordKind, launches, place, returned, trim
+
+GRAD, STEP = RecordKind.GRAD, RecordKind.STEP  # bound here: looking up a member of an enum is slow
 
 
 def prepare(plan: Plan, versions: dict[str, Any], start: Checkpoint | None, objects: dict[str, Any]) -> None:
@@ -150,19 +152,19 @@ class RunLog:
 
     def gradient(self, loss: float) -> None:
         if self._journal is not None:
-            self._journal.add(order_log.GRAD, loss)
+            self._journal.add(GRAD, loss)
             self._journal.flush()  # a window may end with this process, and its gradients count all the same
 
     def step(self, *, flush: bool) -> None:
         if self._journal is not None:
-            self._journal.add(order_log.STEP)
+            self._journal.add(STEP)
             if flush:
                 self._journal.flush()
 
     def change(self, hyper: dict[str, Any]) -> None:
         """Record hyper-parameters that a hook has changed."""
         if self._journal is not None:
-            self._journal.text(order_log.CHANGE, hyper)
+            self._journal.text(RecordKind.CHANGE, hyper)
             self._journal.flush()
 
     def checkpoint(self) -> None:
@@ -179,7 +181,7 @@ class RunLog:
 
     def end(self) -> None:
         if self._journal is not None:
-            self._journal.add(order_log.END)
+            self._journal.add(RecordKind.END)
             self._journal.flush()
 
     def close(self) -> None:

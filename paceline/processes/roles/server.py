@@ -30,8 +30,7 @@ from paceline.processes.memory.packed_words import generation_of, member_entry, 
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import recorder
 from paceline.processes.transport import CallOrder
-from paceline.runs import order_log
-from paceline.runs.order_log import MemberEvent, OrderLogWriter
+from paceline.runs.order_log import MemberEvent, OrderLogWriter, RecordKind
 
 
 class Server:
@@ -218,9 +217,9 @@ class Server:
             mailbox.data = [memoryview(bytes(content[at : at + size])) for at, size in mailbox.pieces]
         if self.journal is not None:
             if kind in (SAVE, SHOW):  # either way a worker sees the state as it is now
-                self.journal.add(order_log.SAVE, mailbox.rank)
+                self.journal.add(RecordKind.SAVE, mailbox.rank)
             else:
-                self.journal.text(order_log.SET, hyper)
+                self.journal.text(RecordKind.SET, hyper)
             self.journal.flush()
         if self._lead:
             put(mailbox.reply, mailbox.told)

@@ -1,8 +1,9 @@
-"""A recorded launch repeated in one process: every call in the order in which the server performed it."""
+"""Replays a recorded launch in one process: every call in the order in which the server performed it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,21 +14,9 @@ from paceline.config import build
 from paceline.errors import DataError
 from paceline.ops import Call, mapped
 from paceline.result import digest
-from paceline.runs.checkpoint import load
+from paceline.runs.checkpoint import Checkpoint, load
 from paceline.runs.order_history import History
-from paceline.runs.order_log import (
-    CALL,
-    MEMBER,
-    NOTE,
-    REFUSED,
-    ROSE,
-    SAVE,
-    SET,
-    LogRecord,
-    MemberEvent,
-    probe_of,
-    returned,
-)
+from paceline.runs.order_log import REFUSED, ROSE, LogRecord, MemberEvent, RecordKind, probe_of, returned
 from paceline.runs.replay.worker_replay import Parted, WorkerReplay
 from paceline.runtime.call_scheduler import CallScheduler
 from paceline.scheme import Scheme
@@ -37,7 +26,7 @@ from paceline.task import Task
 
 @dataclass(frozen=True)
 class ReplayDifference:
-    """Where what was repeated first differs from what was recorded."""
+    """Where the replay first differs from the record."""
 
     update: int
     where: str
@@ -46,26 +35,26 @@ class ReplayDifference:
 
 @dataclass
 class ReplayOutcome:
-    """How far it came and what was compared."""
+    """How far the replay came, and what was compared."""
 
     difference: ReplayDifference | None = None
     gradients: int = 0
-    matched: list[int] = field(default_factory=list)  # the checkpoints whose model has the same bits
-    saved: str | None = None  # digest of the model at the update that was asked for, where the run could save it
+    matched: list[int] = field(default_factory=list)  # checkpoints whose model has the same bits
+    saved: str | None = None  # digest of the model at the update `claimed`
     cut: bool = False
 
 
 class _Differs(Exception):
-    """Other bits than those of the record."""
+    """The replay differs from the record."""
 
 
 class _Ended(Exception):
-    """The record goes no further."""
+    """The record ends here."""
 
 
 class ReplayEngine:
-    """Repeats one launch. `what_if`: hyper-parameters that the server has from an update on, instead of its own.
-    `claimed`: the update whose model the run says it saved; `ReplayOutcome.saved` is what it is here."""
+    """Replays one launch. `what_if`: hyper-parameters that the server uses from an update on, instead of its own.
+    `claimed`: the update whose model the run says that it saved; `ReplayOutcome.saved` is its digest in the replay."""
 
     def __init__(
         self,
@@ -79,54 +68,43 @@ class ReplayEngine:
         claimed: int | None = None,
     ) -> None:
         self.history, self.scheme, self.task = history, scheme, task
-        self.until, self.what_if, self.watch = until, what_if, watch
-        self.claimed = claimed  # the update of which the run says that it saved its model
+        self.until, self.what_if, self.watch, self.claimed = until, what_if, watch, claimed
         plan = history.plan
-        self.workers, self.servers = plan.workers, max(plan.servers, 1)
         self.told = ReplayOutcome(cut=history.cut)
         self._methods = [scheme.methods[name] for name in sorted(scheme.methods)]
-        self._shrink = plan.quorum == "shrink"
         start = history.start
         x0 = task.start(plan.seed).cpu()
-        self.desk = self._desk(scheme.server(x0, self.workers)) if scheme.methods else None
+        self.desk: CallScheduler | None = None
+        if scheme.methods:
+            self.desk = CallScheduler(scheme, scheme.server(x0, plan.workers), plan.workers)
+            x = self.desk.state.x
+            self._probe = probe_of(x[: x.numel() // max(plan.servers, 1)])  # the lead server has only its own shard
         if start is not None:
             self._restore(start)
-        self._start = x0 if start is None else start.tensors["model"]
-        self._begun_at = history.start_step()
+        self._start, self._begun_at = (x0, 0) if start is None else (start.tensors["model"], start.step)
         if claimed == self._begun_at:
             self.told.saved = digest(self._start)
-        device = torch.device(plan.device)
         if plan.device != "cpu" and not torch.cuda.is_available():
             raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
         self._players: list[WorkerReplay] = []
-        self._offered: dict[tuple[int, int], tuple[Vector, float]] = {}  # to means that not all members came to have
+        self._offered: dict[tuple[int, int], tuple[Vector, float]] = {}  # contributions that are in several means
         for life in history.lives:
-            there = device
+            device = torch.device(plan.device)
             if plan.device == "cuda":
-                there = torch.device("cuda", life.rank % torch.cuda.device_count())
-            own = task.on(there) if there.type != "cpu" else task
-            player = WorkerReplay(life, scheme, own, plan.seed, self.workers, there, self._judge)
-            begun_in = life.begun["generation"]
-            from_ = start if not begun_in else None
-            player.begin(from_, x0, task.buffers(), history.path)
-            self._players.append(player)
+                device = torch.device("cuda", life.rank % torch.cuda.device_count())
+            own = task.on(device) if device.type != "cpu" else task
+            resumed = None if life.begun["generation"] else start
+            self._players.append(WorkerReplay(history, life, scheme, own, x0, device, resumed, self._judge))
         self.generation = self.position = 0
         self._centre: State | None = None
 
-    def _desk(self, state: State) -> CallScheduler:
-        desk = CallScheduler(self.scheme, state, self.workers)
-        x = state.x
-        self._probe = probe_of(x[: x.numel() // self.servers])  # the lead server has seen its own part only
-        return desk
-
-    def _restore(self, saved: Any) -> None:
+    def _restore(self, saved: Checkpoint) -> None:
         if self.desk is None:
             return
         state, vectors = self.desk.state, self.desk.state.vectors(self.scheme.uncut)
         state.restore({name: saved.tensors["server." + (name if name in vectors else f"0.{name}")] for name in state})
         self.desk.ledger.restore({name: saved.tensors[f"ledger.0.{name}"] for name in self.desk.ledger.cells})
-        overrides = saved.numbers["overrides"]
-        self.desk.scheme = build.scheme_of(self.scheme, overrides)
+        self.desk.scheme = build.scheme_of(self.scheme, saved.numbers["overrides"])
 
     @property
     def updates(self) -> int:
@@ -135,7 +113,7 @@ class ReplayEngine:
         return max((int(player.worker.state.v) for player in self._players), default=self._begun_at)
 
     def model(self) -> Vector:
-        """What the centre holds now."""
+        """The model of the centre now."""
         if self.desk is not None:
             return self.desk.scheme.model(self.desk.state).clone()
         if self._centre is None:  # no worker has made a step
@@ -143,15 +121,12 @@ class ReplayEngine:
         return self.scheme.model(self._centre).cpu().clone()
 
     def run(self) -> ReplayOutcome:
-        try:
-            with torch.no_grad():
-                self._run()
-        except (_Differs, _Ended):
-            pass
+        with suppress(_Differs, _Ended), torch.no_grad():
+            self._run()
         return self.told
 
     def _run(self) -> None:
-        for generation in sorted({*self.history.server, *(self._generations())}):
+        for generation in self.history.generations():
             if generation:
                 self._go_back(generation)
             self.generation, self.position = generation, 0
@@ -162,12 +137,6 @@ class ReplayEngine:
                 self._perform(record)
                 self.position += 1
                 self._settle()
-
-    def _generations(self) -> set[int]:
-        """Those that the workers went through; without a server only they tell."""
-        notes = (record.values[0] for life in self.history.lives for record in life.records if record.kind == NOTE)
-        begun = {life.begun["generation"] for life in self.history.lives}
-        return begun | {told["return"] for told in notes if "return" in told}
 
     def _enough(self) -> bool:
         return self.until is not None and self.updates >= self.until
@@ -180,7 +149,7 @@ class ReplayEngine:
                 player.go_back(generation, saved)
 
     def _settle(self) -> None:
-        """Let every worker go on as far as it can at this position of the server."""
+        """Run every worker as far as it can go at this position of the server."""
         moved = True
         while moved and not (self.desk is not None and self._enough()):
             moved = False
@@ -204,7 +173,7 @@ class ReplayEngine:
         return player.moves != before
 
     def _stepped(self, player: WorkerReplay) -> None:
-        """Without a server the model is what the workers have: compare it where a checkpoint was written."""
+        """Without a server the workers hold the model: compare it where a checkpoint was written."""
         version = int(player.worker.state.v)
         if self.history.abandoned(player.life, self.generation, version):
             return
@@ -222,7 +191,7 @@ class ReplayEngine:
         player.give(mapped(Tensor.clone, result))
 
     def _meet(self) -> bool:
-        """Have those means that everybody has arrived at."""
+        """Compute one mean that all of its participants have arrived at; False if there is none."""
         there = {
             (p.rank, number): p
             for p in self._players
@@ -240,42 +209,42 @@ class ReplayEngine:
             vectors, weights = zip(*(self._offer(pair, there) for pair in sorted(present.items())), strict=True)
             mean = mean_of(list(vectors), list(weights))
             for one, n in sorted(present.items()):
-                # a member that died right after it had the mean may be the only one that has it
+                # a member that died right after the mean may be the only one that has it
                 if (one, n) in there and self.history.decided.get((one, n), present) == present:
                     there[one, n].met(n, mean.clone())
             return True
         return False
 
     def _offer(self, pair: tuple[int, int], there: Mapping[tuple[int, int], WorkerReplay]) -> tuple[Vector, float]:
-        """What a worker has brought to a mean."""
+        """A worker's contribution to a mean."""
         if pair in self._offered:
             return self._offered[pair]
         op = there[pair].arrived[pair[1]]
         return op.v, op.weight
 
     def _present(self, rank: int, number: int, player: WorkerReplay) -> dict[int, int] | None:
-        """Who took part: what was written down, or else everybody, each at the mean of the same number."""
+        """The participants of a mean: as recorded, or else all members, each at the mean of the same number."""
         decided = self.history.decided
         if (rank, number) in decided:
             return decided[rank, number]
         among = player.arrived[number].among
-        members = range(self.workers) if among is None else among
+        members = range(self.history.plan.workers) if among is None else among
         if any((member, number) in decided for member in members):
-            return None  # it had arrived and was not waited for any more
+            return None  # the mean was computed without this late worker
         return dict.fromkeys(members, number)
 
     def _perform(self, record: LogRecord) -> None:
         assert self.desk is not None
-        if record.kind == CALL:
+        if record.kind == RecordKind.CALL:
             self._call(*record.values)
-        elif record.kind == MEMBER:
+        elif record.kind == RecordKind.MEMBER:
             what, rank = record.values
-            quorum = self._shrink or what == MemberEvent.PARTED
+            quorum = self.history.plan.quorum == "shrink" or what == MemberEvent.PARTED
             self.desk._member("joined" if what == MemberEvent.JOINED else "left", rank, quorum)
-        elif record.kind == SAVE:
+        elif record.kind == RecordKind.SAVE:
             if self._noted(self.updates):
                 self._compare(self.updates, self.model())
-        elif record.kind == SET:
+        elif record.kind == RecordKind.SET:
             self.desk.scheme = build.scheme_of(self.desk.scheme, record.values[0])
 
     def _call(self, method: int, rank: int, flags: int, probe: int | None) -> None:
@@ -287,7 +256,7 @@ class ReplayEngine:
         name = self._methods[method].name
         if player is None or not player.outbox or player.outbox[0][0].method is not self._methods[method]:
             if player is not None and not player.outbox and player.over and player.life.cut:
-                raise _Ended  # what it did then is not known any more
+                raise _Ended  # the record of this call is lost
             found = player.outbox[0][0].method.name + "()" if player is not None and player.outbox else "nothing"
             self._differ(player, f"worker:{rank} called {name}() here, and now {found}")
             return
@@ -296,36 +265,30 @@ class ReplayEngine:
             desk.scheme = build.scheme_of(desk.scheme, self.what_if[1])
             self.what_if = (1 << 62, {})
         version, refused = desk.state.v, desk.ledger.cells.refused
-        own: Call[Any] = Call(call.method, tuple(a.cpu() if isinstance(a, Tensor) else a for a in call.args))
-        answer = desk.perform(rank, own)
+        answer = desk.perform(rank, Call(call.method, mapped(Tensor.cpu, call.args)))
         now = (ROSE if desk.state.v != version else 0) | (REFUSED if desk.ledger.cells.refused != refused else 0)
         self.watch(desk.state.v)
-        if now != flags or (self._strict and probe is not None and self._probe() != probe):
+        if now != flags or (self.what_if is None and probe is not None and self._probe() != probe):
             self._differ(player, f"{name}() of worker:{rank} leaves another x than it did then")
         if not call.method.silent:
             player.give(answer.result, pending)
 
     def _caller(self, rank: int) -> WorkerReplay | None:
-        """Whose calls count now: the last life of that worker that had begun."""
+        """The life that makes the calls of that worker now."""
         number = self.history.living(rank, (self.generation, self.position))
         return next((p for p in self._players if (p.rank, p.life.number) == (rank, number)), None)
 
-    @property
-    def _strict(self) -> bool:
-        """Whether the bits must be those of the record."""
-        return self.what_if is None
-
     def _judge(self, player: WorkerReplay, recorded: float, loss: float) -> None:
         self.told.gradients += 1
-        if self._strict and recorded != loss and not (recorded != recorded and loss != loss):
+        if self.what_if is None and recorded != loss and not (recorded != recorded and loss != loss):
             self._differ(player, f"the loss was {recorded!r} and is {loss!r}")
 
     def _noted(self, version: int) -> bool:
-        """Whether the run has noted, or claims, what its model was at this update of this course."""
+        """Whether the run has recorded, or claims, the digest of its model at this update of this generation."""
         return version == self.claimed or (self.generation, version) in self.history.checkpoints
 
     def _compare(self, version: int, model: Vector) -> None:
-        if not self._strict:
+        if self.what_if is not None:
             return
         here = digest(model)
         if version == self.claimed:

@@ -1,46 +1,32 @@
-"""What became of every gradient of a recorded run: used, dropped, lost or rolled back, and nothing else.
+"""The fate of every gradient of a recorded run: used, dropped, lost or rolled back, and nothing else.
 
-Each worker's logs are followed from the first launch to the last. A gradient waits until a call (or a mean) of its
-worker takes it along. A worker that is restarted keeps what lay in its cells at the end of its last step, and a return
-to a checkpoint gives back what lay in them then; all else that was under way is lost. What a return makes void is
-rolled back.
+Each worker's logs are followed from the first launch to the last. A gradient waits until a call or a mean of its worker
+includes it. A restarted worker keeps the gradients that its cells held at the end of its last step; a return to a
+checkpoint restores those that the cells held at the checkpoint. Others that waited are lost. Updates that a return
+undoes are rolled back.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from paceline.runs import checkpoint
+from paceline.runs.accounts import claimed
 from paceline.runs.checkpoint import Checkpoint, load
 from paceline.runs.order_history import History, WorkerLife
-from paceline.runs.order_log import (
-    CALL,
-    DECIDED,
-    END,
-    GRAD,
-    MEAN,
-    NOTE,
-    POST,
-    REFUSED,
-    ROSE,
-    SAVE,
-    STEP,
-    LogRecord,
-    returned,
-)
+from paceline.runs.order_log import REFUSED, ROSE, LogRecord, RecordKind, returned
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
 
 Fate = Literal["used", "dropped", "lost", "rolled back"]
-FATES: tuple[Fate, ...] = ("used", "dropped", "lost", "rolled back")
-Moment = tuple[int, int, int]  # a launch, a generation in it, and how much the server (or the centre) had done
+FATES: tuple[Fate, ...] = get_args(Fate)
+Moment = tuple[int, int, int]  # a launch, a generation in it, and the position of the server
 
 
 @dataclass(eq=False)
 class Draw:
-    """One gradient. Without a fate it still waits."""
+    """One gradient. One without a fate still waits."""
 
     rank: int
     batch: int
@@ -51,14 +37,14 @@ class Draw:
 
 @dataclass
 class _Launch:
-    """What a launch's server did, as far as gradients are concerned."""
+    """The events of a launch that decide the fates of gradients."""
 
     number: int
     history: History
     calls: dict[tuple[int, int, int], list[tuple[int, int, Moment]]]  # (rank, generation, life): flags, version, when
-    returns: dict[int, tuple[Checkpoint, Moment]]  # generation -> what it began with, and when that was saved
-    decided: set[tuple[int, int]]  # (generation, version) of means in which not everybody took part
-    completed: dict[int, int]  # generation -> the last version that somebody's log goes on after
+    returns: dict[int, tuple[Checkpoint, Moment]]  # generation -> the checkpoint it began with, and when that was saved
+    decided: set[tuple[int, int]]  # (generation, version) of means without some of the workers
+    completed: dict[int, int]  # generation -> the last version after which some worker's log continues
 
 
 @dataclass
@@ -68,12 +54,12 @@ class WorkerFates:
     rank: int
     draws: list[Draw] = field(default_factory=list)
     waiting: list[Draw] = field(default_factory=list)
-    finished: int = 0  # how many of those that wait are of steps that have ended
+    finished: int = 0  # the first `finished` waiting gradients are of steps that have ended
     number: int = 0  # of the next mini-batch
-    counted: int = 0  # the same at the end of its last step
+    counted: int = 0  # `number` at the end of the last step
     t: int = 0
     version: int = 0
-    kept: dict[tuple[int, int], list[Draw]] = field(default_factory=dict)  # (t, number) -> what waited then
+    kept: dict[tuple[int, int], list[Draw]] = field(default_factory=dict)  # (t, number) -> gradients that waited then
 
     def boundary(self) -> None:
         self.finished, self.counted = len(self.waiting), self.number
@@ -91,19 +77,19 @@ class WorkerFates:
         self.waiting, self.finished = [], 0
 
     def lose(self, keep: int = 0) -> None:
-        """What waits is gone, but for the first few."""
+        """The waiting gradients are lost, except for the first `keep`."""
         kept, self.waiting = self.waiting[:keep], self.waiting[keep:]
         self.decide("lost", None, (0, 0, 0))
         self.waiting = kept
 
     def go_back(self, saved: Checkpoint, moment: Moment, *, served: bool) -> None:
-        """To a checkpoint, which the servers had put together at that moment."""
+        """Return to a checkpoint, of which the servers saved their part at that moment."""
         self.lose()
         undo(self.draws, saved.step, moment, served=served)
         t, number, _ = saved.tensors[f"person.{self.rank}"].tolist()
         self.t, self.number = int(t), int(number)
         self.version = int(saved.tensors[f"worker.{self.rank}.v"])
-        # gathered in its cells when they were saved: whoever goes on has them there again
+        # the cells held these when they were saved, and hold them again
         self.waiting = [one for one in self.kept.get((self.t, self.number), []) if one.fate != "used"]
         for one in self.waiting:
             one.fate = one.update = None
@@ -111,7 +97,7 @@ class WorkerFates:
 
 
 def undo(draws: list[Draw], step: int, moment: Moment, *, served: bool) -> None:
-    """All that came after a checkpoint was put together is void."""
+    """Roll back what came after a checkpoint."""
     for one in draws:
         after = one.moment > moment if served else (one.update or 0) > step
         if one.fate in ("used", "dropped") and after:
@@ -119,7 +105,7 @@ def undo(draws: list[Draw], step: int, moment: Moment, *, served: bool) -> None:
 
 
 def workers_of(launches: list[History], scheme: Scheme) -> tuple[list[WorkerFates], dict[int, Moment]]:
-    """Every worker's gradients, and when the server's part of which checkpoint was put together."""
+    """Every worker's gradients, and the moment at which the server saved its part of each checkpoint."""
     served = bool(scheme.methods)
     reads = [scheme.methods[name].reads for name in sorted(scheme.methods)]
     saves: dict[int, Moment] = {0: (0, 0, -1)}
@@ -138,12 +124,9 @@ def workers_of(launches: list[History], scheme: Scheme) -> tuple[list[WorkerFate
 
 
 def _read(number: int, history: History, saves: dict[int, Moment], *, served: bool) -> _Launch:
-    """`saves` is brought up to date."""
+    """Also adds the checkpoints of the launch to `saves`."""
     launch = _Launch(number, history, defaultdict(list), {}, set(), defaultdict(int))
-    starts = {life.begun["generation"] for life in history.lives}
-    notes = (record.values[0] for life in history.lives for record in life.records if record.kind == NOTE)
-    generations = {*history.server, *starts, *(told["return"] for told in notes if "return" in told)}
-    for generation in sorted(generations):
+    for generation in history.generations():
         version = history.start_step()
         if generation:
             saved = load(returned(history.path, generation))
@@ -151,12 +134,12 @@ def _read(number: int, history: History, saves: dict[int, Moment], *, served: bo
             launch.returns[generation] = saved, saves.get(version, (number, 0, -1))
         for position, record in enumerate(history.server.get(generation, [])):
             moment = number, generation, position
-            if record.kind == CALL:
+            if record.kind == RecordKind.CALL:
                 _, rank, flags, _ = record.values
                 caller = history.living(rank, (generation, position))
                 launch.calls[rank, generation, caller].append((flags, version, moment))
                 version += flags & ROSE
-            elif record.kind == SAVE:
+            elif record.kind == RecordKind.SAVE:
                 saves[version] = moment
     if not served:
         for life in history.lives:
@@ -165,13 +148,13 @@ def _read(number: int, history: History, saves: dict[int, Moment], *, served: bo
 
 
 def _read_means(launch: _Launch, life: WorkerLife) -> None:
-    """Who took part in which mean, where it was not everybody; and which were taken for certain."""
+    """The means without some of the workers, and those that were certainly completed."""
     generation, version, open_ = life.begun["generation"], life.begun["v"], False
     for record in life.records:
-        told = record.values[0] if record.kind == NOTE else {}
-        if record.kind == MEAN:
+        told = record.note
+        if record.kind == RecordKind.MEAN:
             version, open_ = version + 1, True
-        elif record.kind == DECIDED:
+        elif record.kind == RecordKind.DECIDED:
             launch.decided.add((generation, version))
             launch.completed[generation] = max(launch.completed[generation], version)
         elif "return" in told:
@@ -179,13 +162,13 @@ def _read_means(launch: _Launch, life: WorkerLife) -> None:
             version = int(launch.returns[generation][0].tensors[f"worker.{life.rank}.v"])
         elif "v" in told:
             version, open_ = told["v"], False
-        elif open_ and record.kind in (GRAD, STEP):
+        elif open_ and record.kind in (RecordKind.GRAD, RecordKind.STEP):
             launch.completed[generation] = max(launch.completed[generation], version)
             open_ = False
 
 
 def _follow(worker: WorkerFates, launch: _Launch, scheme: Scheme, reads: list[bool]) -> None:
-    """One worker through one launch."""
+    """Follow one worker through one launch."""
     served = bool(scheme.methods)
     generation = 0
     lives = sorted((life for life in launch.history.lives if life.rank == worker.rank), key=lambda one: one.number)
@@ -201,18 +184,18 @@ def _follow(worker: WorkerFates, launch: _Launch, scheme: Scheme, reads: list[bo
         _succeed(worker, life.begun, served=served)
         calls = iter(launch.calls.get((worker.rank, generation, life.number), []))
         for record in life.records:
-            told = record.values[0] if record.kind == NOTE else {}
+            told = record.note
             if "return" in told:
                 advance_to(told["return"])
                 calls = iter(launch.calls.get((worker.rank, generation, life.number), []))
-            elif "gradients" in told:  # it was away, and has taken over another's cells
+            elif "gradients" in told:  # it was absent, and has taken over the cells of another
                 _succeed(worker, told, served=served)
-            elif record.kind == POST and served:
+            elif record.kind == RecordKind.POST and served:
                 flags, before, moment = next(calls, (None, 0, (0, 0, 0)))
                 if flags is not None and not reads[record.values[0]]:
                     dropped = bool(flags & REFUSED)
                     worker.decide("dropped" if dropped else "used", None if dropped else before + 1, moment)
-                elif flags is None:  # sent, and never performed: what it carried is gone
+                elif flags is None:  # sent and never performed
                     worker.lose()
             else:
                 _heed(worker, record, scheme, launch, generation)
@@ -220,11 +203,11 @@ def _follow(worker: WorkerFates, launch: _Launch, scheme: Scheme, reads: list[bo
 
 
 def _succeed(worker: WorkerFates, told: dict[str, Any], *, served: bool) -> None:
-    """A life begins with the cells that it says: where there is a server they are its predecessor's own, and hold what
-    that had gathered in steps that it had ended."""
+    """A life begins with the cells that its note describes. In a run with a server they are those of its predecessor,
+    with the gradients of the steps that had ended."""
     ended = told["t"] > worker.t  # it died between the end of a step and the record of it
     worker.lose(keep=(len(worker.waiting) if ended else worker.finished) if served else 0)
-    for _ in range(worker.number, told["gradients"]):  # computed, and not recorded: its worker died too soon after it
+    for _ in range(worker.number, told["gradients"]):  # computed and not recorded: the worker died in between
         worker.draw()
         worker.waiting.pop().fate = "lost"
     worker.number, worker.t, worker.version = told["gradients"], told["t"], told["v"]
@@ -232,24 +215,24 @@ def _succeed(worker: WorkerFates, told: dict[str, Any], *, served: bool) -> None
 
 
 def _heed(worker: WorkerFates, record: LogRecord, scheme: Scheme, launch: _Launch, generation: int) -> None:
-    if record.kind == GRAD:
+    if record.kind == RecordKind.GRAD:
         worker.draw()
-    elif record.kind == MEAN and not scheme.methods:
+    elif record.kind == RecordKind.MEAN and not scheme.methods:
         worker.version += 1
         used = _took_part(worker, launch, generation, record.values[0])
         worker.decide("used" if used else "lost", worker.version if used else None, (0, 0, 0))
-    elif record.kind == STEP:
+    elif record.kind == RecordKind.STEP:
         worker.t += 1
         if scheme.alone:
             worker.version += 1
             worker.decide("used", worker.version, (0, 0, 0))
         worker.boundary()
-    elif record.kind == END:
-        worker.number = worker.counted  # what its last step had begun is computed again by whoever goes on
+    elif record.kind == RecordKind.END:
+        worker.number = worker.counted  # a resumed worker computes those of an unfinished step again
 
 
 def _took_part(worker: WorkerFates, launch: _Launch, generation: int, number: int) -> bool:
-    """Whether a mean that a worker had arrived at was taken with its vector."""
+    """Whether a mean includes the vector of a worker that had arrived at it."""
     if (worker.rank, number) in launch.history.decided:
         return True
     if (generation, worker.version) in launch.decided:
@@ -258,22 +241,13 @@ def _took_part(worker: WorkerFates, launch: _Launch, generation: int, number: in
 
 
 def draws(directory: RunDirectory, launches: list[History], scheme: Scheme) -> list[Draw]:
-    """All gradients of a run with what has become of them. What a run that is over has not saved is void."""
+    """All gradients of a run with their fates. What a run that is over has not saved is rolled back."""
     workers, saves = workers_of(launches, scheme)
     found = [one for worker in workers for one in worker.draws]
-    step = None if directory.is_locked() else saved_step(directory)
+    step = None if directory.is_locked() else claimed(directory)[0]
     if step is not None:
         undo(found, step, saves.get(step, (0, 0, -1)), served=bool(scheme.methods))
     for one in found:
         if one.fate is None or (step is not None and one.fate == "used" and (one.update or 0) > step):
-            one.fate, one.update = "lost", None  # it waited for an update that was never made
+            one.fate, one.update = "lost", None  # the update that it waited for was never made
     return found
-
-
-def saved_step(directory: RunDirectory) -> int | None:
-    """The update that a run says it has saved; one that was killed says nothing, and has left its checkpoints."""
-    result = directory.result() or {}
-    if "digest" in result:
-        return int(result["updates"])
-    found = checkpoint.newest(directory.checkpoints, lambda _: None)
-    return None if found is None else found.step

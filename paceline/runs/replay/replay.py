@@ -1,4 +1,4 @@
-"""`paceline.replay`: a recorded run once more, in this process, and whether its bits are the same."""
+"""`paceline.replay`: repeats a recorded run in this process and compares its bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.config import build, from_plan
 from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
 from paceline.result import digest
-from paceline.runs import checkpoint, fingerprint, order_history
+from paceline.runs import accounts, fingerprint, order_history
 from paceline.runs.data_digest import data_of
 from paceline.runs.order_history import History
 from paceline.runs.replay.engine import ReplayDifference, ReplayEngine
@@ -25,36 +25,24 @@ from paceline.task import Task
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of it. `match`: every bit that could be compared was the same."""
+    """The outcome of a replay. `match`: every bit that could be compared was the same."""
 
     match: bool
     updates: int
     gradients: int
     digest: str
-    recorded_digest: str | None  # None: the run has saved nothing, or something else was asked for than its end
-    recorded_updates: int | None  # of which that digest is: a run that failed has saved less than it had reached
-    checkpoints: list[int]  # those that matched
+    recorded_digest: str | None  # None: the run has saved nothing, or `until` or `what_if` was given
+    recorded_updates: int | None  # the update of that digest: a failed run may have reached more than it saved
+    checkpoints: list[int]  # checkpoints that matched
     difference: ReplayDifference | None = None
     hints: list[str] = field(default_factory=list)
-    cut: bool = False  # the log has no end: it was repeated as far as it goes
-    metrics: dict[str, float] = field(default_factory=dict)  # asked for by until or what_if
+    cut: bool = False  # the log has no end: the replay goes as far as the log
+    metrics: dict[str, float] = field(default_factory=dict)  # only with `until` or `what_if`
     vector: Vector = field(default_factory=lambda: torch.empty(0), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        parted = self.difference
-        return {
-            "match": self.match,
-            "updates": self.updates,
-            "gradients": self.gradients,
-            "digest": self.digest,
-            "recorded_digest": self.recorded_digest,
-            "recorded_updates": self.recorded_updates,
-            "checkpoints": self.checkpoints,
-            "difference": None if parted is None else vars(parted),
-            "hints": self.hints,
-            "cut": self.cut,
-            "metrics": self.metrics,
-        }
+        plain = {name: value for name, value in vars(self).items() if name != "vector"}
+        return plain | {"difference": None if self.difference is None else vars(self.difference)}
 
 
 def replay(
@@ -70,36 +58,22 @@ def replay(
     """Repeat a recorded run and compare it with its record, gradient by gradient, call by call.
 
     `until` stops at that update and gives its state. `what_if` changes hyper-parameters of the server from update
-    `since` on, under the same order of everything. `task` and `scheme` are needed if the run was given objects.
+    `since` on, with the same order of events. `task` and `scheme` are needed if the run was given objects.
     """
     directory = RunDirectory.open(run)
     if until is not None and until < 0:
         raise UsageError(f"until must be at least 0, not {until}")
     told = order_history.read_all(directory.path)
     if not told:
-        raise DataError(_unrecorded(directory))
+        why = "has no order log: it was run with --no-record, or by an older version"
+        if Plan.from_dict(directory.plan()).script:
+            why = "is the run of a script: only the script knows its data, so no order was recorded"
+        raise DataError(f"{directory.path} {why}")
     threads = torch.get_num_threads()
     try:
         return _repeated(directory, told, until, what_if, since, {"task": task, "scheme": scheme}, watch)
     finally:
         torch.set_num_threads(threads)
-
-
-def _claimed(directory: RunDirectory) -> tuple[int | None, str | None]:
-    """Of which update, and with which digest, the run says that it saved its model; a run that was killed says nothing,
-    but has left its checkpoints."""
-    result = directory.result() or {}
-    if "digest" in result:
-        return result["updates"], result["digest"]
-    found = checkpoint.newest(directory.checkpoints, lambda _: None)
-    return (None, None) if found is None else (found.step, digest(found.tensors["model"]))
-
-
-def _unrecorded(directory: RunDirectory) -> str:
-    plan = Plan.from_dict(directory.plan())
-    if plan.script:
-        return f"{directory.path} is the run of a script: only the script knows its data, so no order was recorded"
-    return f"{directory.path} has no order log: it was run with --no-record, or by an older version"
 
 
 def _repeated(
@@ -113,13 +87,12 @@ def _repeated(
 ) -> Replayed:
     matched: list[int] = []
     gradients, cut, saved = 0, False, None
-    claimed, recorded = _claimed(directory) if until is None and what_if is None else (None, None)
+    claimed, recorded = accounts.claimed(directory) if until is None and what_if is None else (None, None)
     for number, launch in enumerate(launches):
         last = number == len(launches) - 1
-        plan = launch.plan
         scheme, task = _of(launch, objects)
-        torch.set_num_threads(plan.threads)
-        changed = None if what_if is None else (since, _checked(scheme, what_if, plan.workers))
+        torch.set_num_threads(launch.plan.threads)
+        changed = None if what_if is None else (since, _checked(scheme, what_if, launch.plan.workers))
         engine = ReplayEngine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
         if until is not None and not last and launches[number + 1].start_step() < until:
             engine.until = None
@@ -133,7 +106,7 @@ def _repeated(
     model = engine.model()
     own = digest(model)
     if claimed is not None and outcome.difference is None and engine.updates < claimed:
-        cut = True  # a full disk may have ended it
+        cut = True  # a full disk may have ended the log
     if saved is None and engine.updates == claimed:
         saved = own
     if cut and saved is None:
@@ -188,11 +161,11 @@ def _checked(scheme: Scheme, what_if: Mapping[str, Any], workers: int) -> Mappin
 
 
 def hints(launch: History, directory: RunDirectory, task: Task) -> list[str]:
-    """Why bits may differ: what is not now as it was then."""
+    """Why bits may differ: versions and data that have changed since the run."""
     then, now = launch.about["versions"], fingerprint.versions(launch.plan.threads, launch.plan.device)
     found = [f"{name} was {then[name]}, is {now.get(name)}" for name in then if then[name] != now.get(name)]
     data, _ = data_of(task, task.start(launch.plan.seed))
     noted = fingerprint.read(directory.path)
     if noted and data is not None and noted[-1].fingerprint.data not in (None, data):
-        found.append("the data are others than those of the run")
+        found.append("the data are not those of the run")
     return found or ["the versions, the threads, the kind of CPU and the data are the same: the code may differ"]

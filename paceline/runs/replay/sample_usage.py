@@ -1,4 +1,4 @@
-"""The ledger of samples: which worker used which sample, and at which update of the centre it counted."""
+"""Sample usage of a recorded run: which worker used which sample, and for which update of the centre."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from paceline.torch_task import TorchTask
 
 
 class Use(NamedTuple):
-    """One gradient: whose, its mini-batch, and what became of it.
+    """One gradient: its worker, its mini-batch and its fate.
 
-    `update` is the first change of the centre that its worker took part in after it. Lost are gradients that never
-    came that far, because their worker died or the run ended; dropped ones came too late for the scheme.
+    `update` is the first update of the centre that its worker contributed to afterwards. A gradient is lost if its
+    worker died or the run ended before that, and dropped if it was too late for the scheme.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleUsage:
-    """All gradients of a run, and how its samples are drawn."""
+    """All gradients of a run, and how its samples were drawn."""
 
     uses: list[Use]
     plan: Plan
@@ -50,12 +50,12 @@ class SampleUsage:
         return Stream(self.n, self.batch, self.feed, self.shuffle, rank, self.plan.workers, self.plan.seed)
 
     def fates(self) -> dict[str, int]:
-        """How many gradients had which fate."""
+        """The number of gradients of each fate."""
         counted = Counter(use.fate for use in self.uses)
         return {fate: counted[fate] for fate in FATES}
 
     def epochs(self) -> list[dict[str, int]]:
-        """For each epoch (of a worker, where each has its own): how many samples counted once, more often, never."""
+        """For each epoch (of each worker, if each has its own): the samples used once, more often, and never."""
         common = self.feed == "slice"
         counts: dict[tuple[int, int], Any] = defaultdict(lambda: np.zeros(self.n, np.int64))
         length: dict[tuple[int, int], int] = {}
@@ -87,19 +87,17 @@ class SampleUsage:
 
 
 def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> SampleUsage:
-    """The ledger of a recorded run."""
+    """The sample usage of a recorded run."""
     directory = RunDirectory.open(run)
     launches = order_history.read_all(directory.path)
     if not launches:
-        raise DataError(f"{directory.path} has no order log, which the ledger of samples is read from")
+        raise DataError(f"{directory.path} has no order log, which the sample usage is read from")
     given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
     plan = launches[-1].plan
     known = from_plan.task_of(plan, given)
     if not isinstance(known, TorchTask):
         raise UsageError(f"task {known.name!r} draws no samples that could be counted")
     kind = from_plan.scheme_of(plan, given)
-    uses = [
-        Use(one.rank, one.batch, one.fate or "lost", one.update)
-        for one in gradient_fates.draws(directory, launches, kind)
-    ]
+    found = gradient_fates.draws(directory, launches, kind)
+    uses = [Use(one.rank, one.batch, one.fate or "lost", one.update) for one in found]
     return SampleUsage(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)
