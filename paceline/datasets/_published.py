@@ -14,7 +14,6 @@ import gzip
 import hashlib
 import os
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 from paceline.datasets import Say
 from paceline.datasets._download import File, SourceError
 from paceline.errors import DataError
+from paceline.runs import atomic_files
 
 
 @dataclass(frozen=True)
@@ -221,18 +221,9 @@ def cache_folder(name: str) -> Path:
 
 
 def write_to_cache(place: Path, content: bytes) -> None:
-    """Write the whole file or nothing: to a temporary file, which is then renamed."""
+    """Write the whole file or nothing."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(aside).replace(place)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    atomic_files.write_bytes(place, content, private=True)
 
 
 def set_aside(place: Path) -> Path:

@@ -1,6 +1,6 @@
-"""Files and folders that are whole or not there at all, whatever breaks off the writing.
+"""Atomic writes: a file or folder is whole or missing, even after a crash.
 
-Both are written under a hidden name, brought to the disk, and only then given their own name.
+Both are written under a hidden name, synced to the disk, and then renamed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from uuid import uuid4
 from paceline.errors import DataError, RunError
 from paceline.fields import finite
 
-LARGEST_JSON = 64 * 2**20  # bytes; no file that claims to be ours can fill the memory
-NEW = ".new"  # the successor of a folder of the same name, until it has taken its place
-_ASIDE = ".aside-"  # what is being written or deleted; after a crash the next writer removes it
+LARGEST_JSON = 64 * 2**20  # bytes: a damaged or foreign file must not fill the memory
+NEW = ".new"  # suffix of a new folder until it has replaced the old one of the same name
+_ASIDE = ".aside-"  # prefix of what is being written or deleted; after a crash the next writer deletes it
 
 
 @contextmanager
 def writing(directory: Path) -> Iterator[Path]:
-    """A hidden folder to write in, gone afterwards unless it was put in its place. One writer at a time."""
+    """A hidden folder to write in, deleted afterwards unless `put` renamed it. One writer at a time."""
     directory.mkdir(parents=True, exist_ok=True)
     handle = os.open(directory, os.O_RDONLY)
     folder = directory / f"{_ASIDE}{uuid4().hex}"
     try:
-        with suppress(OSError):  # some network file systems know no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, however that ends
-        _finish_what_others_began(directory)
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)  # released when the process ends
+        _clean_up(directory)
         folder.mkdir()
         yield folder
     finally:
@@ -41,7 +41,7 @@ def writing(directory: Path) -> Iterator[Path]:
 
 
 def put(folder: Path, name: str) -> Path:
-    """Give a written folder its name. If there was one of that name, at every moment one of the two is there."""
+    """Rename a written folder to `name`. An older one is replaced; at every moment one of the two exists."""
     sync(folder)
     place = folder.with_name(name)
     if place.exists():
@@ -55,24 +55,15 @@ def put(folder: Path, name: str) -> Path:
     return place
 
 
-def write_private(path: Path, text: str) -> None:
-    """A small text that only this user may read."""
-    aside = path.with_name(f"{_ASIDE}{uuid4().hex}")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    aside.rename(path)
-
-
 def discard(path: Path) -> None:
-    """Delete a folder; to others it is gone at once, not file by file."""
+    """Delete a folder. It is renamed first, so that no reader finds it half deleted."""
     aside = path.with_name(f"{_ASIDE}{uuid4().hex}")
     path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _finish_what_others_began(directory: Path) -> None:
-    """Remove what dead writers left, and complete a replacement that was broken off."""
+def _clean_up(directory: Path) -> None:
+    """Delete what killed writers left, and complete a replacement that a crash interrupted."""
     for path in directory.glob(f"{_ASIDE}*"):
         shutil.rmtree(path, ignore_errors=True)
     for successor in directory.glob(f"*{NEW}"):
@@ -95,26 +86,50 @@ def sync(path: Path) -> None:
 
 
 def json_bytes(content: Any) -> bytes:
-    """A file of JSON. NaN and infinity become null."""
+    """The content of a JSON file. NaN and infinity become null."""
     return (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file of JSON, or leave the one that is there as it is. NaN and infinity become null."""
-    write_bytes(path, json_bytes(content))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, or leave the one that is there as it is."""
-    aside = path.with_name(f"{_ASIDE}{path.name}")  # one writer per file: what a crash left is overwritten
+    """Replace a JSON file, or leave the old one as it is. NaN and infinity become null."""
     with failing_as(f"{path} could not be written"):
-        try:
-            aside.write_bytes(content)
-            sync(aside)
-            aside.replace(path)
+        write_bytes(path, json_bytes(content))
+
+
+def write_bytes(path: Path, content: bytes, *, private: bool = False, durable: bool = True) -> None:
+    """Replace a file, or leave the old one as it is.
+
+    private: only this user may read the file, and several processes may write it at the same time;
+    durable: return when the file is on the disk.
+    """
+    with _written_aside(path, content, private=private, durable=durable) as aside:
+        aside.replace(path)
+        if durable:
             sync(path.parent)
-        finally:
-            aside.unlink(missing_ok=True)
+
+
+def write_if_missing(path: Path, content: bytes) -> None:
+    """Write a private file unless it exists. If several processes do so at the same time, one of them writes it."""
+    with _written_aside(path, content, private=True) as aside, suppress(FileExistsError):
+        path.hardlink_to(aside)  # unlike a rename it never replaces a file
+
+
+@contextmanager
+def _written_aside(path: Path, content: bytes, *, private: bool, durable: bool = True) -> Iterator[Path]:
+    """A hidden file beside `path`, deleted afterwards unless it was renamed."""
+    # a file that has one writer has one name: what a crash left is overwritten
+    aside = path.with_name(f"{_ASIDE}{uuid4().hex if private else path.name}")
+    flags, mode = (os.O_EXCL, 0o600) if private else (os.O_TRUNC, 0o666)
+    try:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(handle)
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """What the system refuses inside becomes a RunError that says what could not be done, and why."""
+    """Turn an OSError inside into a RunError that says what failed, and why."""
     try:
         yield
     except OSError as error:
@@ -144,5 +159,5 @@ def failing_as(what: str) -> Iterator[None]:
 
 
 def cause(error: Exception) -> str:
-    """What the system said, without its number and the path."""
+    """The text of an error, without the number and the path of an OSError."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -53,7 +53,8 @@ def write_json(root: Path, name: str, content: Any) -> None:
     sums.files[name] = list(dict.fromkeys([*before, hashlib.sha256(text).hexdigest()]))
     sums.ended = False
     _write(root, sums)
-    atomic_files.write_bytes(root / name, text)
+    with atomic_files.failing_as(f"{root / name} could not be written"):
+        atomic_files.write_bytes(root / name, text)
 
 
 def begin(root: Path) -> None:

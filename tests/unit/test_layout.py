@@ -15,6 +15,7 @@ ROOT = Path(paceline.__file__).resolve().parent
 # A module imports from the layers above its own and from its own folder. `contracts` are the files at the top.
 LAYERS = """
 contracts
+runs.atomic_files
 schemes hooks datasets
 tasks
 config

@@ -65,7 +65,7 @@ class Assignment:
             say(f"hub: {text}")
         if self.meet is not None:
             self.meet.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write_private(self.meet, text)
+            atomic_files.write_bytes(self.meet, text.encode(), private=True)
         elif self.store and not (self.hub and self.hub[1]):
             torchrun_store.publish(environment, text)
 

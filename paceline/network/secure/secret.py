@@ -7,9 +7,9 @@ import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from uuid import uuid4
 
 from paceline.errors import UsageError
+from paceline.runs import atomic_files
 
 SHORTEST, LONGEST = 16, 1024  # bytes
 VALUE, FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
@@ -41,11 +41,7 @@ def parse(text: str, where: str = "the secret") -> bytes:
 def write(path: Path, secret: bytes) -> None:
     """Replace a file by one that no other user can read at any moment."""
     try:
-        aside = _written_aside(path, secret)
-        try:
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        atomic_files.write_bytes(path, f"{text(secret)}\n".encode(), private=True)
     except OSError as error:
         raise UsageError(f"the secret's file {path} cannot be written: {error.strerror}") from error
 
@@ -82,37 +78,12 @@ def of_user() -> bytes:
     if not path.exists():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _put_if_missing(path, fresh())
+            atomic_files.write_if_missing(path, f"{text(fresh())}\n".encode())
         except OSError as error:
             raise UsageError(
                 f"the user's secret {path} cannot be made: {error.strerror}; set {VALUE} or {FILE} instead"
             ) from error
     return read(path)
-
-
-def _put_if_missing(path: Path, secret: bytes) -> None:
-    """Of several processes at once one makes the file, and all read that one."""
-    aside = _written_aside(path, secret)
-    try:
-        path.hardlink_to(aside)  # unlike a rename it never replaces another file
-    except FileExistsError:
-        pass
-    finally:
-        aside.unlink()
-
-
-def _written_aside(path: Path, secret: bytes) -> Path:
-    aside = path.with_name(f".{path.name}-{uuid4().hex}")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(handle, text(secret).encode() + b"\n")
-        os.fsync(handle)
-    except BaseException:
-        aside.unlink()
-        raise
-    finally:
-        os.close(handle)
-    return aside
 
 
 def _refuse_if_shared(path: Path, status: os.stat_result) -> None:

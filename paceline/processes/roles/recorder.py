@@ -99,15 +99,13 @@ def _linked(source: Path, target: Path) -> None:
     """Link the files of a checkpoint to another folder; copy them where the file system cannot link."""
     if target.exists():
         return
-    aside = target.with_name(target.name + ".new")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    for file in source.iterdir():
-        try:
-            os.link(file, aside / file.name)
-        except OSError:
-            shutil.copyfile(file, aside / file.name)
-    aside.rename(target)
+    with atomic_files.writing(target.parent) as folder:
+        for file in source.iterdir():
+            try:
+                os.link(file, folder / file.name)
+            except OSError:
+                shutil.copyfile(file, folder / file.name)
+        atomic_files.put(folder, target.name)
 
 
 class RunLog:

@@ -19,6 +19,7 @@ from paceline.processes.roles import evaluator
 from paceline.processes.roles.roles import ranks
 from paceline.processes.supervisor.children import Child
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
+from paceline.runs import atomic_files
 from paceline.runs.run_directory import STATUS, RunDirectory
 
 if TYPE_CHECKING:
@@ -121,10 +122,9 @@ class Progress:
             return
         self._written = now
         told = asdict(status) | {"at": time.time(), "seconds_left": time_left(status, self._pace, now)}
-        aside = self._path.with_name(f".{STATUS}.new")
-        with contextlib.suppress(OSError):  # a full disk, for one: checkpoints will say so
-            aside.write_text(json.dumps(finite(told), allow_nan=False), encoding="utf-8")
-            aside.replace(self._path)
+        with contextlib.suppress(OSError):  # such as a full disk, which the next checkpoint reports
+            content = json.dumps(finite(told), allow_nan=False).encode()
+            atomic_files.write_bytes(self._path, content, durable=False)
 
     def end(self) -> None:
         """The run has a result from now on."""
