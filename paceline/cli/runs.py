@@ -9,7 +9,7 @@ from paceline.cli.console import say, screen
 from paceline.cli.options import print_json
 from paceline.errors import UsageError
 from paceline.fields import finite
-from paceline.report.run_tables import listing, summary
+from paceline.report.run_tables import Listing, summary
 from paceline.runs.run_directory import RUNS, runs_in
 
 
@@ -21,6 +21,6 @@ def runs(asked: RunsOptions) -> None:
         for run in found:
             print_json(finite(summary(run)))
     elif found:
-        screen.print(listing(found))
+        screen.print(Listing(found))
     else:
         say(f"no runs in {asked.root.resolve()}; `paceline train` makes them")

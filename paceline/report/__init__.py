@@ -1,1 +1,1 @@
-"""What people see of a run."""
+"""Tables and the live display of runs."""

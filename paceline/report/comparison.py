@@ -17,8 +17,11 @@ MARKS = {True: Text("fits", "green"), False: Text("does not fit", "red"), None: 
 
 
 def verified(found: Verification) -> list[RenderableType]:
-    """What was looked at, and as the last line the verdict."""
-    table = _table(found.run)
+    """The checks, and the verdict as the last line."""
+    table = Table(title=found.run, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column(overflow="fold")
     for check in found.checks:
         table.add_row(Text(check.what), MARKS[check.fits], Text(check.text))
     for name, (then, now) in found.versions.items():
@@ -27,13 +30,13 @@ def verified(found: Verification) -> list[RenderableType]:
 
 
 def verdict(checks: tuple[Check, ...]) -> str:
-    """`verified`, or what does not fit."""
+    """`verified`, or the checks that failed."""
     wrong = dict.fromkeys(check.what for check in checks if check.fits is False)
     return f"not verified: {', '.join(wrong)}" if wrong else "verified"
 
 
 def parted(found: Difference) -> list[RenderableType]:
-    """What differs, and as the last line whether the bits do."""
+    """The differences, and the summary as the last line."""
     table = Table(title=" and ".join(found.runs), title_justify="left")
     for heading in ("", *found.runs):
         table.add_column(heading, overflow="fold", style="" if heading else "bold")
@@ -44,7 +47,7 @@ def parted(found: Difference) -> list[RenderableType]:
 
 
 def summary(found: Difference) -> str:
-    """Whether the bits are the same, and if not, what has something to do with it."""
+    """Whether the bits are the same, and if not, the possible causes."""
     if found.same:
         return "same bits"
     causes = [name for name in ("config", "data", "versions") if getattr(found, name)]
@@ -72,7 +75,7 @@ def _pairs(part: str, pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[st
 
 
 def _way(found: Difference) -> Iterator[str]:
-    """How far the models were the same."""
+    """Where the orders and the models of the runs first differ."""
     if found.order is not None and not found.same:
         (a, b), calls = found.runs, found.order
         yield f"the servers' calls part at number {calls['call']:,}: {calls['a']} in {a}, {calls['b']} in {b}"
@@ -86,14 +89,6 @@ def _way(found: Difference) -> Iterator[str]:
         yield "the runs have no checkpoint of the same update"
     elif not found.same:
         yield f"the models are the same at every common checkpoint, up to update {found.common[-1]:,}"
-
-
-def _table(title: str) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_column(overflow="fold")
-    return table
 
 
 def _shown(value: Any) -> str:

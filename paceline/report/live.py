@@ -1,6 +1,6 @@
-"""What people see while processes train: a table that lives on a terminal, lines anywhere else.
+"""The display of a running training: a live table on a terminal, lines anywhere else.
 
-The process that shows this also forks others, and a fork copies threads only in part: nothing here starts one.
+No threads are started here: the process that shows this forks others, and a fork copies no threads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from rich.text import Text
 
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
 
-WORTH_TELLING = 5.0  # seconds of a checkpoint's age
-NOTHING = "–"  # where a number means nothing
-
+WORTH_TELLING = 5.0  # smallest age of a checkpoint, in seconds, that is shown
+NOTHING = "–"  # for NaN
 
 TROUBLE = (RoleState.RESTARTING, RoleState.GONE)
 STYLES = {
@@ -36,12 +35,12 @@ STYLES = {
     RoleState.DONE: "dim green",
     RoleState.GONE: "bold red",
 }
-# escape sequences, and control characters other than tab and newline: they would tear the display
+# escape sequences, and control characters other than tab and newline: they would garble the display
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Display:
-    """Shows a run while it is entered. Whoever runs the loop calls `update`; nothing moves by itself."""
+    """Shows a run while it is entered. The caller's loop calls `update`; nothing is drawn in between."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Display:
         self._every, self._clock = every, clock
         self._pace = UpdateRate()
         self._status: Status | None = None
-        self._told: Status | None = None  # the last one that became a plain line
+        self._told: Status | None = None  # the last status that was printed as a line
         self._told_at = clock()
         self._owner = os.getpid()
         self._live = Live(
@@ -64,7 +63,7 @@ class Display:
             console=console,
             auto_refresh=False,
             transient=True,
-            redirect_stdout=False,  # a forked process would inherit what stands in for stdout, and draw the table too
+            redirect_stdout=False,  # a forked process would inherit the replaced stdout and draw the table too
             redirect_stderr=False,
         )
 
@@ -76,14 +75,14 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         if os.getpid() != self._owner:
-            return  # a forked process that unwinds: the terminal is not its own
+            return  # a forked process does not own the terminal
         if not self._plain:
             self._live.stop()
         elif self._status is not None and self._status is not self._told:
             self._tell(self._status)
 
     def update(self, status: Status) -> None:
-        """Take note of how things stand; draw it, or write a line if it is time for one."""
+        """Draw the new status, or print a line if it is time for one."""
         before, self._status = self._status, status
         self._pace.note(self._clock(), status.updates)
         if not self._plain:
@@ -124,7 +123,7 @@ class Display:
 
 
 def _head(status: Status, left: float) -> list[RenderableType]:
-    """What stands above the table: each a line that never wraps, so that the height is known."""
+    """The lines above the table. They never wrap, so that the height is known."""
     times = ", ".join([duration(status.seconds, ".1f"), *_time_left(status, left)])
     lines: list[RenderableType] = [_apart(_cut(status.title, "bold"), times)]
     if status.goal is None:
@@ -139,7 +138,7 @@ def _head(status: Status, left: float) -> list[RenderableType]:
 
 
 def _apart(left: RenderableType, right: str) -> Table:
-    """Two things at the two ends of a line; the left one gives way."""
+    """Two texts at the two ends of a line; the left one is cut if there is no room."""
     line = Table.grid(padding=(0, 2, 0, 0), expand=True)
     line.add_column(ratio=1, no_wrap=True)
     line.add_column(justify="right", no_wrap=True)
@@ -149,7 +148,7 @@ def _apart(left: RenderableType, right: str) -> Table:
 
 class LiveColumn(NamedTuple):
     heading: str
-    width: int  # what its numbers usually take: columns must not jump while they grow
+    width: int  # enough for usual numbers, so that columns do not move while they grow
     cell: Callable[[RoleStatus], str | Text]
 
 
@@ -167,7 +166,7 @@ COLUMNS = (
 
 
 def _table(roles: Sequence[RoleStatus], width: int, room: int) -> list[RenderableType]:
-    """A row per role in at most `room` lines, the line about those left out included."""
+    """A row per role in at most `room` lines, including a line about omitted roles."""
     shown = list(roles) if len(roles) <= room else _foremost(roles, room - 1)
     names = max((len(role.name) for role in roles), default=0)
     widths = [max(column.width, min(names, 16) if column.heading == "role" else 0) for column in COLUMNS]
@@ -188,13 +187,13 @@ def _table(roles: Sequence[RoleStatus], width: int, room: int) -> list[Renderabl
 
 
 def _foremost(roles: Sequence[RoleStatus], room: int) -> list[RoleStatus]:
-    """Those in trouble and as many of the first ones as fit, in their order; the very first one always."""
+    """The first role, those in trouble, and as many others as fit, in order."""
     by_need = sorted(range(len(roles)), key=lambda n: (n > 0, roles[n].state not in TROUBLE, n))
     return [roles[n] for n in sorted(by_need[:room])]
 
 
 def _line(status: Status, left: float) -> str:
-    """A run in one line, for logs."""
+    """The status in one line, for logs."""
     count = f"update {status.updates:,}" + (f"/{status.goal:,}  {_percent(status)}" if status.goal is not None else "")
     parts = [f"{status.seconds:.1f} s", count, *_rates(status), *_checkpoint(status), *_time_left(status, left)]
     if status.metrics:
@@ -203,7 +202,7 @@ def _line(status: Status, left: float) -> str:
 
 
 def _troubles(before: Status | None, now: Status) -> list[str]:
-    """What befell roles since the last look, a restart that came and went between two looks included."""
+    """Failures of roles since the last status, including a restart that began and ended in between."""
     known = {role.name: role for role in before.roles} if before else {}
     lines = []
     for role in now.roles:
@@ -217,7 +216,7 @@ def _troubles(before: Status | None, now: Status) -> list[str]:
 
 
 def _rates(status: Status) -> list[str]:
-    """Speed, and the means over those who train; what is not known is left out."""
+    """The speed, and means over the roles that train; unknown values are omitted."""
     trainers = [role for role in status.roles if role.name != "evaluator" and role.state != RoleState.GONE]
     values = (
         ("{:,.0f} samples/s", status.samples_per_second),
@@ -228,7 +227,7 @@ def _rates(status: Status) -> list[str]:
 
 
 def _checkpoint(status: Status) -> list[str]:
-    """How old the newest one is, once that is worth a word: updates have been made since that could be lost."""
+    """The age of the newest checkpoint, if it is old and updates since then could be lost."""
     if not status.checkpoint_age >= WORTH_TELLING or status.updates <= status.checkpoint:
         return []
     return [f"checkpoint {duration(status.checkpoint_age, '.0f')} old"]
@@ -259,5 +258,4 @@ def _cut(text: str, style: str = "") -> Text:
 
 
 def number(value: float, form: str) -> str:
-    """A number for people."""
     return NOTHING if math.isnan(value) else format(value, form)

@@ -1,4 +1,4 @@
-"""One run directory with all that is known of it, for `paceline show`."""
+"""One run directory in detail, for `paceline show`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.processes.supervisor.status import duration
-from paceline.report.run_tables import STYLES, history_of, last, last_metrics, moment, number, plan_of, result_of
+from paceline.report.run_tables import STYLES, last, last_metrics, moment, number, readable
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
-LOG_LINES, LOG_BYTES = 10, 8192  # of the end of each log, when a run failed
-STALE = 15.0  # seconds after which status.json no longer says how a run is
+LOG_LINES, LOG_BYTES = 10, 8192  # the end of each log that is shown of a failed run
+STALE = 15.0  # seconds after which status.json is out of date
 
 
 def detail(run: RunDirectory) -> list[RenderableType]:
-    """All that is known of one run."""
     state = run.state
     parts: list[RenderableType] = [
         Text.assemble((run.name, "bold"), " (run, ", (state, STYLES[state]), ")"),
         Text(str(run.path.resolve())),
     ]
     damage: list[str] = []
-    parts.append(_pairs("plan", _plain_rows(plan_of(run, damage))))
-    result, history = result_of(run, damage), history_of(run, damage)
+    parts.append(_pairs("plan", _plain_rows(readable(run, damage, run.plan, {}))))
+    result = readable(run, damage, run.result)
+    history = readable(run, damage, lambda: run.history(damage.append), [])
     if result is not None:
         parts.append(_pairs("result", _result_rows(result)))
     else:
@@ -58,11 +58,11 @@ def _checkpoints(run: RunDirectory, damage: list[str]) -> Table | None:
     table.add_column("written")
     for step in known:
         path = checkpoint.find(run.checkpoints, step)
-        if path is None:  # the run has deleted it meanwhile
-            continue
         try:
-            files = [file.stat() for file in path.iterdir()]
-        except OSError:  # the same, a moment later
+            files = [file.stat() for file in path.iterdir()] if path is not None else []
+        except OSError:
+            files = []
+        if not files:  # the run has just deleted it
             continue
         written = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC)
         table.add_row(f"{step:,}", _size(sum(file.st_size for file in files)), moment(written))
@@ -93,12 +93,8 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("updates", "gradients", "dropped", "samples", "restarts", "rolled_back_updates", "lost_updates"):
         if result.get(key) is not None:
             yield key.replace("_", " "), number(result[key])
-    for key, unit in (
-        ("wall_seconds", " s"),
-        ("time_to_first_step", " s"),
-        ("samples_per_second", ""),
-        ("peak_rss_mb", " MB"),
-    ):
+    units = {"wall_seconds": " s", "time_to_first_step": " s", "samples_per_second": "", "peak_rss_mb": " MB"}
+    for key, unit in units.items():
         if result.get(key) is not None:
             yield key.replace("_", " "), number(result[key]) + unit
     stale = result.get("staleness")
@@ -110,14 +106,14 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _progress_rows(run: RunDirectory, history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """How far a run is that has no result: as its launcher wrote last, else by its history."""
+    """The progress of a run without a result: from status.json, or else from its history."""
     told = run.status()
     if told is not None:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged file tells nothing
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged file
             yield from list(_status_rows(told))
             return
     update, seconds = last(history, "update"), last(history, "seconds")
-    yield "updates", number(update) if update is not None else "none told yet"
+    yield "updates", number(update) if update is not None else "none reported yet"
     if seconds is not None:
         yield "seconds", number(seconds)
     yield from _metric_rows(last_metrics(history))

@@ -1,4 +1,4 @@
-"""The table of run directories, a line each. It reads JSON files only."""
+"""The table of run directories, a line each. Only JSON files are read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ STYLES = {
 
 
 def summary(run: RunDirectory) -> dict[str, Any]:
-    """One run as plain data; what is not known is None. `damaged`: what is wrong with its files, a sentence each."""
+    """One run as plain data; unknown values are None. `damaged`: a sentence for each damaged file."""
     damage: list[str] = []
-    plan, result, history = plan_of(run, damage), result_of(run, damage) or {}, history_of(run, damage)
+    plan, result = readable(run, damage, run.plan, {}), readable(run, damage, run.result) or {}
+    history = readable(run, damage, lambda: run.history(damage.append), [])
     told = run.status() or {} if not result else {}
     metrics = result.get("metrics") or last_metrics(history)
     return {
@@ -47,7 +48,7 @@ def summary(run: RunDirectory) -> dict[str, Any]:
 
 
 class ListColumn(NamedTuple):
-    """One of the listing: the lowest `rank` stays longest when the terminal is narrow."""
+    """A column of the listing. On a narrow terminal the columns with the highest `rank` are omitted first."""
 
     heading: str
     rank: int
@@ -69,7 +70,7 @@ COLUMNS = (
 
 
 class Listing:
-    """Runs, a line each. Columns that have no room are left out: one cut to two letters would say nothing."""
+    """A table of runs, a line each. Columns that do not fit the terminal are omitted."""
 
     def __init__(self, runs: Sequence[RunDirectory]) -> None:
         known = [summary(run) for run in runs]
@@ -100,44 +101,18 @@ class Listing:
         return sorted(kept)
 
 
-def listing(runs: Sequence[RunDirectory]) -> Listing:
-    """Runs, a line each."""
-    return Listing(runs)
-
-
 def _text(cell: str | Text) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)
 
 
-def plan_of(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
-    """The plan of a run; a file that cannot be read adds a sentence to `damage`."""
+def readable(run: RunDirectory, damage: list[str], read: Callable[[], Any], otherwise: Any = None) -> Any:
+    """The content of a file of a run, or `otherwise` if it is damaged: one damaged run must not hide the others.
+    `damage` gets a sentence for each damaged file."""
     try:
-        return run.plan()
-    except DataError as error:  # one broken run must not hide the others
-        damage.append(_within(error, run))
-        return {}
-
-
-def result_of(run: RunDirectory, damage: list[str]) -> dict[str, Any] | None:
-    """The result of a run, None while it has none."""
-    try:
-        return run.result()
+        return read()
     except DataError as error:
-        damage.append(_within(error, run))
-        return None
-
-
-def history_of(run: RunDirectory, damage: list[str]) -> list[dict[str, Any]]:
-    """The evaluations of a run so far."""
-    try:
-        return run.history(damage.append)
-    except DataError as error:
-        damage.append(_within(error, run))
-        return []
-
-
-def _within(error: Exception, run: RunDirectory) -> str:
-    return str(error).replace(f"run {run.path}: ", "")
+        damage.append(str(error).replace(f"run {run.path}: ", ""))
+        return otherwise
 
 
 def last(history: Sequence[Mapping[str, Any]], key: str) -> Any:
@@ -145,7 +120,7 @@ def last(history: Sequence[Mapping[str, Any]], key: str) -> Any:
 
 
 def last_metrics(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the last evaluation; other lines hold what hooks noted."""
+    """The metrics of the last evaluation; other lines are those of hooks."""
     for line in reversed(history):
         if "loss" in line:
             return {name: value for name, value in line.items() if name not in ("update", "seconds")}

@@ -1,4 +1,4 @@
-"""Tables for the terminal: how a run ended, what there is, what one thing takes."""
+"""Tables for the terminal: the result of a run, and the parameters of a member."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from paceline.scheme import fields
 
 
 def closing(result: Result) -> Table:
-    """How a run ended."""
+    """The result of a run."""
     title = escape(f"{result.scheme} on {result.task}")
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
-    table.add_column(justify="right", overflow="fold")  # a path must stay whole
+    table.add_column(justify="right", overflow="fold")  # a path is never cut
     for name, text in _closing_rows(result):
         table.add_row(escape(name), escape(text))
     return table
@@ -52,7 +52,7 @@ def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
-    """What only a run of real processes can tell; a simulated one has none of it."""
+    """Values that only runs of real processes have."""
     rows = (
         ("wall time", "{:,.2f} s", result.wall_seconds),
         ("samples per second", "{:,.0f}", result.samples_per_second),
@@ -68,7 +68,7 @@ def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def parameters(family: str, found: Member) -> Table | None:
-    """What a member takes: word, what is allowed, default."""
+    """The parameters of a member: word, allowed values, default."""
     rows = list(parameter_rows(family, found.value))
     if not rows:
         return None
@@ -81,7 +81,7 @@ def parameters(family: str, found: Member) -> Table | None:
 
 
 def parameter_rows(family: str, value: Any) -> Iterator[tuple[str, str, str]]:
-    """(word, what is allowed, default) of everything that a member takes."""
+    """(word, allowed values, default) of each parameter of a member."""
     if family == "schemes":
         for word, (field, hint) in zip(keys_of(value), fields(value), strict=True):
             yield word, described(hint), shown(field.default)
@@ -102,7 +102,7 @@ def parameter_rows(family: str, value: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def shown(default: Any) -> str:
-    """A default as the command line would take it."""
+    """A default as it is written on the command line."""
     if isinstance(default, bool):
         return str(default).lower()
     if default is None or default == ():

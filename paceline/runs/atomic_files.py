@@ -6,6 +6,7 @@ Both are written under a hidden name, synced to the disk, and then renamed.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -83,6 +84,21 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock of a file; False where the file system has no locks."""
+    with suppress(OSError), path.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def json_bytes(content: Any) -> bytes:

@@ -1,10 +1,8 @@
-"""Checkpoints on disk: named tensors and plain numbers, whole or not there at all.
+"""Checkpoints on disk: named tensors and plain numbers, written atomically and never pickled.
 
 checkpoints/0000000400/state.safetensors    the tensors
-checkpoints/0000000400/manifest.json        the numbers, and the sum that tells damage
-best/0000000400/                            a copy of the best one so far, and `best.json`: what it is best in
-
-Nothing is pickled. Whoever reads finds a folder only when all of it is on the disk.
+checkpoints/0000000400/manifest.json        the numbers, and SHA-256 sums to detect damage
+best/0000000400/                            a copy of the best checkpoint so far, and `best.json`: its metrics
 """
 
 from __future__ import annotations
@@ -33,22 +31,28 @@ from paceline.runs import atomic_files
 
 FORMAT = 1
 STATE, MANIFEST, BEST = "state.safetensors", "manifest.json", "best.json"
-OTHER_BYTES = f"the bytes of {STATE} are not those that were written (SHA-256)"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: `model` and `model_buffer.NAME` are what is evaluated, the rest is for going on."""
+    """A whole checkpoint: `model` and `model_buffer.NAME` are evaluated, the other tensors are for resuming."""
 
     path: Path
     step: int
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]
 
+    @property
+    def model(self) -> Tensor:
+        """The parameters; DataError if there are none."""
+        if "model" not in self.tensors:
+            raise DataError(f"checkpoint {self.path} holds no tensor 'model': paceline did not write it")
+        return self.tensors["model"]
+
 
 @dataclass(frozen=True)
 class Best:
-    """The best checkpoint so far, and what it is best in."""
+    """The best checkpoint so far by a metric."""
 
     path: Path
     step: int
@@ -61,16 +65,16 @@ class Best:
 def save(
     directory: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, keep: int = 5
 ) -> Path:
-    """Write a checkpoint, then delete all but the `keep` last ones. `numbers` is plain data that JSON can hold.
+    """Write a checkpoint, then delete all but the last `keep`. `numbers` is plain data that JSON can hold.
 
-    One of the same step is replaced. Older ones go only when the new one lies safely on the disk.
+    A checkpoint of the same step is replaced. Older ones are deleted after the new one is on the disk.
     """
     if keep < 1:
         raise UsageError(f"keep must be at least 1, not {keep}: the checkpoint itself is one")
     what = f"checkpoint of step {step} could not be written to {directory}"
     with atomic_files.failing_as(what), atomic_files.writing(directory) as folder:
         _write(folder, step, tensors, numbers)
-        place = atomic_files.put(folder, _name(step))
+        place = atomic_files.put(folder, f"{step:010d}")
         _prune(directory, step, keep)
     return place
 
@@ -79,9 +83,9 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint; DataError says what is wrong with a damaged one."""
     manifest = _manifest(path)
     try:
-        if _sum(path / STATE) != manifest["sha256"]:
-            raise _damaged(path, OTHER_BYTES)
-        # copied out of the file: later deletions cannot reach them, and they lie in memory as fresh tensors do,
+        if atomic_files.sha256(path / STATE) != manifest["sha256"]:
+            raise _damaged(path, f"the bytes of {STATE} are not those that were written (SHA-256)")
+        # copied out of the file: a later deletion cannot reach them, and they are aligned in memory like new tensors,
         # on which the last bits of a matrix product can depend
         tensors = {name: tensor.clone() for name, tensor in load_file(path / STATE).items()}
     except (OSError, SafetensorError) as error:
@@ -90,7 +94,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint; `say` is told which ones were passed over, and why."""
+    """The newest whole checkpoint; `say` is called for each damaged one that was passed over."""
     for path in reversed(folders(directory)):
         try:
             return load(path)
@@ -100,8 +104,8 @@ def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
 
 
 def resumed_from(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint, None where none was ever written. Where all are damaged DataError: to train from the
-    beginning instead is not for us to decide."""
+    """The newest whole checkpoint; None if none was ever written. DataError if all are damaged: whether to train from
+    the beginning instead is the user's decision."""
     found = newest(directory, say)
     if found is None and folders(directory):
         raise DataError(f"no checkpoint in {directory} is whole: there is nothing to resume from; train a new run")
@@ -109,7 +113,7 @@ def resumed_from(directory: Path, say: Callable[[str], None]) -> Checkpoint | No
 
 
 def steps(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[int]:
-    """The steps that have a checkpoint, in order; `say` is told of what is plainly damaged. Contents are not read."""
+    """The steps that have a checkpoint, in order. Only manifests are read; `say` is called for damaged ones."""
     found = set()
     for path in folders(directory):
         try:
@@ -122,14 +126,14 @@ def steps(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[
 
 
 def find(directory: Path, step: int) -> Path | None:
-    """The folder of that step's checkpoint, whole or not."""
+    """The folder of that step's checkpoint, whole or damaged."""
     return next((path for path in reversed(folders(directory)) if _step(path) == step), None)
 
 
 def best(run: Path, say: Callable[[str], None] = lambda _: None) -> Best | None:
-    """The best checkpoint of a run directory, if one was kept; `say` is told of damaged ones."""
+    """The best checkpoint of a run directory, if one was kept; `say` is called for damaged ones."""
     chosen = None
-    for path in folders(run / "best"):  # two only after a crash between the new one's coming and the old one's going
+    for path in folders(run / "best"):  # two only after a crash before the old one was deleted
         try:
             one = _read_best(path)
         except DataError as error:
@@ -143,8 +147,8 @@ def best(run: Path, say: Callable[[str], None] = lambda _: None) -> Best | None:
 def keep_best(
     run: Path, checkpoint: Checkpoint, metrics: Mapping[str, float], metric: str, *, smaller_is_better: bool
 ) -> bool:
-    """Write this checkpoint to the run's `best` if it beats the one there; says whether it did. Its own files may have
-    been deleted since it was read, as one too many."""
+    """Write this checkpoint to the run's `best` if it beats the one there; True if it did. The files that it was read
+    from may have been deleted."""
     if metric not in metrics:
         raise UnknownName("metric", metric, metrics)
     value, before = metrics[metric], best(run)
@@ -161,7 +165,7 @@ def keep_best(
         _write(folder, step, checkpoint.tensors, checkpoint.numbers)
         told = {"step": step, "metric": metric, "value": value, "smaller_is_better": smaller_is_better}
         _save_json(folder / BEST, told | {"metrics": dict(metrics)})
-        place = atomic_files.put(folder, _name(step))
+        place = atomic_files.put(folder, f"{step:010d}")
         for other in folders(directory):
             if other != place:
                 atomic_files.discard(other)
@@ -188,14 +192,15 @@ def _read_best(path: Path) -> Best:
 
 
 def _prune(directory: Path, step: int, keep: int) -> None:
-    kept = 1
+    """Delete older checkpoints. Damaged ones do not count, and later ones are of a course that a return gave up."""
+    whole, kept = steps(directory), 1
     for path in reversed(folders(directory)):
         if _step(path) >= step:
-            continue  # of a course that was given up for an older checkpoint: not ours to judge
+            continue
         if kept >= keep:
-            with suppress(OSError):  # the new one is safe, which is what was asked for
+            with suppress(OSError):  # the new checkpoint is safe all the same
                 atomic_files.discard(path)
-        elif _looks_whole(path):
+        elif _step(path) in whole:
             kept += 1
 
 
@@ -205,10 +210,14 @@ def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapp
         "format": FORMAT,
         "step": step,
         "numbers": dict(numbers),
-        "sha256": _sum(folder / STATE),
+        "sha256": atomic_files.sha256(folder / STATE),
         "sizes": {STATE: (folder / STATE).stat().st_size},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions(),
+        "versions": {
+            "paceline": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
     }
     _save_json(folder / MANIFEST, manifest | {"manifest_sha256": _sum_of(manifest)})
 
@@ -239,7 +248,7 @@ def _save_json(path: Path, content: Mapping[str, Any]) -> None:
         raise UsageError(f"{path.name} of {len(text):,} bytes is too large: put arrays into tensors, not into numbers")
     path.write_bytes(text)
     atomic_files.sync(path)
-    for other in path.parent.iterdir():  # safetensors lets nobody else read; here the user's umask decides
+    for other in path.parent.iterdir():  # safetensors makes private files; the user's umask decides here
         other.chmod(path.stat().st_mode)
 
 
@@ -250,41 +259,22 @@ def _text(content: Mapping[str, Any], indent: int | None = None) -> bytes:
         raise UsageError(f"the numbers of a checkpoint must be plain data that JSON can hold: {error}") from None
 
 
-def _versions() -> dict[str, str]:
-    return {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
 # reading
 
 
 def folders(directory: Path) -> list[Path]:
-    """The checkpoints of a directory, whole or not, oldest first; of one step the successor comes last."""
-    if not directory.is_dir():
-        return []
-    found = [
-        path for path in directory.iterdir() if re.fullmatch(rf"\d{{10,}}({re.escape(atomic_files.NEW)})?", path.name)
-    ]
+    """The checkpoints of a directory, whole or damaged, oldest first; of one step the newer comes last."""
+    name = re.compile(rf"\d{{10,}}({re.escape(atomic_files.NEW)})?")
+    found = [path for path in directory.iterdir() if name.fullmatch(path.name)] if directory.is_dir() else []
     return sorted(found, key=lambda path: (_step(path), path.name))
-
-
-def _name(step: int) -> str:
-    return f"{step:010d}"
 
 
 def _step(path: Path) -> int:
     return int(path.name.removesuffix(atomic_files.NEW))
 
 
-def _looks_whole(path: Path) -> bool:
-    try:
-        _manifest(path)
-    except DataError:
-        return False
-    return True
-
-
 def _manifest(path: Path) -> dict[str, Any]:
-    """The manifest, if it and the size of the tensors' file are as they should be."""
+    """The manifest; DataError if it, or the size of the tensors' file, is not what was written."""
     if not path.is_dir():
         raise DataError(f"there is no checkpoint {path}")
     try:
@@ -313,11 +303,6 @@ def _damaged(path: Path, what: str) -> DataError:
 
 
 def _sum_of(content: Mapping[str, Any]) -> str:
-    """Of what JSON keeps of it, in a fixed order: the same before writing and after reading."""
+    """SHA-256 of the content as JSON in a fixed order: the same before writing and after reading."""
     kept = json.dumps(json.loads(_text(content)), sort_keys=True)
     return hashlib.sha256(kept.encode()).hexdigest()
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

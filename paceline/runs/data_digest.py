@@ -1,4 +1,4 @@
-"""SHA-256 of what a task trains on and is tested on. Cheap: about 30 ms for the 55 MB of MNIST, once per data set."""
+"""SHA-256 of a task's training and test data: about 30 ms for the 55 MB of MNIST, once per data set."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from paceline.state import Vector
 from paceline.task import Task
 from paceline.torch_task import Samples, TorchTask, seeded
 
-WHOLE = 2**28  # bytes of a tensor that are all hashed, in some tenths of a second at most
-ROWS = 2**14  # of a larger one, evenly spread
-TAKEN = 64  # samples of a data set that makes each when it is asked for
+WHOLE = 2**28  # largest tensor, in bytes, that is hashed completely (some tenths of a second)
+ROWS = 2**14  # rows of a larger tensor that are hashed, evenly spread
+TAKEN = 64  # samples that are hashed of a data set that makes each on demand
 SETTINGS = {"name", "batch", "feed", "shuffle", "notice", "buffer_policy", "heterogeneous"}  # part of the config
 
-Sum = tuple[str, str | None]  # the hash, and what it covers if not everything
+Sum = tuple[str, str | None]  # the hash, and which samples it covers if not all
 
 _known: WeakKeyDictionary[Samples, tuple[Any, Sum]] = WeakKeyDictionary()
 
 
 def data_of(task: Task, x0: Vector | None) -> tuple[dict[str, Any] | None, str | None]:
-    """The hashes of a task's data and of its first vector; or None, and why they cannot be told."""
+    """The hashes of a task's data and of its first vector; or None, and why they cannot be computed."""
     try:
         found = _of_module(task) if isinstance(task, TorchTask) else _of_values(task)
-    except Exception as error:  # a data set's own code: a run must not fail for want of its hash
+    except Exception as error:  # of the data set's own code: a run must not fail because of it
         return None, f"the data of task {task.name!r} cannot be hashed: {error}"
     return found | ({} if x0 is None else {"start": _of_tensors([x0])[0]}), None
 
@@ -45,12 +45,12 @@ def _of_module(task: TorchTask) -> dict[str, Any]:
             found[f"{name}_covers"] = covered
     held = [cell.cell_contents for cell in getattr(task.prepare, "__closure__", None) or ()]
     if tensors := [one for one in held if isinstance(one, Tensor)]:
-        found["prepare"] = _of_tensors(tensors)[0]  # a text, say, of which the samples are only the places
+        found["prepare"] = _of_tensors(tensors)[0]  # such as a text, of which the samples are only positions
     return found
 
 
 def _of_samples(samples: Samples) -> Sum:
-    # a tensor counts how often it was written to: what has changed since is hashed again
+    # a tensor counts how often it was written: changed data are hashed again
     state = samples.length, [one._version for one in samples.tensors or ()]
     known = _known.get(samples)
     if known is None or known[0] != state or samples.tensors is None:
@@ -61,7 +61,7 @@ def _of_samples(samples: Samples) -> Sum:
 
 
 def _taken(samples: Samples) -> Sum:
-    """Of samples spread evenly. A copy is asked: files that it opens on the way are not handed to forked processes."""
+    """The hash of evenly spread samples. A copy is read: files that it opens must not reach forks."""
     places = np.unique(np.linspace(0, samples.length - 1, TAKEN).astype(np.int64))
     asked = copy.copy(samples)
     asked.data = copy.copy(samples.data)
@@ -81,13 +81,13 @@ def _of_tensors(tensors: Sequence[Tensor]) -> Sum:
         if one.numel() * one.element_size() > WHOLE and len(one) > ROWS:
             covered = f"{ROWS:,} of {len(one):,} samples"
             one = one[torch.linspace(0, len(one) - 1, ROWS, dtype=torch.float64).long()]
-        # numpy does not know every kind of number; its bytes it does
+        # numpy lacks some dtypes: hash the bytes
         total.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest(), covered
 
 
 def _of_values(task: Task) -> dict[str, Any]:
-    """Of a task that is no module: the numbers and tensors that it holds, but for what it keeps for itself."""
+    """The hash of a task that is no module: of its public numbers and tensors."""
     total = hashlib.sha256()
     for name, value in sorted(vars(task).items()):
         if name not in SETTINGS and not name.startswith("_"):

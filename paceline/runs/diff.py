@@ -1,4 +1,4 @@
-"""Where two runs part: `diff` compares their final bits, what determined them, and what they passed on the way."""
+"""`diff` compares two runs: their final bits, what determined them, and where they first differ."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Parting:
-    """The first of the common checkpoints at which the models differ."""
+    """The first common checkpoint at which the models differ."""
 
     update: int
-    same_until: int | None  # the last common checkpoint before it, in which they are equal
-    numbers: int  # that differ
-    of: int
-    largest: float | None  # difference; None if one is not a number
-    parameter: str | None  # the first that differs, where the checkpoints have names
+    same_until: int | None  # the last common checkpoint at which they are equal
+    numbers: int  # elements that differ
+    of: int  # elements of the model
+    largest: float | None  # the largest difference; None if one is NaN
+    parameter: str | None  # the first parameter that differs, if the checkpoints have names
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two runs side by side. Every pair is (of the first, of the second); what is equal is not listed."""
+    """Two runs side by side. Every pair is (of the first, of the second); equal values are omitted."""
 
     runs: tuple[str, str]
-    same: bool  # the bits of the final model
-    updates: tuple[int, int]  # at which it was saved
+    same: bool  # the final models have the same bits
+    updates: tuple[int, int]  # of the final models
     digests: tuple[str, str]
     fingerprints: tuple[str | None, str | None]
     config: dict[str, Pair]
     data: dict[str, Pair]
     versions: dict[str, Pair]
     counts: dict[str, Pair]
-    common: tuple[int, ...]  # updates of which both have a whole checkpoint
+    common: tuple[int, ...]  # updates of which both runs have a whole checkpoint
     model: Parting | None
-    history: dict[str, Any] | None  # the first evaluation that differs, of runs with other bits
+    history: dict[str, Any] | None  # the first evaluation that differs, if the bits differ
     order: dict[str, Any] | None
     notes: tuple[str, ...] = ()  # what could not be compared, and why
 
@@ -61,11 +61,11 @@ class Difference:
 
 
 def diff(a: str | Path, b: str | Path) -> Difference:
-    """Whether two runs came to the same bits, and if not, where they part."""
+    """Whether two runs have the same final bits, and if not, where they first differ."""
     runs = RunDirectory.open(a), RunDirectory.open(b)
     notes: list[str] = []
     last = [_newest(run, notes) for run in runs]
-    digests = digest(last[0].tensors["model"]), digest(last[1].tensors["model"])
+    digests = digest(last[0].model), digest(last[1].model)
     noted = [_noted(run, notes) for run in runs]
     parts: dict[str, dict[str, Pair]] = {"config": {}, "data": {}, "versions": {}}
     if noted[0] is not None and noted[1] is not None:
@@ -84,15 +84,15 @@ def diff(a: str | Path, b: str | Path) -> Difference:
         counts=differing(*(_counts(run, notes) for run in runs)),
         common=tuple(common),
         model=parting,
-        # an update may be made while the chief evaluates the one before: of equal runs that says nothing
-        history=None if same else _first_other_evaluation(*(_history(run, notes) for run in runs)),
+        # the chief may evaluate an update while the next is made: of equal runs a difference says nothing
+        history=None if same else _first_other_evaluation(*(run.history(_noting(run, notes)) for run in runs)),
         order=order_parts(runs[0].path, runs[1].path, notes.append),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def order_parts(a: Path, b: Path, say: Callable[[str], None] = lambda _: None) -> dict[str, Any] | None:
-    """Where the orders of the servers' calls part; None where they are the same, or not known."""
+    """The first difference in the order of the servers' calls; None if they are the same, or not known."""
     try:
         rows = [[row for launch in read_all(run) for row in launch.rows()] for run in (a, b)]
     except DataError as error:
@@ -106,12 +106,14 @@ def order_parts(a: Path, b: Path, say: Callable[[str], None] = lambda _: None) -
     return None
 
 
+def _noting(run: RunDirectory, notes: list[str]) -> Callable[[str], None]:
+    return lambda text: notes.append(f"{run.name}: {text}")
+
+
 def _newest(run: RunDirectory, notes: list[str]) -> Checkpoint:
-    found = checkpoint.newest(run.checkpoints, lambda text: notes.append(f"{run.name}: {text}"))
+    found = checkpoint.newest(run.checkpoints, _noting(run, notes))
     if found is None:
         raise DataError(f"run {run.name} has no whole checkpoint: there is no model to compare")
-    if "model" not in found.tensors:
-        raise DataError(f"checkpoint {found.path} holds no tensor 'model': paceline did not write it")
     return found
 
 
@@ -127,10 +129,6 @@ def _noted(run: RunDirectory, notes: list[str]) -> Fingerprint | None:
     return launches[-1].fingerprint
 
 
-def _history(run: RunDirectory, notes: list[str]) -> list[dict[str, Any]]:
-    return run.history(lambda text: notes.append(f"{run.name}: {text}"))
-
-
 def _counts(run: RunDirectory, notes: list[str]) -> dict[str, Any]:
     try:
         result = run.result()
@@ -138,21 +136,21 @@ def _counts(run: RunDirectory, notes: list[str]) -> dict[str, Any]:
         notes.append(str(error))
         return {}
     if result is None:
-        notes.append(f"{run.name} has no result.json: it has not ended, or was broken off")
+        notes.append(f"{run.name} has no result.json: it is running, or was broken off")
     return {name: (result or {}).get(name) for name in COUNTS}
 
 
 def _parting(a: RunDirectory, b: RunDirectory, notes: list[str]) -> tuple[list[int], Parting | None]:
-    """The common checkpoints that are whole, up to the first at which the models differ."""
+    """The common whole checkpoints, up to the first at which the models differ."""
     shared = sorted({*checkpoint.steps(a.checkpoints)} & {*checkpoint.steps(b.checkpoints)})
     compared: list[int] = []
     for step in shared:
         try:
             one, other = (_at(run, step) for run in (a, b))
+            x, y = one.model, other.model
         except DataError as error:
             notes.append(str(error))
             continue
-        x, y = one.tensors["model"], other.tensors["model"]
         if x.shape != y.shape or x.dtype != y.dtype:
             shown = " and ".join(f"{v.numel():,} numbers of {str(v.dtype).removeprefix('torch.')}" for v in (x, y))
             notes.append(f"the models have {shown}: they cannot be compared number by number")
@@ -166,11 +164,8 @@ def _parting(a: RunDirectory, b: RunDirectory, notes: list[str]) -> tuple[list[i
 def _at(run: RunDirectory, step: int) -> Checkpoint:
     path = checkpoint.find(run.checkpoints, step)
     if path is None:
-        raise DataError(f"the checkpoint of update {step} has gone from {run.name} meanwhile")
-    found = checkpoint.load(path)
-    if "model" not in found.tensors:
-        raise DataError(f"checkpoint {path} holds no tensor 'model': paceline did not write it")
-    return found
+        raise DataError(f"the checkpoint of update {step} has been deleted from {run.name}")
+    return checkpoint.load(path)
 
 
 def _parted(step: int, same_until: int | None, x: Vector, y: Vector, numbers: Mapping[str, Any]) -> Parting:
@@ -189,7 +184,7 @@ def _parted(step: int, same_until: int | None, x: Vector, y: Vector, numbers: Ma
 
 
 def _name_at(place: int, parameters: Any) -> str | None:
-    """The parameter in which a number of the vector lies."""
+    """The parameter that an element of the vector belongs to."""
     for name, shape in parameters or ():
         place -= math.prod(shape)
         if place < 0:
@@ -198,7 +193,7 @@ def _name_at(place: int, parameters: Any) -> str | None:
 
 
 def _first_other_evaluation(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Time is left out, and so is what hooks noted: both may differ where all else is the same."""
+    """The first evaluation that differs, apart from times and lines of hooks, which may differ between equal runs."""
     mine, theirs = ({one["update"]: one for one in lines if "loss" in one and "update" in one} for lines in (a, b))
     for update in sorted(mine.keys() & theirs.keys()):
         keys = (mine[update].keys() & theirs[update].keys()) - {"seconds", "update"}

@@ -1,17 +1,15 @@
-"""`sums.json` of a run directory: the SHA-256 of the files that the run has left, so that a later change is noticed.
+"""`sums.json` of a run directory: the SHA-256 of the run's files, to detect later changes.
 
-A file is entered before it is written. Until the end of the launch its former content is right too: a process that is
-killed between the two writes leaves nothing that looks changed. Not covered: `checkpoints/` and the tensors in `best/`,
-whose manifests have sums of their own, and `logs/` and `summaries/`, which nothing is read back from.
+A sum is recorded before its file is written. Until the end of the launch the former content is valid too: a process
+that is killed between the two writes leaves nothing that looks changed. Not covered: `checkpoints/` and the tensors in
+`best/`, whose manifests have sums of their own, and `logs/` and `summaries/`, which are never read back.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,20 @@ from paceline.runs import atomic_files
 
 FILE, FORMAT = "sums.json", 1
 _COVERED = ("plan.json", "fingerprint.json", "result.json", "history.jsonl", "best/**/*.json", "order/**/*")
-_WITH_OWN_SUMS = "order/*/*/*.safetensors"  # of checkpoints, beside their manifests
-_FOR_ALL_LAUNCHES = ("plan.json", "fingerprint.json")  # what a resumed run reads, besides the order logs
+_WITH_OWN_SUMS = "order/*/*/*.safetensors"  # tensors of checkpoints
+_FOR_ALL_LAUNCHES = ("plan.json", "fingerprint.json")  # files that a resumed run reads, besides the order logs
 
 
 @dataclass
 class Sums:
-    """What was noted. `ended`: the list is complete, because the launch has ended in order."""
+    """The recorded sums. `ended`: the list is complete, because the launch ended in order."""
 
-    files: dict[str, list[str]] = field(default_factory=dict)  # name -> SHA-256 of right contents; none: any
+    files: dict[str, list[str]] = field(default_factory=dict)  # name -> SHA-256 of valid contents; empty: any
     ended: bool = False
 
 
 def read(root: Path) -> Sums | None:
-    """The sums of a run; None for one of a version that did not note them."""
+    """The sums of a run; None for a run of a version that did not record them."""
     if not (root / FILE).exists():
         return None
     content = atomic_files.read_json(root / FILE)
@@ -46,7 +44,7 @@ def read(root: Path) -> Sums | None:
 
 
 def write_json(root: Path, name: str, content: Any) -> None:
-    """Write a JSON file of the run directory and note its sum."""
+    """Write a JSON file of the run directory and record its sum."""
     text = atomic_files.json_bytes(content)
     sums = _known(root)
     before = sums.files.get(name, [])[-1:] or ([_sum(root / name)] if (root / name).is_file() else [])
@@ -58,7 +56,7 @@ def write_json(root: Path, name: str, content: Any) -> None:
 
 
 def begin(root: Path) -> None:
-    """A launch begins: what it will add to is not final any more; the order logs of earlier launches are."""
+    """A launch begins: forget the sums of files that it changes. The order logs of earlier launches are final."""
     before = _known(root).files
     kept = {name: sums for name, sums in before.items() if name in _FOR_ALL_LAUNCHES or name.startswith("order/")}
     added = {name: [_sum(root / name)] for name in _present(root) if name.startswith("order/") and name not in kept}
@@ -66,17 +64,18 @@ def begin(root: Path) -> None:
 
 
 def end(root: Path) -> None:
-    """A launch has ended in order: note every file. What was noted before stays, so that no change is approved."""
+    """A launch has ended in order: record every file. Earlier sums stay, so that no change is approved."""
     final = {name: sums[-1:] for name, sums in _known(root).files.items()}
     for name in _present(root):
         if name not in final:
-            final[name] = [] if _is_being_written(root / name) else [_sum(root / name)]
+            # a process on a host that the run has lost may still write its log
+            final[name] = [] if atomic_files.is_locked(root / name) else [_sum(root / name)]
     _write(root, Sums(final, ended=True))
 
 
 def check(root: Path, name: str) -> None:
-    """Refuse a file that is not what was written."""
-    for attempt in (1, 2):  # a living run may have replaced both meanwhile
+    """Raise DataError if a file is not what was written."""
+    for attempt in (1, 2):  # a living run may replace the file and the sums in between
         sums = read(root)
         if sums is None or name not in sums.files or not (root / name).exists():
             return
@@ -87,7 +86,7 @@ def check(root: Path, name: str) -> None:
 
 
 def changed(root: Path, under: str = "") -> list[str]:
-    """What is not as it was noted, a sentence for each file whose name begins with `under`."""
+    """The changes since the sums were recorded: a sentence for each file whose name begins with `under`."""
     sums, found = read(root), []
     for name, right in sums.files.items() if sums is not None else ():
         if not name.startswith(under):
@@ -113,16 +112,6 @@ def _present(root: Path) -> Iterator[str]:
                 yield path.relative_to(root).as_posix()
 
 
-def _is_being_written(path: Path) -> bool:
-    """Whether a process holds the file's lock: one on a machine that the run has lost may write its log to the end."""
-    with suppress(OSError), path.open("rb") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 def _altered(name: str) -> str:
     return f"{name} is not what was written (its SHA-256 is not that of {FILE})"
 
@@ -138,7 +127,6 @@ def _seal(content: dict[str, Any]) -> str:
 
 def _sum(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return atomic_files.sha256(path)
     except OSError as error:
         raise DataError(f"{path.name} cannot be read: {atomic_files.cause(error)}") from error

@@ -1,6 +1,6 @@
-"""What determined a run's result, and its hash: the settings, the data, the versions of what computed it.
+"""The fingerprint of a run: the settings, data and software versions that determine its result, and their hash.
 
-runs/NAME/fingerprint.json holds an entry for every launch that differed from the one before it.
+runs/NAME/fingerprint.json holds an entry for every launch that differs from the one before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -36,20 +37,20 @@ FILE = "fingerprint.json"
 OF_A_SCRIPT = "the data are the script's own: paceline does not see them"
 
 KEEPERS = {"checkpoint-saver", "summary-saver"}  # hooks that change no bit of the result
-LENGTH = ("steps", "seconds")  # how far a launch goes does not change the way there
+LENGTH = ("steps", "seconds")  # settings that only say when a launch ends
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one launch. `before` is the launch that it went on from, if that one had other settings."""
+    """The fingerprint of one launch. `before`: the launch that it resumed from, if that one had other settings."""
 
     config: dict[str, Any]
     data: dict[str, Any] | None
     versions: dict[str, Any]
     reason: str | None = None  # why the data are not known
-    objects: tuple[str, ...] = ()  # what was handed over in Python, so that no plan can name it
+    objects: tuple[str, ...] = ()  # what was given as a Python object, which a plan cannot name
     before: dict[str, Any] | None = None
-    launched_at: tuple[int, ...] = (0,)  # the update at which each launch of these settings began
+    launched_at: tuple[int, ...] = (0,)  # the update at which each launch with these settings began
 
     @property
     def hash(self) -> str:
@@ -65,19 +66,19 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Recorded:
-    """An entry of fingerprint.json, and the hash that stands beside it."""
+    """An entry of fingerprint.json, and the hash that was written with it."""
 
     fingerprint: Fingerprint
     hash: str
 
 
 def canonical(parts: Mapping[str, Any]) -> bytes:
-    """JSON in one form only: the same content gives the same bytes."""
+    """Canonical JSON: the same content gives the same bytes."""
     return json.dumps(_plain(parts), sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def of(plan: Plan, scheme: Scheme | None, task: Task | None, x0: Vector | None, hooks: Sequence[Hook]) -> Fingerprint:
-    """What a launch is about to be. `hooks`: those that have no name; `scheme`: None while a script may choose it."""
+    """The fingerprint of a launch. `hooks`: those given as objects; `scheme`: None if a script has yet to choose it."""
     given = {
         "task": task is not None and plan.task is None,
         "scheme": scheme is not None and plan.scheme is None,
@@ -89,13 +90,15 @@ def of(plan: Plan, scheme: Scheme | None, task: Task | None, x0: Vector | None, 
 
 
 def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Sequence[Hook] = ()) -> dict[str, Any]:
-    """The settings that decide what is computed, defaults and all."""
+    """The settings that have an effect on the result, including defaults."""
     settings = {name: value for name, value in asdict(plan).items() if name not in without_effect(Plan)}
     named = [one for one in plan.hooks if one.partition(":")[0] not in KEEPERS]
     settings["hooks"] = named + [_described(one) for one in hooks if one.name not in KEEPERS]
     settings["script"] = [Path(plan.script[0]).name, *plan.script[1:]] if plan.script else []
-    if plan.script:  # which has the rest of the settings in it
-        settings["script_sha256"] = _sum_of_file(Path(plan.script[0]))
+    if plan.script:  # the other settings are in the script
+        settings["script_sha256"] = None
+        with suppress(OSError):  # a notebook, or deleted since
+            settings["script_sha256"] = atomic_files.sha256(Path(plan.script[0]))
     if scheme is not None:
         settings |= {"scheme": scheme.name, "hyper": _hyper(scheme)}
     if task is not None:
@@ -106,7 +109,7 @@ def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Seque
 
 
 def versions(threads: int, device: str) -> dict[str, Any]:
-    """Of everything that computes: the same settings can give other bits under others."""
+    """The versions of everything that computes: the same settings can give other bits with other versions."""
     found: dict[str, Any] = {
         "paceline": __version__,
         "torch": str(torch.__version__),
@@ -124,10 +127,10 @@ def versions(threads: int, device: str) -> dict[str, Any]:
 def write(
     directory: Path, launch: Fingerprint, update: int, say: Callable[[str], None] = lambda _: None
 ) -> Fingerprint:
-    """Note a launch that goes on from this update: among the earlier ones, or alone where there are none."""
+    """Add a launch that starts at this update to the earlier ones."""
     try:
         earlier = [one.fingerprint for one in read(directory)] if update else []
-    except DataError as error:  # the run can be trained all the same
+    except DataError as error:  # no reason not to train
         earlier = []
         say(f"{error}; what determined the earlier launches is not known any more")
     if earlier:
@@ -139,14 +142,14 @@ def write(
             launch = replace(launch, launched_at=(*last.launched_at, update))
         else:
             launch = replace(launch, launched_at=(update,))
-    elif update:  # what came before is not known, or not any more
+    elif update:  # the earlier launches are not known
         launch = replace(launch, before={"fingerprint": None, "update": update}, launched_at=(update,))
     file_sums.write_json(directory, FILE, {"launches": [one.as_dict() for one in (*earlier, launch)]})
     return launch
 
 
 def read(directory: Path, *, checked: bool = True) -> list[Recorded]:
-    """The launches of a run, oldest first; none for a run of a version that did not note them."""
+    """The launches of a run, oldest first; empty for a run of a version that did not record them."""
     if not (directory / FILE).exists():
         return []
     if checked:
@@ -179,14 +182,14 @@ def last_of(directory: Path) -> str | None:
 
 
 def differing(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> dict[str, tuple[Any, Any]]:
-    """The keys that differ, and both values; a table inside a table gives `outer.inner`."""
+    """The keys that differ, with both values; nested tables give `outer.inner`."""
     a, b = _flat(a or {}), _flat(b or {})
     keys = [*a, *(key for key in b if key not in a)]
     return {key: (a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key)}
 
 
 def _same_way(last: Fingerprint, launch: Fingerprint) -> bool:
-    """Whether a launch only goes on with what the last one did."""
+    """Whether a launch continues with what determined the last one."""
     settings = [{k: v for k, v in one.config.items() if k not in LENGTH} for one in (last, launch)]
     return settings[0] == settings[1] and (last.data, last.versions) == (launch.data, launch.versions)
 
@@ -199,7 +202,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _hyper(scheme: Scheme) -> dict[str, Any]:
-    """Every hyper-parameter; of a rule every option too, whether it is the default or not."""
+    """Every hyper-parameter, and every option of a rule, including defaults."""
     found: dict[str, Any] = {}
     for field, _ in fields_of_scheme(type(scheme)):
         value = getattr(scheme, field.name)
@@ -210,9 +213,9 @@ def _hyper(scheme: Scheme) -> dict[str, Any]:
 
 
 def _options(plan: Plan) -> dict[str, Any]:
-    """The task's options with its defaults, in their own types: a command's words and Python's values mean the same.
+    """The task's options with its defaults, in their own types: the words of a command equal Python's values.
 
-    Where the data lie is left out: what they are is hashed.
+    The path of the data is omitted: their content is hashed.
     """
     made = discovery.task(plan.task) if plan.task else None
     if isinstance(made, Task) or not callable(made):
@@ -225,15 +228,8 @@ def _options(plan: Plan) -> dict[str, Any]:
     return options
 
 
-def _sum_of_file(path: Path) -> str | None:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:  # a notebook, or gone by now
-        return None
-
-
 def _described(hook: Hook) -> str:
-    """A hook that was made in Python: its class and those of its options that can be written down."""
+    """A hook that was made in Python: its class and those of its options that are plain values."""
     options: dict[str, Any] = {}
     if is_dataclass(hook):
         options = {one.name: getattr(hook, one.name) for one in fields(hook)}
@@ -242,7 +238,7 @@ def _described(hook: Hook) -> str:
 
 
 def _graphics() -> list[str] | None:
-    """The graphics cards, as the driver names them: to ask torch would start CUDA, and no process may fork then."""
+    """The graphics cards by the driver's names: torch would start CUDA, after which no process may fork."""
     try:
         files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
         lines = [line for file in files for line in file.read_text().splitlines() if line.startswith("Model:")]
@@ -252,7 +248,7 @@ def _graphics() -> list[str] | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON holds and gives back equal. NaN and infinity are words: null would make them one."""
+    """Data that JSON gives back equal. NaN and infinity become words, because null would make them equal."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""A run directory: where one run keeps all that it leaves behind. Nothing in it is ever deleted by creating another.
+"""A run directory: all files of one run.
 
 runs/mnist-mlp-sync-001/
-  plan.json           what was asked for               history.jsonl      evaluations on the way, a line each
-  checkpoints/ best/  see `checkpoint`                  result.json        how it ended
+  plan.json           the settings                      history.jsonl      evaluations, a line each
+  checkpoints/ best/  see `checkpoint`                  result.json        the result, or the error
   logs/ summaries/    of the processes, of TensorBoard  lock               held while the run lives
   fingerprint.json    what determined the result, of each launch
   sums.json           SHA-256 of these files: see `file_sums`
@@ -32,26 +32,26 @@ from paceline.runs import atomic_files, file_sums
 RUNS = Path("runs")
 STATUS = "status.json"
 _NUMBER = int | float
-_KINDS: dict[str, Any] = {  # of what others read in a result
+_KINDS: dict[str, Any] = {  # types of the keys of a result that are read back
     **{"updates": int, "gradients": int, "samples": int, "wall_seconds": _NUMBER, "digest": str, "fingerprint": str},
     **{"metrics": dict, "staleness": dict, "history": list, "error": str, "stopped": str, "task": str, "scheme": str},
 }
 
 
 class RunState(StrEnum):
-    """How a run stands. Every table that shows runs has an entry for each member; a test goes through them."""
+    """The state of a run. Every table of runs has an entry for each member, which a test checks."""
 
     RUNNING = "running"
     DONE = "done"
-    INTERRUPTED = "interrupted"  # a signal ended it, in order
+    INTERRUPTED = "interrupted"  # ended in order by a signal
     FAILED = "failed"
-    BROKEN_OFF = "broken off"  # no process holds it, and it has no result
+    BROKEN_OFF = "broken off"  # no living process and no result
     DAMAGED = "damaged"  # its result cannot be read
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The places of one run, and what is written there."""
+    """The paths of one run, and access to its files."""
 
     path: Path
 
@@ -73,13 +73,13 @@ class RunDirectory:
 
     @property
     def started(self) -> datetime:
-        """When it was last started: its plan is written then."""
+        """The time of the last launch, which writes the plan."""
         return datetime.fromtimestamp(_age(self.path)[0], UTC)
 
     @classmethod
     def create(cls, path: str | Path | None, name: str, root: Path = RUNS, *, prepared: bool = False) -> RunDirectory:
         """The given directory, which must be new or empty, or else the next free `root/NAME-NUMBER`.
-        `prepared`: a launcher may have put something there for the run that is to begin."""
+        `prepared`: a launcher may have put files there for this run."""
         try:
             if path is not None and prepared and Path(path).is_dir() and not (Path(path) / "plan.json").exists():
                 run = cls(Path(path))
@@ -96,7 +96,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, root: Path = RUNS) -> RunDirectory:
-        """One that exists, by its path or by its bare name under `root`."""
+        """An existing run directory, by its path or by its bare name under `root`."""
         bare = len(Path(path).parts) == 1
         places = [Path(path), root / path] if bare else [Path(path)]
         for place in places:
@@ -113,7 +113,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the directory while inside. The system lets go of it when the process ends, however it ends."""
+        """Hold the lock of the directory while inside. The system releases it when the process ends."""
         try:
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -131,24 +131,11 @@ class RunDirectory:
             os.close(handle)
 
     def is_locked(self) -> bool:
-        """Whether a living run holds it."""
-        try:
-            handle = os.open(self.path / "lock", os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks cannot tell
-            return False
-        finally:
-            os.close(handle)
-        return False
+        """Whether a living run holds the lock."""
+        return atomic_files.is_locked(self.path / "lock")
 
     @property
     def state(self) -> RunState:
-        """How it stands, for people."""
         if self.is_locked():
             return RunState.RUNNING
         try:
@@ -162,33 +149,32 @@ class RunDirectory:
         return RunState.INTERRUPTED if result.get("stopped") == RunState.INTERRUPTED else RunState.DONE
 
     def begin(self) -> None:
-        """A launch begins: how an earlier one ended is not how this one ends."""
+        """A launch begins: delete the result of an earlier one."""
         with atomic_files.failing_as(f"{self.path} could not be written"):
             (self.path / "result.json").unlink(missing_ok=True)
             file_sums.begin(self.path)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
-        """What was asked for."""
         file_sums.write_json(self.path, "plan.json", dict(plan))
 
     def plan(self, *, checked: bool = True) -> dict[str, Any]:
-        """What was asked for; `checked`: DataError if the file is not what was written."""
+        """The settings of the run. `checked`: DataError if the file is not what was written."""
         return self._read("plan.json", checked=checked)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """How it ended: a result as plain data, with `error` if it failed. It is the last that a launch writes."""
+        """Write the result as plain data, with `error` if the launch failed: the last file that a launch writes."""
         file_sums.write_json(self.path, "result.json", dict(result))
         with atomic_files.failing_as(f"{self.path} could not be written"):
             file_sums.end(self.path)
 
     def write_interrupted(self) -> None:
         """Record that a signal ended this launch, unless it has a result already."""
-        with suppress(PacelineError), self.lock():  # another launch may hold it, or the disk be full
+        with suppress(PacelineError), self.lock():  # another launch may hold the lock, or the disk may be full
             if not (self.path / "result.json").exists():
                 self.write_result({"stopped": RunState.INTERRUPTED})
 
     def result(self, *, checked: bool = True) -> dict[str, Any] | None:
-        """How it ended; None if it has not. `checked`: DataError if the file is not what was written."""
+        """The result; None if the run has none yet. `checked`: DataError if the file is not what was written."""
         if not (self.path / "result.json").exists():
             return None
         found = self._read("result.json", checked=checked)
@@ -212,12 +198,12 @@ class RunDirectory:
         with atomic_files.failing_as(f"{path} could not be written"), path.open("ab+") as stream:
             if stream.tell():
                 stream.seek(-1, os.SEEK_END)
-                if stream.read(1) != b"\n":  # a crash cut the last line off: it must not swallow this one
+                if stream.read(1) != b"\n":  # a crash cut off the last line
                     line = "\n" + line
             stream.write(line.encode())
 
     def history(self, say: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
-        """The lines of the history; `say` is told of each that is not what was written and is omitted."""
+        """The lines of the history; `say` is called for each damaged line, which is omitted."""
         path, lines = self.path / "history.jsonl", []
         try:
             text = path.read_bytes() if path.exists() else b""
@@ -246,7 +232,7 @@ class RunDirectory:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is, or was going to be, a run directory."""
+    """Whether a folder is a run directory, perhaps one without a plan yet."""
     return (path / "plan.json").is_file() or all((path / part).is_dir() for part in ("checkpoints", "logs"))
 
 
@@ -269,7 +255,7 @@ def _numbered(root: Path, name: str) -> Path:
         path = root / f"{plain}-{number:03d}"
         try:
             path.mkdir()
-        except FileExistsError:  # another run was faster
+        except FileExistsError:  # taken by another run
             continue
         return path
     raise AssertionError("numbers do not end")
@@ -277,20 +263,20 @@ def _numbered(root: Path, name: str) -> Path:
 
 def _unused(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    # what a start that failed early leaves: empty folders and the lock
+    # a start that failed early leaves empty folders and the lock
     if any(one.name != "lock" and not one.is_dir() for one in path.rglob("*")):
-        raise UsageError(f"{path} exists and is not empty; use --resume to go on with it, or another --dir")
+        raise UsageError(f"{path} exists and is not empty; use --resume to resume it, or another --dir")
     return path
 
 
 def _acquired(handle: int) -> bool:
-    """Whether the lock was free. Somebody may be asking `is_locked` this very moment: try for half a second."""
+    """Whether the lock was free. `is_locked` of another process takes it for a moment: try for half a second."""
     for _ in range(50):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(0.01)
-        except OSError:  # a file system without locks: nobody can be kept out
+        except OSError:  # a file system without locks
             return True
         else:
             return True

@@ -1,4 +1,4 @@
-"""A trained model back from its run directory: to keep, to evaluate, to ask."""
+"""The trained model of a run directory: load it, evaluate it, predict with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from paceline.task import Task
 from paceline.torch_task import EVALUATION_CHUNK, FlatModule, TorchTask, seeded
 
 Say = Callable[[str], None]
-MODEL, BUFFER, EMA = "model", "model_buffer.", "hook.ema"  # names of tensors in a checkpoint
+BUFFER, EMA = "model_buffer.", "hook.ema"  # names of tensors in a checkpoint
 FIRST = np.zeros(1, dtype=np.int64)  # the indices of the first sample alone
 
 
@@ -40,10 +41,10 @@ def load(
 
     run:   a run directory, or its name under runs/;
     which: `newest`, `best`, or the step of a checkpoint;
-    model: a module of the trained one's shape; it is copied, and yours stays as it is. Frozen weights are not in
-           a checkpoint: they are the given model's. Without it the run's task is made again, or is `task`;
+    model: a module of the trained one's shape, which is copied and not changed. Frozen weights are not in a
+           checkpoint: they are the given model's. If omitted, the module is that of `task`, or of the run's own task;
     ema:   the averaged weights that the hook `weight-ema` kept;
-    say:   told of damaged checkpoints that were passed over (on stderr if left away).
+    say:   called for each damaged checkpoint that was passed over (if omitted: written to stderr).
     """
     directory = RunDirectory.open(run)
     kept = trained(directory, which, ema=ema, say=say)
@@ -77,9 +78,9 @@ def predict(
     ema: bool = False,
     say: Say | None = None,
 ) -> Tensor:
-    """The trained model's output for these samples, given as the data set has them (the task prepares them).
+    """The trained model's output for these samples, given as in the data set (the task prepares them).
 
-    A tensor of samples, or a tuple of them for a model of several inputs; a single sample may come alone.
+    `inputs`: a tensor of samples, or a tuple of tensors for a model with several inputs; also a single sample.
     """
     directory = RunDirectory.open(run)
     kept = trained(directory, which, ema=ema, say=say)
@@ -88,7 +89,7 @@ def predict(
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint says of the model."""
+    """The model's tensors of a checkpoint."""
 
     checkpoint: Checkpoint
     vector: Vector
@@ -96,24 +97,19 @@ class Trained:
 
 
 def trained(run: RunDirectory, which: str | int = "newest", *, ema: bool = False, say: Say | None = None) -> Trained:
-    """The model's tensors of a run, from its newest, its best, or a certain checkpoint."""
-    found = _checkpoint(run, which, say or _to_stderr)
-    tensors = found.tensors
-    if MODEL not in tensors:
-        raise DataError(f"checkpoint {found.path} holds no tensor {MODEL!r}: paceline did not write it")
-    vector = tensors[MODEL]
+    """The model's tensors of a run, from its newest checkpoint, its best one, or that of a step."""
+    found = _checkpoint(run, which, say or partial(print, file=sys.stderr))
+    vector = found.model
     if ema:
-        if EMA not in tensors:
-            raise UsageError(
-                f"checkpoint {found.path} has no averaged weights; train with --hook weight-ema to have them"
-            )
-        vector = tensors[EMA].to(vector.dtype)
-    buffers = {name.removeprefix(BUFFER): one for name, one in tensors.items() if name.startswith(BUFFER)}
+        if EMA not in found.tensors:
+            raise UsageError(f"checkpoint {found.path} has no averaged weights; train with --hook weight-ema")
+        vector = found.tensors[EMA].to(vector.dtype)
+    buffers = {name.removeprefix(BUFFER): one for name, one in found.tensors.items() if name.startswith(BUFFER)}
     return Trained(found, vector, buffers)
 
 
 def task_of(run: RunDirectory, task: Task | None = None, *, checked: bool = True) -> Task:
-    """The given task, or else the run's own, made again from its plan (`checked`: if that is what was written)."""
+    """The given task, or else the run's own, made again from its plan. `checked`: DataError if the plan was changed."""
     if task is not None:
         return task
     plan = run.plan(checked=checked)
@@ -127,7 +123,7 @@ def task_of(run: RunDirectory, task: Task | None = None, *, checked: bool = True
 
 
 def torch_task_of(run: RunDirectory, task: Task | None = None) -> TorchTask:
-    """`task_of`, if it trains a torch module."""
+    """`task_of`; UsageError if the task does not train a torch module."""
     found = task_of(run, task)
     if not isinstance(found, TorchTask):
         raise UsageError(
@@ -138,7 +134,7 @@ def torch_task_of(run: RunDirectory, task: Task | None = None) -> TorchTask:
 
 
 def evaluated(kept: Trained, task: Task) -> dict[str, float]:
-    """Metrics of loaded tensors on a task's test data."""
+    """Metrics of a loaded model on a task's test data."""
     if isinstance(task, TorchTask):
         _check(task.flat.module, kept)
     elif task.start(0).shape != kept.vector.shape:
@@ -151,12 +147,12 @@ def evaluated(kept: Trained, task: Task) -> dict[str, float]:
 
 def predicted(kept: Trained, task: TorchTask, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     """The output of a loaded model for these samples."""
-    samples = fitting(task, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
+    samples = _fitting(task, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
     module = _filled(task.flat.module, kept)
-    looked_up = _one_part(task)  # by `prepare`, which makes both sides of one thing: the caller gives what it finds
+    prepared = _one_part(task)  # `prepare` makes inputs and target from one part: the caller gives prepared inputs
 
     def output(inputs: list[Tensor]) -> Any:
-        if looked_up:
+        if prepared:
             return module(*inputs)
         target = torch.zeros(len(inputs[0]), dtype=torch.int64)
         return module(*task._prepared((*inputs, target))[:-1])
@@ -172,18 +168,16 @@ def predicted(kept: Trained, task: TorchTask, inputs: Tensor | tuple[Tensor, ...
 
 
 def expected(task: TorchTask) -> tuple[Tensor, ...]:
-    """One sample of what `predict` takes: the data set's own inputs.
-
-    Where `prepare` makes inputs and target of one thing (a text's positions), it is what the model takes.
-    """
+    """One sample that `predict` takes: the inputs as the data set has them, or as the model takes them where `prepare`
+    makes inputs and target from one part (such as positions in a text)."""
     with seeded(0):
         sample = task.test.take(FIRST)
         parts = task._prepared(sample) if _one_part(task) else sample
     return tuple(part[0] for part in parts[:-1])
 
 
-def fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Samples in the shape and of the kind of number that the task takes; UsageError says what these are."""
+def _fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The samples with the dtype that the task takes; UsageError if their shape or their numbers do not fit."""
     samples = expected(task)
     if len(inputs) != len(samples):
         raise UsageError(f"the model of task {task.name!r} takes {len(samples)} inputs, not {len(inputs)}")
@@ -254,34 +248,30 @@ def _filled(module: nn.Module, kept: Trained) -> nn.Module:
 
 
 def _check(module: nn.Module, kept: Trained) -> None:
-    """Refuse a module whose parameters and buffers are not those of the checkpoint."""
-    flat, where = FlatModule(module), f"checkpoint {kept.checkpoint.path}"
+    """UsageError if the parameters and buffers of a module are not those of the checkpoint."""
+    if misfit := _misfit(module, kept):
+        raise UsageError(f"the model does not fit checkpoint {kept.checkpoint.path}: {misfit}")
+
+
+def _misfit(module: nn.Module, kept: Trained) -> str | None:
+    flat = FlatModule(module)
     own = [(name, list(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
     saved: list[Any] | None = kept.checkpoint.numbers.get("parameters")
     if saved is not None:
         for mine, theirs in zip(own, saved, strict=False):
             if list(mine) != list(theirs):
-                raise UsageError(
-                    f"the model does not fit {where}: it has {_shown(mine)} where that has {_shown(theirs)}"
-                )
+                return f"it has {_shown(mine)} where that has {_shown(theirs)}"
         if len(own) != len(saved):
-            raise UsageError(f"the model does not fit {where}: it has {len(own)} parameters, not {len(saved)}")
+            return f"it has {len(own)} parameters, not {len(saved)}"
     if flat.size != kept.vector.numel():
-        numbers = f"it has {flat.size:,} numbers, not {kept.vector.numel():,}"
-        raise UsageError(f"the model does not fit {where}: {numbers}")
-    if flat.parameters[0].dtype != kept.vector.dtype:
-        kinds = f"its numbers are {flat.parameters[0].dtype}, not {kept.vector.dtype}"
-        raise UsageError(f"the model does not fit {where}: {kinds}; convert it with model.to({kept.vector.dtype})")
-    shapes = {name: tuple(one.shape) for name, one in flat.buffers().items()}
-    theirs_too = {name: tuple(one.shape) for name, one in kept.buffers.items()}
-    if shapes != theirs_too:
-        raise UsageError(f"the model does not fit {where}: its buffers are {shapes}, not {theirs_too}")
+        return f"it has {flat.size:,} numbers, not {kept.vector.numel():,}"
+    dtype, wanted = flat.parameters[0].dtype, kept.vector.dtype
+    if dtype != wanted:
+        return f"its numbers are {dtype}, not {wanted}; convert it with model.to({wanted})"
+    shapes, saved_shapes = ({name: tuple(one.shape) for name, one in m.items()} for m in (flat.buffers(), kept.buffers))
+    return f"its buffers are {shapes}, not {saved_shapes}" if shapes != saved_shapes else None
 
 
 def _shown(parameter: Any) -> str:
     name, shape = parameter
     return f"{name} {tuple(shape)}"
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)

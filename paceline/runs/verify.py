@@ -1,4 +1,4 @@
-"""Whether what a run left behind fits together: `verify` reads it all again and computes what can be computed."""
+"""`verify` reads all files of a run again and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.runs.trained_model import task_of
 from paceline.scheme import Scheme
 from paceline.task import Task
 
-SETTINGS = ("scheme", "workers", "servers", "seed", "batch")  # that a result repeats
+SETTINGS = ("scheme", "workers", "servers", "seed", "batch")  # settings that a result repeats
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `fits` is None where it cannot be told, which the text explains."""
+    """One check. `fits` is None if it cannot be decided; the text says why."""
 
     what: str
     fits: bool | None
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found. `versions`: those that are not what they were, as (then, now); they are no fault of the run."""
+    """The checks of a run. `versions`: those that have changed since, as (then, now); they are no fault of the run."""
 
     run: str
     checks: tuple[Check, ...]
@@ -51,20 +51,23 @@ class Verification:
 
 
 def verify(run: str | Path, *, task: Task | None = None) -> Verification:
-    """Read a run directory again and say whether it fits together.
+    """Read a run directory again and check that its files fit together.
 
     The digest is computed from the newest checkpoint's model, the settings are those of plan.json, the data those
-    that the task has now; the versions are taken as they were noted. `task`: for a run of a task made in Python.
+    that the task has now; the versions are those that were recorded. `task`: for a run of a task made in Python.
     """
     directory = RunDirectory.open(run)
     result, checks = _result(directory)
-    checks += _files(directory, result)
-    checks += _history(directory)
-    checks += _order(directory)
+    readings = {"files": _files(directory, result), "history": _history(directory), "order": _order(directory)}
+    for what, found_by in readings.items():
+        try:
+            checks += found_by
+        except DataError as error:
+            checks.append(Check(what, False, _within(error, directory)))
     found, about_checkpoints = _checkpoints(directory)
     checks += about_checkpoints
     if result is not None:
-        checks += _digest(result, found)
+        checks.append(_digest(result, found))
     try:
         launches = fingerprint.read(directory.path, checked=False)
     except DataError as error:
@@ -73,7 +76,7 @@ def verify(run: str | Path, *, task: Task | None = None) -> Verification:
         missing = Check("fingerprint", None, "none was noted: the run is of an earlier version")
         return Verification(directory.name, (*checks, missing), {})
     checks += _settings_and_data(directory, launches[-1].fingerprint, result, task)
-    checks += _fingerprint(launches, result)
+    checks.append(_fingerprint(launches, result))
     noted = launches[-1].fingerprint
     now = fingerprint.versions(noted.config.get("threads", 1), noted.config.get("device", "cpu"))
     return Verification(directory.name, tuple(checks), differing(noted.versions, now))
@@ -81,13 +84,13 @@ def verify(run: str | Path, *, task: Task | None = None) -> Verification:
 
 def _result(directory: RunDirectory) -> tuple[dict[str, Any] | None, list[Check]]:
     if directory.is_locked():
-        return None, [Check("result", False, "the run is still going on: wait for its end")]
+        return None, [Check("result", False, "the run is still running: wait for its end")]
     try:
         result = directory.result(checked=False)
     except DataError as error:
         return None, [Check("result", False, _within(error, directory))]
     if result is None:
-        return None, [Check("result", False, "there is no result.json: the run was broken off; go on with --resume")]
+        return None, [Check("result", False, "there is no result.json: the run was broken off; use --resume")]
     if result.get("error"):
         return result, [Check("result", False, f"the run failed: {result['error']}")]
     updates = result.get("updates")
@@ -97,15 +100,10 @@ def _result(directory: RunDirectory) -> tuple[dict[str, Any] | None, list[Check]
 
 
 def _files(directory: RunDirectory, result: dict[str, Any] | None) -> Iterator[Check]:
-    """Every file beside the sum that was noted when the run ended."""
-    try:
-        sums = file_sums.read(directory.path)
-        changed = file_sums.changed(directory.path)
-    except DataError as error:
-        yield Check("files", False, _within(error, directory))
-        return
+    """Compare every file with the sum that was recorded when the run ended."""
+    sums, changed = file_sums.read(directory.path), file_sums.changed(directory.path)
     if sums is None:
-        noted = (directory.path / fingerprint.FILE).exists()  # a version that notes this notes sums too
+        noted = (directory.path / fingerprint.FILE).exists()  # versions that write this file write sums too
         text = f"there is no {file_sums.FILE}" + ("" if noted else ": the run is of an earlier version")
         yield Check("files", False if noted and result is not None else None, text)
     elif changed:
@@ -113,15 +111,12 @@ def _files(directory: RunDirectory, result: dict[str, Any] | None) -> Iterator[C
     elif sums.ended:
         yield Check("files", True, f"{len(sums.files)} have the sums that were noted")
     else:
-        yield Check("files", None, "the run has not ended in order: only those of its start have sums")
+        yield Check("files", None, "the run has not ended in order: only the files of its start have sums")
 
 
 def _history(directory: RunDirectory) -> Iterator[Check]:
     bad: list[str] = []
-    try:
-        lines = directory.history(bad.append)
-    except DataError as error:
-        bad = [_within(error, directory)]
+    lines = directory.history(bad.append)
     if bad:
         yield Check("history", False, "; ".join(bad))
     elif lines:
@@ -129,27 +124,23 @@ def _history(directory: RunDirectory) -> Iterator[Check]:
 
 
 def _order(directory: RunDirectory) -> Iterator[Check]:
-    """Every order log, and every checkpoint that lies beside them."""
+    """Read every order log and every checkpoint beside them."""
     launches, saved = order_log.launches(directory.path), 0
     for at in launches:
-        try:
-            launch = read(at)
-            kept = sorted(path for path in at.iterdir() if path.is_dir())
-            if launch.about["resumed"] and at / order_log.START not in kept:
-                raise DataError(f"{at / order_log.START}, which the launch went on from, is missing")
-            for path in kept:
-                checkpoint.load(path)
-            saved += len(kept)
-        except DataError as error:
-            yield Check("order", False, _within(error, directory))
-            return
+        launch = read(at)
+        kept = sorted(path for path in at.iterdir() if path.is_dir())
+        if launch.about["resumed"] and at / order_log.START not in kept:
+            raise DataError(f"{at / order_log.START}, which the launch resumed from, is missing")
+        for path in kept:
+            checkpoint.load(path)
+        saved += len(kept)
     if launches:
         with_saved = f", and {saved} checkpoints beside them" if saved else ""
         yield Check("order", True, f"the logs of {len(launches)} launches read{with_saved}")
 
 
 def _checkpoints(directory: RunDirectory) -> tuple[Checkpoint | None, list[Check]]:
-    """Every one is read whole. Gives the newest that can be."""
+    """Read every checkpoint; gives the newest whole one."""
     newest, whole, damaged = None, 0, []
     for path in [*checkpoint.folders(directory.path / "best"), *checkpoint.folders(directory.checkpoints)]:
         try:
@@ -166,25 +157,25 @@ def _checkpoints(directory: RunDirectory) -> tuple[Checkpoint | None, list[Check
     return newest, damaged + ([sums] if whole else [])
 
 
-def _digest(result: dict[str, Any], found: Checkpoint | None) -> list[Check]:
+def _digest(result: dict[str, Any], found: Checkpoint | None) -> Check:
     told = result.get("digest")
     if found is None or "model" not in found.tensors:
-        return [Check("digest", False, "no checkpoint is whole: there is nothing to compute it from")]
+        return Check("digest", False, "no checkpoint is whole: there is nothing to compute it from")
     if not isinstance(told, str):
-        return [Check("digest", False, "result.json has none")]
+        return Check("digest", False, "result.json has none")
     where, computed = f"of the checkpoint of update {found.step:,}", digest(found.tensors["model"])
     if computed != told:
         text = f"{computed[:16]}… {where}; result.json has {told[:16]}…"
         if isinstance(result.get("updates"), int) and result["updates"] != found.step:
             text += f" of update {result['updates']:,}"
-        return [Check("digest", False, text)]
-    return [Check("digest", True, f"{computed[:16]}… {where}")]
+        return Check("digest", False, text)
+    return Check("digest", True, f"{computed[:16]}… {where}")
 
 
 def _settings_and_data(
     directory: RunDirectory, noted: Fingerprint, result: dict[str, Any] | None, given: Task | None
 ) -> Iterator[Check]:
-    """The settings that plan.json gives today and the data that its task has, beside those that were noted."""
+    """Compare the settings that plan.json gives now, and the data that its task has now, with the recorded ones."""
     try:
         plan = Plan.from_dict(directory.plan(checked=False))
         scheme = None if plan.scheme is None else build.scheme_of(plan.scheme, plan.hyper)
@@ -206,14 +197,14 @@ def _settings_and_data(
 
 
 def _task(directory: RunDirectory, plan: Plan, given: Task | None) -> tuple[Task | None, Check]:
-    """The run's task made again, or why it cannot be: None fits where it was never to be expected."""
+    """The run's task made again, or a check that says why it cannot be; `fits` is None if that was to be expected."""
     if plan.script:
         return None, Check("data", None, fingerprint.OF_A_SCRIPT)
     if plan.task is None and given is None:
-        return None, Check("data", None, "taken as noted: the task was made in Python; give verify(run, task=…)")
+        return None, Check("data", None, "not checked: the task was made in Python; give verify(run, task=…)")
     try:
         return task_of(directory, given, checked=False), Check("data", True, "")
-    except Exception as error:  # of a task's own code, too
+    except Exception as error:  # also of the task's own code
         return None, Check("data", False, f"the task cannot be made again: {error}")
 
 
@@ -223,55 +214,49 @@ def _config(plan: Plan, scheme: Scheme | None, task: Task | None, noted: Fingerp
     except PacelineError as error:
         return Check("config", False, str(error))
     unnamed = set(noted.objects) | ({"scheme", "hyper"} if "scheme" in noted.objects else set())
-    if task is None:  # what only the task itself can tell
+    if task is None:  # settings that only the task knows
         unnamed |= {"task_options"} | {one for one in ("batch", "feed", "shuffle") if getattr(plan, one) is None}
         unnamed |= {"task"} if plan.task is None else set()
-    if present.get("script_sha256") is None:  # the script has gone, or lies elsewhere
+    if present.get("script_sha256") is None:  # the script was deleted or moved
         unnamed |= {"script_sha256"}
     present |= {key: noted.config[key] for key in unnamed if key in noted.config}
     retired = () if scheme is None else scheme.retired
-    noted_config = noted.config | {
-        "hyper": {key: value for key, value in (noted.config.get("hyper") or {}).items() if key not in retired}
-    }
+    hyper = {key: value for key, value in (noted.config.get("hyper") or {}).items() if key not in retired}
     defaults = asdict(Plan())
-    for key in present.keys() - noted.config.keys():  # a setting of a later version than the run's: it had no say
+    for key in present.keys() - noted.config.keys():  # a setting that the run's version did not have
         if present[key] == defaults.get(key):
             del present[key]
-    found = [
-        f"{key} is {_shown(now)}, was {_shown(then)}" for key, (then, now) in differing(noted_config, present).items()
-    ]
-    if found:
-        return Check("config", False, "plan.json is not what was run: " + "; ".join(found))
-    run = noted.config | {"workers": plan.hosts}  # people count processes
+    parted = differing(noted.config | {"hyper": hyper}, present)
+    if parted:
+        shown = "; ".join(f"{key} is {_shown(now)}, was {_shown(then)}" for key, (then, now) in parted.items())
+        return Check("config", False, f"plan.json is not what was run: {shown}")
+    run = noted.config | {"workers": plan.hosts}  # a result counts processes
     told = {key: result[key] for key in SETTINGS if key in result and not plan.script}
     wrong = [f"{key} {_shown(told[key])}, not {_shown(run[key])}" for key in told if told[key] != run[key]]
     if wrong:
         return Check("config", False, "result.json has " + "; ".join(wrong))
     text = f"plan.json gives the {len(noted.config)} settings that were noted"
     if taken := sorted(key for key in unnamed if noted.config.get(key) not in (None, {}, [])):
-        text += f" (taken as noted: {', '.join(taken)})"
+        text += f" (not checked: {', '.join(taken)})"
     return Check("config", True, text)
 
 
-def _fingerprint(launches: list[Recorded], result: dict[str, Any] | None) -> Iterator[Check]:
-    before = None
+def _fingerprint(launches: list[Recorded], result: dict[str, Any] | None) -> Check:
+    before: set[str] = set()
     for number, one in enumerate(launches, 1):
-        named = one.fingerprint.before
+        named, wrong = one.fingerprint.before, ""
         if one.fingerprint.hash != one.hash:
-            text = f"{fingerprint.FILE} was changed: the hash of launch {number} is not that of its parts"
-            yield Check("fingerprint", False, text)
-            return
-        if before and named and named["fingerprint"] not in before:
-            text = f"{fingerprint.FILE} was changed: launch {number} went on from one that is not there"
-            yield Check("fingerprint", False, text)
-            return
-        before = {*(before or ()), one.hash}
+            wrong = f"the hash of launch {number} is not that of its parts"
+        elif before and named and named["fingerprint"] not in before:
+            wrong = f"launch {number} resumed from one that is missing"
+        if wrong:
+            return Check("fingerprint", False, f"{fingerprint.FILE} was changed: {wrong}")
+        before.add(one.hash)
     last, told = launches[-1].hash, (result or {}).get("fingerprint")
     if told is not None and told != last:
-        yield Check("fingerprint", False, f"result.json has {str(told)[:16]}…, {fingerprint.FILE} {last[:16]}…")
-    else:
-        launched = sum(len(one.fingerprint.launched_at) for one in launches)
-        yield Check("fingerprint", True, f"{last[:16]}…" + (f" of {launched} launches" if launched > 1 else ""))
+        return Check("fingerprint", False, f"result.json has {str(told)[:16]}…, {fingerprint.FILE} {last[:16]}…")
+    launched = sum(len(one.fingerprint.launched_at) for one in launches)
+    return Check("fingerprint", True, f"{last[:16]}…" + (f" of {launched} launches" if launched > 1 else ""))
 
 
 def _shown(value: Any) -> str:
@@ -279,5 +264,5 @@ def _shown(value: Any) -> str:
 
 
 def _within(error: Exception, directory: RunDirectory) -> str:
-    """What went wrong, without the way to a directory that the reader has just named."""
+    """The text of an error without the path of the directory, which the reader has just named."""
     return str(error).replace(f"run {directory.path}: ", "").replace(f"{directory.path}/", "")

@@ -249,7 +249,7 @@ def test_a_run_that_was_broken_off_is_told(run: Path, command: Commands) -> None
 
 def test_a_run_that_goes_on_is_told(run: Path) -> None:
     with paceline.directory.RunDirectory(run).lock():
-        assert "still going on" in wrong(paceline.verify(run))["result"]
+        assert "still running" in wrong(paceline.verify(run))["result"]
 
 
 def test_a_run_of_an_earlier_version_has_no_fingerprint(run: Path, results: dict[str, Result]) -> None:
@@ -319,7 +319,7 @@ def test_the_data_of_a_script_are_its_own(launch: Callable[..., Result], tmp_pat
     (tmp_path / "script.py").unlink()
     gone = paceline.verify(run)
     assert gone.verified
-    assert "taken as noted: script_sha256" in check(gone, "config").text
+    assert "not checked: script_sha256" in check(gone, "config").text
 
 
 def test_the_commands_say_the_same_and_have_the_exit_codes_of_diff(

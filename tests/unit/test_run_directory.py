@@ -54,9 +54,7 @@ class TestCreate:
 
     def test_one_that_is_in_use_is_refused_and_left_alone(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("years of work")
-        with pytest.raises(
-            UsageError, match="exists and is not empty; use --resume to go on with it, or another --dir"
-        ):
+        with pytest.raises(UsageError, match="exists and is not empty; use --resume to resume it, or another --dir"):
             RunDirectory.create(tmp_path, "x")
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

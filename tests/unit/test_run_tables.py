@@ -15,7 +15,7 @@ from paceline.cli import runs, show
 from paceline.cli.commands import RunsOptions
 from paceline.cli.main import app
 from paceline.report.run_detail import detail
-from paceline.report.run_tables import listing, summary
+from paceline.report.run_tables import Listing, summary
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
@@ -49,7 +49,7 @@ class TestListing:
         broken.append_history({"update": 70, "seconds": 3.5, "loss": 2.0})
         broken.append_history({"update": 80, "seconds": 4.5, "learning_rate": 0.1})
         (damaged.path / "plan.json").write_text("{")
-        head, *lines = printed(listing([done, failed, broken, damaged])).splitlines()[1:]
+        head, *lines = printed(Listing([done, failed, broken, damaged])).splitlines()[1:]
         assert head.split()[0] == "run"
         for line, words in zip(
             lines,
@@ -68,7 +68,7 @@ class TestListing:
     def test_on_a_narrow_terminal_columns_are_left_out_and_never_cut(self, width, tmp_path):
         run = made(tmp_path, "mnist-mlp-downpour-easy")
         run.write_result(RESULT)
-        shown = printed(listing([run]), width=width)
+        shown = printed(Listing([run]), width=width)
         assert "…" not in shown
         assert all(len(line) <= width for line in shown.splitlines())
         head, line = shown.splitlines()[1:3]
@@ -83,13 +83,13 @@ class TestListing:
         run = made(tmp_path)
         with run.lock():
             assert summary(run)["state"] == "running"
-            assert "running" in printed(listing([run]))
+            assert "running" in printed(Listing([run]))
 
     def test_names_are_not_markup(self, tmp_path):
         run = RunDirectory(tmp_path / "[red]x")
         run.path.mkdir()
         run.write_plan(PLAN | {"task": "[/bold].py:task"})
-        text = printed(listing([run]), *detail(run))
+        text = printed(Listing([run]), *detail(run))
         assert "[red]x" in text
         assert "[/bold].py:task" in text
 
@@ -117,7 +117,7 @@ class TestStates:
         with run.lock() if state is RunState.RUNNING else nullcontext():
             assert run.state is state
             assert json.loads(json.dumps(summary(run)))["state"] == state
-            assert state in printed(listing([run])).splitlines()[2]
+            assert state in printed(Listing([run])).splitlines()[2]
             assert f"(run, {state})" in printed(*detail(run))
             for module in (runs, show):
                 monkeypatch.setattr(module, "screen", Console(width=200, force_terminal=True))
@@ -130,7 +130,7 @@ class TestStates:
         run = made(tmp_path)
         run.write_result({"stopped": "interrupted"})
         assert run.state is RunState.INTERRUPTED
-        assert "interrupted" in printed(listing([run]), *detail(run))
+        assert "interrupted" in printed(Listing([run]), *detail(run))
 
 
 class TestDetail:
