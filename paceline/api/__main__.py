@@ -2,7 +2,7 @@
 
 from paceline import signals
 
-signals.leave_at_once()  # without a word: the caller prints what happened
+signals.leave_at_once()  # silently: the caller prints what happened
 
 from paceline.api.detached import main  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""A supervisor in a process of its own, for callers that may not fork: a notebook has threads, a script has computed.
+"""A supervisor in a process of its own, for callers that must not fork: they may have threads.
 
 The caller starts `python -m paceline.api` with two inherited descriptors, reads the progress of the run as JSON lines,
 and forwards Ctrl-C. If the caller dies, the supervisor ends the run in order.
@@ -22,7 +22,7 @@ from paceline import signals
 from paceline.api.execute import execute
 from paceline.config.from_plan import scheme_of
 from paceline.config.plan import Plan
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunError
 from paceline.network.nodes import participate
 from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.control_channel import Control, Listener, error_of
@@ -35,16 +35,16 @@ Tell = Callable[[str, str], None]
 
 def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
     """Run a plan under a supervisor of its own; raises the error of the run. Without a plan: take part in the run of
-    another process, as the environment says."""
+    another process, which the environment names."""
     descriptor = pickled_objects.packed(objects)
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "paceline.api", str(theirs.fileno()), str(descriptor), str(os.getpid())]
-    paths = os.pathsep.join(path for path in sys.path if path)  # what the caller can import, its objects may need
+    paths = os.pathsep.join(path for path in sys.path if path)  # objects of the caller may need its modules
     process = subprocess.Popen(
         command,
         pass_fds=(theirs.fileno(), descriptor),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C reaches the caller alone, which hands it on
+        start_new_session=True,  # Ctrl-C reaches only the caller, which forwards it
         env=os.environ | {"PYTHONPATH": paths},
     )
     theirs.close()
@@ -74,7 +74,7 @@ def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Cal
             except KeyboardInterrupt:
                 interrupted = True
                 process.send_signal(signal.SIGINT)
-            except BaseException:  # of the caller's `watch` or `tell`: the run must not continue unseen
+            except BaseException:  # of the caller's `watch` or `tell`: end the run, which nobody would see
                 process.send_signal(signal.SIGINT)
                 process.wait()
                 raise
@@ -94,12 +94,12 @@ def _status(data: dict[str, Any]) -> Status:
 
 
 def main() -> int:
-    """The process of the supervisor."""
+    """The body of the supervisor's process."""
     connection, descriptor, caller = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     die_with_parent(signal.SIGTERM, caller)  # which ends the run in order
     control = Control(connection)
     signals.raise_while_working()
-    signals.part_with("")  # the process that started it says what happened
+    signals.part_with("")  # the caller prints what happened
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
             told = json.loads(lines.readline())
@@ -114,11 +114,9 @@ def main() -> int:
             return participate.take_part(seat, participate.Network(), None, say, objects)
         plan = Plan.from_dict(told)
         seat = participate.here(plan.directory)
-        chosen = (
-            participate.hub_of(seat, participate.Network(), plan.directory, say) if seat is not None else Supervisor
-        )
 
         def launched(*given: Any, **rest: Any) -> Supervisor:
+            chosen = participate.hub_of(seat, participate.Network(), plan.directory, say) if seat else Supervisor
             made = chosen(*given, **rest)
             signals.count_from_now_on(made.asked)
             return made
@@ -134,18 +132,15 @@ def main() -> int:
     except (KeyboardInterrupt, signals.Interrupted):
         return signals.EXIT_CODE
     except PacelineError as error:
-        notes = list(getattr(error, "__notes__", ()))
-        failed = {"kind": type(error).__name__, "where": "", "text": str(error), "notes": notes}
-        control.send({"error": failed})
+        control.send({"error": _report(error, str(error))})
         return error.exit_code
-    except Exception as error:  # the caller may have no terminal on which a traceback would be seen
+    except Exception as error:  # the caller may have no terminal that shows the traceback
         traceback.print_exc()
-        told = {
-            "kind": "RunError",
-            "where": "",
-            "text": f"in the launcher: {type(error).__name__}: {error}",
-            "notes": [],
-        }
-        control.send({"error": told})
+        control.send({"error": _report(RunError(), f"in the launcher: {type(error).__name__}: {error}")})
         return 1
     return 0
+
+
+def _report(error: PacelineError, text: str) -> dict[str, Any]:
+    """An error as `error_of` reads it."""
+    return {"kind": type(error).__name__, "where": "", "text": text, "notes": list(getattr(error, "__notes__", ()))}

@@ -1,4 +1,4 @@
-"""Training in real processes on this machine: `train` gives the same Result as `simulate`."""
+"""Runs a plan in real processes: this process is the launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from paceline.result import Point, Result
 from paceline.runs import checkpoint, file_sums, fingerprint
 from paceline.runs.accounts import Totals
 from paceline.runs.checkpoint import Checkpoint
-from paceline.runs.fingerprint import Fingerprint
 from paceline.runs.run_directory import RunDirectory, RunState
 from paceline.scheme import Scheme
 from paceline.state import Vector
@@ -41,28 +40,11 @@ def execute(
     watch: Callable[[Status], None],
     launcher: Callable[..., Supervisor] = Supervisor,
 ) -> Result:
-    """Run a plan in this process as the launcher; the run directory exists and is ours."""
+    """Run a plan in this process as the launcher. The run directory exists."""
     directory = RunDirectory.open(plan.directory)
-    try:
-        return _executed(directory, plan, scheme, objects, tell=tell, watch=watch, launcher=launcher)
-    except (KeyboardInterrupt, signals.Interrupted):
-        directory.write_interrupted()  # unless the launcher has written more
-        raise
-
-
-def _executed(
-    directory: RunDirectory,
-    plan: Plan,
-    scheme: Scheme,
-    objects: dict[str, Any],
-    *,
-    tell: Tell,
-    watch: Callable[[Status], None],
-    launcher: Callable[..., Supervisor],
-) -> Result:
     directory.logs.mkdir(exist_ok=True)
     began = time.monotonic_ns()
-    with directory.lock():
+    with _recording_interrupts(directory), directory.lock():
         x0 = None
         if not plan.script:
             ready: Task = objects.get("ready") or ready_task(plan, objects)
@@ -72,12 +54,13 @@ def _executed(
         for text in file_sums.changed(directory.path):
             tell("warn", text)
         before = directory.history(lambda text: tell("warn", text))
-        recorder.trim_all(directory.path)  # of a launch that was killed
+        recorder.trim_all(directory.path)  # logs of a launch that was killed
         plan = dataclasses.replace(plan, launch=recorder.next_launch(directory.path))
         totals = Totals.of(last_result(directory), first)
         directory.begin()
         directory.write_plan(dataclasses.asdict(plan))
-        launched = _fingerprint(plan, scheme, objects, x0)
+        decided = scheme if plan.scheme or not plan.script else None  # a script has yet to choose its scheme
+        launched = fingerprint.of(plan, decided, objects.get("ready"), x0, objects.get("hooks", ()))
         step = first.step if first else 0
         launched = fingerprint.write(directory.path, launched, step, lambda text: tell("warn", text))
         recorder.prepare(plan, launched.versions, first, objects)
@@ -107,8 +90,7 @@ def _executed(
             result.history.append(last)
             directory.append_history(last.as_dict())
         if outcome.error is not None:
-            told = {"error": str(outcome.error)}
-            directory.write_result((result.as_dict() if result else {}) | told)
+            directory.write_result((result.as_dict() if result else {}) | {"error": str(outcome.error)})
             if isinstance(outcome.error, RunError):
                 outcome.error.result = result
             raise outcome.error
@@ -125,41 +107,45 @@ def _executed(
 
 
 @contextmanager
+def _recording_interrupts(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, signals.Interrupted):
+        directory.write_interrupted()  # unless the launcher has written a result
+        raise
+
+
+@contextmanager
 def _within_limits(directory: RunDirectory) -> Iterator[None]:
-    """What a limit of the system forbids the launcher becomes the run's error."""
+    """Turn an error that a limit of the system causes into the error of the run."""
     try:
         yield
     except Exception as error:
         reason = resource_limits.explained(error)
         if reason is None:
             raise
-        with suppress(PacelineError):  # the same limit may forbid it
+        with suppress(PacelineError):  # the same limit may prevent it
             directory.write_result({"error": reason})
         raise RunError(reason) from error
 
 
 def last_result(directory: RunDirectory) -> dict[str, Any] | None:
-    """How the last launch ended, as far as it can be read."""
+    """The result of the last launch; None if it cannot be read."""
     try:
         return directory.result()
-    except DataError:  # `verify` says what is wrong with it; the checkpoint has its own count
+    except DataError:  # `verify` reports it; the checkpoint has counts of its own
         return None
 
 
-def _fingerprint(plan: Plan, scheme: Scheme, objects: dict[str, Any], x0: Vector | None) -> Fingerprint:
-    decided = scheme if plan.scheme or not plan.script else None  # a script has yet to say which it wants
-    return fingerprint.of(plan, decided, objects.get("ready"), x0, objects.get("hooks", ()))
-
-
 def _due_at_the_end(plan: Plan, result: Result) -> bool:
-    """Whether the last update is one to evaluate at: the chief may have no step after it in which it would."""
+    """Whether the last update is due for an evaluation that the chief, which has no step after it, has not made."""
     due = bool(plan.every and result.metrics and result.updates % plan.every == 0)
     return due and not any(point.update == result.updates and "loss" in point.metrics for point in result.history)
 
 
 def _checked_checkpoint(plan: Plan, scheme: Scheme, directory: RunDirectory, x0: Vector | None) -> Checkpoint | None:
-    """What the run goes on from. One of another run is refused before this plan takes the place of its own."""
-    found = checkpoint.resumed_from(directory.checkpoints, lambda _: None)  # of damaged ones the chief will tell
+    """The checkpoint to resume from. One of another run is refused before this plan replaces that of the run."""
+    found = checkpoint.resumed_from(directory.checkpoints, lambda _: None)  # the chief reports damaged ones
     if found is not None and not plan.script:
         snapshot.check(plan, scheme, found, x0)
     return found

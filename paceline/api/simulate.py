@@ -1,4 +1,4 @@
-"""`paceline.simulate`: a scheme on a task in virtual time, from names to a Result."""
+"""`paceline.simulate`: trains a task under a scheme in virtual time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,11 @@ from paceline.simulator.hook_session import Hooked
 from paceline.task import Task
 
 Watch = Callable[[SimulationEngine], None]
-OBJECTS = {"hooks", "compute", "network", "links", "access", "faults"}  # settings that may be objects or texts
+OBJECTS = {"hooks", "compute", "network", "links", "access", "faults"}  # settings that may be objects or strings
 
 
 class StabilityWarning(UserWarning):
-    """Values that cross a known limit of stability."""
+    """Values beyond a known limit of stability."""
 
 
 def simulate(
@@ -131,7 +132,7 @@ def simulate(
         )
         history: list[Point] = []
         try:
-            with Hooked(engine, crew_hooks, say or _to_stderr):
+            with Hooked(engine, crew_hooks, say or partial(print, file=sys.stderr)):
                 engine.run(steps, seconds=settings["seconds"], watch=_watching(watch, settings["every"], history))
         except RunError as error:
             error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
@@ -152,7 +153,7 @@ def _law(given: str | float | ComputeTime) -> ComputeTime:
 
 
 def _listed(given: Iterable[Any]) -> list[Any]:
-    """A list, also of one text that came alone."""
+    """A list, also of one item that was given alone."""
     return [given] if isinstance(given, str | Hook | Fault) else list(given)
 
 
@@ -171,7 +172,7 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
 
 def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
     task, desk = engine.task, engine.desk
-    if engine.recovery.returning:  # it ended on its way back: what a dead server has left is no result
+    if engine.recovery.returning:  # it ended during a return to a checkpoint: the state of a dead server is no result
         engine.recovery.restore()
     return Result(
         scheme=engine.scheme.name,
@@ -198,13 +199,9 @@ def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[P
     )
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """So many threads for torch, and as before afterwards: the number can change the bits of a sum."""
+    """Set the number of torch's threads while inside: it can change the bits of a sum."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -98,13 +98,12 @@ def train(
         settings |= {name: settled[name] for name in counts} | {"evaluator": evaluator or seat.evaluator}
         resume = resume or (directory is not None and is_run(Path(directory)))
     if isinstance(task, str) and ":" not in task:
-        discovery.task(task)  # refuse a misspelt name before anything is made
+        discovery.task(task)  # refuse a misspelt name before a directory is made
     options = dict(task_options or {})
     plan, chosen, objects = planned(task, scheme, hooks=hooks, hyper=hyper, task_options=options, **settings)
     if checkpoint_seconds is None:
         plan = dataclasses.replace(plan, checkpoint_seconds=None)
-    endless = steps is None and seconds is None and not hooks and not plan.evaluator
-    if endless:
+    if steps is None and seconds is None and not hooks and not plan.evaluator:
         raise UsageError("nothing would end this run: give steps, seconds, or a hook that stops it")
     name = f"{task if isinstance(task, str) else getattr(task, 'name', 'task')}-{chosen.name}"
     if resume and directory is None:
@@ -147,7 +146,7 @@ def _took_part(
     hyper: Mapping[str, Any],
     say: Callable[[str], None] | None,
 ) -> int:
-    """Be another task than the chief; gives the exit code."""
+    """Take part in the run of a cluster as a task other than the chief; gives the exit code."""
     if not isinstance(scheme, str):
         objects["scheme"] = build.scheme_of(scheme, hyper)
     if own := [hook for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks) if isinstance(hook, Hook)]:
@@ -155,13 +154,13 @@ def _took_part(
     show = say or (lambda text: print(text, file=sys.stderr))
     try:
         launch(None, objects, tell=lambda _, text: show(text), watch=lambda _: None)
-    except KeyboardInterrupt:  # the run was interrupted, or this task was asked to leave
+    except KeyboardInterrupt:  # the run or this task was interrupted
         return EXIT_CODE
     return 0
 
 
 def reached(place: RunDirectory) -> Result | None:
-    """What a run directory holds as its result."""
+    """The result in a run directory; None if it has none."""
     told, found = place.result(), checkpoint.newest(place.checkpoints, lambda _: None)
     if told is None or found is None or "updates" not in told:
         return None
@@ -169,7 +168,7 @@ def reached(place: RunDirectory) -> Result | None:
 
 
 def folder_name(name: str) -> str:
-    """A name that can be a folder's."""
+    """The name with characters that a folder's name may have."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in Path(name).name)
 
 
@@ -186,8 +185,8 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """How it is evaluated: `steps` batches of the test data (None: all), not more often than every `throttle` seconds,
-    not before `start_delay`. The best checkpoint by `metric` is kept."""
+    """How `train_and_evaluate` evaluates: `steps` batches of the test data (None: all), at most every `throttle`
+    seconds, not before `start_delay`. The best checkpoint by `metric` is kept."""
 
     steps: int | None = None
     throttle: float = 0.0
@@ -196,9 +195,9 @@ class EvalSpec:
 
 
 def train_and_evaluate(train_spec: TrainSpec, eval_spec: EvalSpec | None = None, **settings: Any) -> Result:
-    """Train, evaluate every new checkpoint beside it, keep the best; ends when training ends or its data run out.
+    """Train, evaluate every new checkpoint in another process, and keep the best.
 
-    `settings` are those of `train`: one worker or many, the call is the same.
+    `settings` are those of `train`. It ends when training ends or its data run out.
     """
     evaluation = eval_spec or EvalSpec()
     more = settings.pop("hooks", ())

@@ -6,7 +6,8 @@ import inspect
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,50 +50,54 @@ def attach(
         for images, labels in pace.share(loader):
             pace.step(F.cross_entropy(model(images), labels))
 
-    steps:     updates of the centre, after which the run ends;   evaluate: of the model, gives metrics by name;
-    directory: of a script that runs by itself (`python script.py`), and resume=True to go on in it. A launched script
-               has that of `paceline run`, whose --scheme, --steps and hyper-parameters take the place of these.
+    steps:     updates of the centre after which the run ends;   evaluate: a function of the model, gives metrics;
+    directory: of a script that runs by itself (`python script.py`); resume=True resumes the run in it. A launched
+               script has that of `paceline run`, whose --scheme, --steps and hyper-parameters replace these.
     After the block the model holds the final weights of the centre, in memory of its own.
     """
     if hyper.keys() & {"exact", "micro"}:
         raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
-    listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
-    own = [build.hook_of(hook) for hook in listed]
+    own = [build.hook_of(hook) for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks)]
     role = script_role.role()
-    if role is not None:
-        return _launched(role, model, scheme, hyper, steps, evaluate, own, seed, directory)
-    return _by_itself(model, scheme, hyper, steps, evaluate, own, seed, directory, resume)
+    attached = _by_itself if role is None else partial(_launched, role)
+    return attached(_Script(model, scheme, hyper, steps, evaluate, own, seed, directory, resume))
 
 
-def _launched(
-    role: ScriptRole,
-    model: nn.Module,
-    scheme: str | Scheme | type[Scheme],
-    hyper: dict[str, Any],
-    steps: int | None,
-    evaluate: Evaluate | None,
-    own: list[Hook],
-    seed: int,
-    directory: str | Path | None,
-) -> Pace:
+@dataclass(frozen=True)
+class _Script:
+    """The arguments of `attach`."""
+
+    model: nn.Module
+    scheme: str | Scheme | type[Scheme]
+    hyper: dict[str, Any]
+    steps: int | None
+    evaluate: Evaluate | None
+    hooks: list[Hook]
+    seed: int
+    directory: str | Path | None
+    resume: bool
+
+
+def _launched(role: ScriptRole, script: _Script) -> Pace:
     if role.loop is not None:
         raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
     memory, plan, control, chief = role.memory, role.memory.plan, role.control, role.rank == 0
-    name, chosen = _chosen(plan, scheme, hyper)
-    task = ScriptTask(model, evaluate, Path(plan.script[0]).stem)
+    name, chosen = _chosen(plan, script.scheme, script.hyper)
+    task = ScriptTask(script.model, script.evaluate, Path(plan.script[0]).stem)
     decided: dict[str, Any] = {
-        "steps": steps if plan.steps is None else plan.steps,
-        "seed": plan.seed or seed,
+        "steps": script.steps if plan.steps is None else plan.steps,
+        "seed": plan.seed or script.seed,
         "servers": plan.servers if chosen.methods else 0,
         "device": str(task.device),
     }
-    if chief and not memory.board.get("ready"):
-        for text in _overridden(plan, scheme, steps, directory):
+    prepares = chief and not memory.board.get("ready")
+    if prepares:
+        for text in _overridden(plan, script):
             control.send({"say": text})
     memory.plan = replace(plan, **decided)
     memory.scheme = memory.first_scheme = chosen
     check(memory.plan, chosen)
-    if chief and not memory.board.get("ready"):
+    if prepares:
         control.send({"task": task.name})
         noted = {"name": name, "hyper": build.hyper_of(chosen)}
         notes = {"scheme": noted, "plan": decided, "parameters": task.flat.named()}
@@ -100,60 +105,50 @@ def _launched(
     else:
         wait_until_ready(memory)
     wait_until_joined(memory)
-    hooks = role.hooks_with(own)
+    hooks = role.hooks_with(script.hooks)
     session = WorkerSession(memory, task, role.rank, hooks, control)
     role.loop = pace = Pace(session, task, hooks, ExitStack())
     _seed(session)
     return pace
 
 
-def _by_itself(
-    model: nn.Module,
-    scheme: str | Scheme | type[Scheme],
-    hyper: dict[str, Any],
-    steps: int | None,
-    evaluate: Evaluate | None,
-    own: list[Hook],
-    seed: int,
-    directory: str | Path | None,
-    resume: bool,
-) -> Pace:
+def _by_itself(script: _Script) -> Pace:
     global _alone
     if _alone is not None and not _alone.done:
         raise UsageError("paceline.attach() was called a second time, before the block of the first one has ended")
-    chosen = build.scheme_of(scheme, hyper)
-    script = Path(sys.argv[0]).stem or "script"
-    task = ScriptTask(model, evaluate, script)
+    chosen = build.scheme_of(script.scheme, script.hyper)
+    name = Path(sys.argv[0]).stem or "script"
+    task = ScriptTask(script.model, script.evaluate, name)
     plan = Plan(
         scheme=chosen.name,
         hyper=build.hyper_of(chosen),
         workers=1,
         servers=1 if chosen.methods else 0,
-        steps=steps,
-        seed=seed,
+        steps=script.steps,
+        seed=script.seed,
         device=str(task.device),
         script=sys.argv[:1],
-        title=f"{script} by itself",
+        title=f"{name} by itself",
     )
     check(plan, chosen)
-    place = standalone.directory_for(f"{script}-{chosen.name}", directory, resume)
+    place = standalone.directory_for(f"{name}-{chosen.name}", script.directory, script.resume)
     plan = replace(plan, directory=str(place.path))
-    hooks = hooks_of(plan, {"hooks": own}, "chief")
+    hooks = hooks_of(plan, {"hooks": script.hooks}, "chief")
     with ExitStack() as around:
         session = standalone.session_of(plan, chosen, task, hooks, {"parameters": task.flat.named()}, around)
-        print(f"paceline: {script} runs by itself, as the only worker of {chosen.name}, in {place.path}", flush=True)
+        print(f"paceline: {name} runs by itself, as the only worker of {chosen.name}, in {place.path}", flush=True)
         _alone = Pace(session, task, hooks, around.pop_all())
     _seed(session)
     return _alone
 
 
 def _seed(session: WorkerSession) -> None:
-    """Dropout and the like differ from worker to worker, and are not what they were before a restart."""
+    """Random numbers of the script, such as for dropout, differ between workers and after a restart."""
     torch.manual_seed(mixed(session.memory.plan.seed, session.rank, session.worker.t))
 
 
 def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, Any]) -> tuple[str, Scheme]:
-    """The scheme, and a name by which every process of the run finds its class."""
+    """The scheme, and a name by which every process of the run can find its class."""
     if plan.scheme is not None and plan.scheme != scheme:
         return _absolute(plan.scheme), build.scheme_of(plan.scheme, plan.hyper)
     chosen = build.scheme_of(scheme, hyper | plan.hyper)
@@ -161,7 +156,7 @@ def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, An
 
 
 def _absolute(name: str) -> str:
-    """A script may change the directory; a file is found all the same."""
+    """A scheme's name with an absolute path of its file: the script may change the working directory."""
     where, _, attribute = name.rpartition(":")
     return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else name
 
@@ -180,17 +175,15 @@ def _reference(scheme: type[Scheme]) -> str:
     return f"{home}:{name}" if "." in home else f"{Path(inspect.getfile(scheme)).resolve()}:{name}"
 
 
-def _overridden(
-    plan: Plan, scheme: str | Scheme | type[Scheme], steps: int | None, directory: str | Path | None
-) -> Iterable[str]:
-    """What the script asks for and does not get."""
-    asked = scheme if isinstance(scheme, str) else scheme.name
+def _overridden(plan: Plan, script: _Script) -> Iterable[str]:
+    """Messages about arguments of the script that the command line replaces."""
+    asked = script.scheme if isinstance(script.scheme, str) else script.scheme.name
     if plan.scheme is not None and plan.scheme != asked:
         yield f"the command line's --scheme {plan.scheme} takes the place of the script's {asked}"
     elif plan.hyper:
         words = " ".join(f"{key}={value}" for key, value in plan.hyper.items())
         yield f"the command line's {words} takes the place of the script's"
-    if plan.steps is not None and steps is not None and plan.steps != steps:
-        yield f"the command line's --steps {plan.steps} takes the place of the script's {steps}"
-    if directory is not None:
-        yield f"the script's directory={str(directory)!r} is not used: this run is kept in {plan.directory}"
+    if plan.steps is not None and script.steps is not None and plan.steps != script.steps:
+        yield f"the command line's --steps {plan.steps} takes the place of the script's {script.steps}"
+    if script.directory is not None:
+        yield f"the script's directory={str(script.directory)!r} is not used: this run is kept in {plan.directory}"

@@ -1,4 +1,4 @@
-"""A script's own loop as a worker: it computes the gradients that the session asks for, one at each `step`."""
+"""A script's own loop as a worker: each `step` gives the session one gradient."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 class ScriptTask(Task):
-    """A script's model as the session sees it: to start from, to evaluate and to save. The gradients are the loop's."""
+    """A script's model as a task, to start from, to evaluate and to save. The loop computes the gradients."""
 
     def __init__(self, model: nn.Module, evaluate: Evaluate | None, name: str) -> None:
         self.name, self.flat, self._evaluate = name, FlatModule(model), evaluate
-        self.loss = math.nan  # the last one
+        self.loss = math.nan  # of the last step
         self.device = self.flat.parameters[0].device
         self._x, self._out = self.flat.vector(), torch.zeros(self.flat.size, dtype=self.dtype, device=self.device)
-        self._scratch = self._out  # where nobody wants a gradient
+        self._scratch = self._out  # for gradients that are not used
         self._shared: dict[str, Tensor] = {}
         self._buffers = self.flat.buffers()
 
@@ -56,7 +56,7 @@ class ScriptTask(Task):
         raise UsageError("the gradients of a script are computed in its own loop")
 
     def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """What the script's function says of x; the loop finds its model again as it was."""
+        """The metrics of the script's function at x; afterwards the model is as before."""
         if self._evaluate is None:
             return {"loss": self.loss}
         module = self.flat.module
@@ -80,27 +80,27 @@ class ScriptTask(Task):
     def _here(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: buffer.to(self.device) for name, buffer in buffers.items()}
 
-    # what the loop needs
+    # for the loop
 
     def settle(self, buffers: dict[str, Tensor]) -> None:
-        """Train with the worker's own buffers from now on, where others can see them."""
+        """Use the worker's buffers in shared memory from now on."""
         self._shared, self._buffers = buffers, self._here(buffers)
         self.bind(self._x, self._scratch)
 
     def bind(self, x: Vector, out: Vector) -> None:
-        """Let the model compute at x, into out."""
-        # other objects for the same memory: whoever counts who still holds a gradient must not count this task
+        """Let the model compute at x, and write gradients to out."""
+        # other tensors of the same memory: GradientBuffers counts references to a gradient
         self._x, self._out = x.detach(), out.detach()
         self.flat.bind(x, out)
         self.flat.bind_buffers(self._buffers)
 
     def gather(self, out: Vector) -> None:
-        """Bring what autograd, or the script, put elsewhere to where it belongs."""
+        """Copy gradients that autograd or the script put elsewhere into `out`."""
         place, width = out.data_ptr(), out.element_size()
         views: tuple[Tensor, ...] = ()
         for number, parameter in enumerate(self.flat.parameters):
             grad = parameter.grad
-            if grad is None or grad.data_ptr() != place:  # after a zero_grad(), which lets go of the gradients
+            if grad is None or grad.data_ptr() != place:  # after a zero_grad(), which frees the gradients
                 views = views or torch.split_with_sizes(out.detach(), self.flat.sizes)
                 own = views[number].view(parameter.shape)
                 if grad is not None:
@@ -111,11 +111,11 @@ class ScriptTask(Task):
             place += parameter.numel() * width
         self.flat.keep_buffers(self._buffers)
         for name, buffer in self._buffers.items():
-            if buffer is not self._shared[name]:  # it lies on another device
+            if buffer is not self._shared[name]:  # on another device
                 self._shared[name].copy_(buffer)
 
     def let_go(self, x: Vector, buffers: Mapping[str, Tensor]) -> None:
-        """The model in memory of its own again, at x."""
+        """Give the model memory of its own again, at x."""
         parts = torch.split_with_sizes(x.to(self.device), self.flat.sizes)
         for parameter, part in zip(self.flat.parameters, parts, strict=True):
             parameter.grad = None
@@ -123,41 +123,41 @@ class ScriptTask(Task):
         self.flat.bind_buffers({name: buffer.clone() for name, buffer in self._here(buffers).items()})
 
     def stay(self) -> None:
-        """The same where the model is now."""
+        """`let_go` at the present parameters."""
         self.let_go(self._x, self._buffers)
 
 
 class Pace:
-    """The training as a script holds it. `with paceline.attach(model, …) as pace: for … in pace.share(loader): …`"""
+    """The training of a script: `with paceline.attach(model, …) as pace: for … in pace.share(loader): …`"""
 
     def __init__(self, session: WorkerSession, task: ScriptTask, hooks: list[Hook], around: ExitStack) -> None:
         self._session, self._task, self._around = session, task, around
         self._board = session.board
         self._fed = any(type(hook).feed is not Hook.feed for hook in hooks)
         self._room = GradientBuffers(session)
-        self._out: Vector | None = None  # where the gradient goes that is wanted now
+        self._out: Vector | None = None  # where the next gradient goes
         self._seen = 0  # samples that share() has given since the last step
         self._returns = 0
         self.rank, self.workers, self.chief = session.rank, session.worker.workers, session.chief
-        self.resumed = bool(self._board.begun[self.rank] or session.worker.t)  # killed and back, or from a checkpoint
+        self.resumed = bool(self._board.begun[self.rank] or session.worker.t)  # restarted, or from a checkpoint
         self.begun = self.done = self.ended = False
 
     @property
     def updates(self) -> int:
-        """Changes of the centre so far."""
+        """Updates of the centre so far."""
         return self._session.view.updates
 
     @property
     def staleness(self) -> Staleness:
-        """How old the gradients were that have entered the centre."""
+        """The staleness of the gradients that have entered the centre."""
         return self._session.view.staleness
 
     def say(self, text: str) -> None:
-        """Tell people something; what a script prints goes into its role's log."""
+        """Show a message to the user; what a script prints goes to the log of its role."""
         self._session.view.say(text)
 
     def stop(self, reason: str) -> None:
-        """End the run for all workers (`break` lets this one alone leave)."""
+        """End the run for all workers (`break` ends only this worker)."""
         self._session.view.stop(reason)
 
     def __enter__(self) -> Self:
@@ -167,7 +167,7 @@ class Pace:
         try:
             self._task.settle(self._session.cells.buffers)
             with torch.no_grad():
-                # a worker that was killed after the last checkpoint: only the rest of the script is left to do
+                # a worker that was restarted after the last checkpoint has only the rest of the script to do
                 self._turn(None if self._board.get("over") else self._session.begin())
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
@@ -175,12 +175,11 @@ class Pace:
         return self
 
     def share(self, loader: Loader) -> Iterator[Any]:
-        """This worker's part of the data, over and over until the run ends: item i of an epoch is for worker
-        i % workers. `loader`: a DataLoader, a list, a function that gives an iterator, or an iterator (gone through
+        """This worker's shard of the data, epoch after epoch until the run ends: item i of an epoch belongs to worker
+        i % workers. `loader`: a DataLoader, a list, a function that gives an iterator, or an iterator (which is read
         once: then this worker leaves)."""
         self._inside("share()")
-        items = own_items(loader, self.rank, self.workers, self._session.memory.plan.seed)
-        return self._shared(items)
+        return self._shared(own_items(loader, self.rank, self.workers, self._session.memory.plan.seed))
 
     def _shared(self, items: Iterator[Any]) -> Iterator[Any]:
         nothing = object()
@@ -206,10 +205,8 @@ class Pace:
         return list(fed.data) if isinstance(item, list) else fed.data, fed.size
 
     def step(self, loss: Tensor, size: int | None = None) -> bool:
-        """Take the loss's gradient, hand it in, and set the model to where the next one is wanted; False at the end.
-
-        `size`: the samples that the loss is of (by default those that share() has given since the last step).
-        """
+        """Compute the gradient of the loss, give it to the session, and set the model to the parameters of the next
+        step; False at the end. `size`: the samples of the loss (default: those from share() since the last step)."""
         self._inside("step()")
         if self._out is None:
             return False
@@ -224,12 +221,12 @@ class Pace:
             session.control.send({"batch": size})
         with torch.no_grad():
             request = session.give(self._task.loss, g, size)
-            del g  # or its place would never be free
+            del g  # or its buffer would never be free
             self._turn(request)
         return not self.done
 
     def _turn(self, request: Grad | None) -> None:
-        """Get ready for the gradient that is wanted next."""
+        """Prepare for the next gradient."""
         if request is None:
             self._out, self.done = None, True
             return
@@ -265,10 +262,10 @@ class Pace:
         session, board, memory = self._session, self._board, self._session.memory
         if not board.get("over"):
             session.finish()
-        # the chief goes last: what it saves is what everybody's model shall be
+        # the chief ends last: all models get the parameters that it saves
         memory.wakeup.wait(lambda: bool(board.get("over") or board.run[STOP] == FAILED))
         if board.run[STOP] == FAILED:
-            raise SystemExit(0)  # another one failed and has told it: the rest of the script is not for a broken run
+            raise SystemExit(0)  # another process reported a failure: the rest of the script must not run
         x = snapshot.model_of(memory, prefix=snapshot.KEEP)
         self._task.let_go(x, snapshot.buffers_of(memory, self._task.buffer_policy, prefix=snapshot.KEEP))
 

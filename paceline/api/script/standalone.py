@@ -1,4 +1,4 @@
-"""A script that was started by itself: one worker that is its own server, its own chief and its own launcher."""
+"""A script that runs by itself: one process is the worker, the server, the chief and the launcher."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from paceline.task import Task
 
 
 class Records(Control):
-    """What a launcher would be told is kept here, and in the run directory."""
+    """Keeps the messages that would go to a launcher, here and in the run directory."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory, self.outcome = directory, Outcome()
@@ -61,18 +61,18 @@ def _warn(text: str) -> None:
 
 
 def directory_for(name: str, path: str | Path | None, resume: bool) -> RunDirectory:
-    """Where such a run is kept: a new directory, or the one that it goes on in."""
+    """The directory of the run: a new one, or the one to resume."""
     if not resume:
         return RunDirectory.create(path, name)
     if path is None:
-        raise UsageError("attach(resume=True) needs the run to go on with: attach(directory='runs/NAME')")
+        raise UsageError("attach(resume=True) needs the run to resume: attach(directory='runs/NAME')")
     return RunDirectory.open(path)
 
 
 def session_of(
     plan: Plan, scheme: Scheme, task: Task, hooks: Sequence[Hook], notes: dict[str, Any], around: ExitStack
 ) -> WorkerSession:
-    """All that a launcher and its roles would set up. `around` undoes it, and writes down how the run ended."""
+    """The session of the only worker, and what a launcher would set up. `around` undoes it and writes the result."""
     directory = RunDirectory.open(plan.directory)
     around.enter_context(directory.lock())
     before = directory.history(_warn)
@@ -89,7 +89,7 @@ def session_of(
     memory.board.put("restarts", totals.restarts)
     memory.board.put("rolled_back", totals.rolled_back)
     control = Records(directory)
-    around.enter_context(_written_down(memory, control, before, first))
+    around.enter_context(_recorded(memory, control, before, first))
     control.send({"task": task.name})
     prepare(memory, task, notes, control)
     around.enter_context(_interruptible(memory, control.outcome))
@@ -98,10 +98,10 @@ def session_of(
 
 
 @contextmanager
-def _written_down(
+def _recorded(
     memory: RunMemory, control: Records, before: list[dict[str, Any]], first: Checkpoint | None
 ) -> Iterator[None]:
-    """How the run ended, in its directory. `first`: the checkpoint that it goes on from."""
+    """Write the result of the run at the end. `before`: earlier history; `first`: the checkpoint it resumed from."""
     error: BaseException | None = None
     try:
         yield
@@ -133,7 +133,7 @@ def _interruptible(memory: RunMemory, outcome: Outcome) -> Iterator[None]:
         if board.run[STOP] == RUNNING:
             print("interrupted: ending in order, with a last checkpoint (again to end at once)", file=sys.stderr)
             outcome.stopped = "interrupted"
-            board.stop(STOPPING)  # waking others takes a lock, which this handler may have interrupted
+            board.stop(STOPPING)  # without waking others: that takes a lock, which the interrupted code may hold
 
     with signals.handling({signal.SIGINT: heard}):
         yield
