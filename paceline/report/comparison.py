@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.runs.diff import Difference
-from paceline.runs.verify import Check, Verification
+from paceline.runs.verify import Verification
 
 MARKS = {True: Text("fits", "green"), False: Text("does not fit", "red"), None: Text("not known", "yellow")}
 
@@ -26,13 +26,8 @@ def verified(found: Verification) -> list[RenderableType]:
         table.add_row(Text(check.what), MARKS[check.fits], Text(check.text))
     for name, (then, now) in found.versions.items():
         table.add_row(Text(name), Text("changed", "cyan"), Text(f"the run had {_shown(then)}, here is {_shown(now)}"))
-    return [table, Text(verdict(found.checks))]
-
-
-def verdict(checks: tuple[Check, ...]) -> str:
-    """`verified`, or the checks that failed."""
-    wrong = dict.fromkeys(check.what for check in checks if check.fits is False)
-    return f"not verified: {', '.join(wrong)}" if wrong else "verified"
+    wrong = dict.fromkeys(check.what for check in found.checks if check.fits is False)
+    return [table, Text(f"not verified: {', '.join(wrong)}" if wrong else "verified")]
 
 
 def parted(found: Difference) -> list[RenderableType]:

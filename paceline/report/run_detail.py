@@ -153,20 +153,13 @@ def _metric_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _log_ends(logs: Path) -> Iterator[RenderableType]:
     found = sorted(path for path in logs.rglob("*") if path.is_file()) if logs.is_dir() else []
     for path in found:
-        lines = _end(path)
-        if lines:
-            yield Text(f"end of {path}", style="bold")
-            yield Text("\n".join(lines))
-
-
-def _end(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as stream:
+        text = ""
+        with suppress(OSError), path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES))
             text = stream.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+        if lines := [line for line in text.splitlines() if line.strip()][-LOG_LINES:]:
+            yield Text(f"end of {path}", style="bold")
+            yield Text("\n".join(lines))
 
 
 def _size(count: int) -> str:

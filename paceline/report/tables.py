@@ -40,20 +40,7 @@ def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
     yield "samples", f"{result.samples:,}"
     if result.virtual_seconds is not None:
         yield "virtual time", f"{result.virtual_seconds:,.6g} s"
-    yield from _real_rows(result)
-    yield "staleness mean / max", f"{result.staleness.mean:.2f} / {result.staleness.max}"
-    if result.final is not None:
-        yield "final vector", " ".join(f"{value:.6g}" for value in result.final)
-    yield "digest", result.digest[:16] + "…"
-    if result.fingerprint is not None:
-        yield "fingerprint", result.fingerprint[:16] + "…"
-    if result.directory is not None:
-        yield "directory", result.directory
-
-
-def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
-    """Values that only runs of real processes have."""
-    rows = (
+    real = (
         ("wall time", "{:,.2f} s", result.wall_seconds),
         ("samples per second", "{:,.0f}", result.samples_per_second),
         ("time to first step", "{:,.2f} s", result.time_to_first_step),
@@ -62,9 +49,15 @@ def _real_rows(result: Result) -> Iterator[tuple[str, str]]:
         ("updates lost at the end", "{:,}", result.lost_updates or None),
         ("memory of the largest process", "{:,.0f} MB", result.peak_rss_mb),
     )
-    for name, form, value in rows:
-        if value is not None:
-            yield name, form.format(value)
+    yield from ((name, form.format(value)) for name, form, value in real if value is not None)
+    yield "staleness mean / max", f"{result.staleness.mean:.2f} / {result.staleness.max}"
+    if result.final is not None:
+        yield "final vector", " ".join(f"{value:.6g}" for value in result.final)
+    yield "digest", result.digest[:16] + "…"
+    if result.fingerprint is not None:
+        yield "fingerprint", result.fingerprint[:16] + "…"
+    if result.directory is not None:
+        yield "directory", result.directory
 
 
 def parameters(family: str, found: Member) -> Table | None:

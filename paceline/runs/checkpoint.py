@@ -213,11 +213,7 @@ def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapp
         "sha256": atomic_files.sha256(folder / STATE),
         "sizes": {STATE: (folder / STATE).stat().st_size},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "paceline": __version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        "versions": {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
     _save_json(folder / MANIFEST, manifest | {"manifest_sha256": _sum_of(manifest)})
 

@@ -12,6 +12,7 @@ from paceline.errors import DataError, UsageError
 from paceline.runs import atomic_files, file_sums, order_log
 from paceline.runs.checkpoint import Checkpoint, load
 from paceline.runs.order_log import ABOUT, START, LogRecord, MemberEvent, OrderLog, RecordKind
+from paceline.runs.run_directory import RunDirectory
 
 
 @dataclass
@@ -91,6 +92,16 @@ def read_all(directory: Path) -> list[History]:
     if found := file_sums.changed(directory, "order/"):
         raise DataError(f"run {directory}: {found[0]}")
     return [read(at) for at in order_log.launches(directory)]
+
+
+def recorded(directory: RunDirectory) -> list[History]:
+    """The recorded launches of a run, in order; DataError if there are none."""
+    if launches := read_all(directory.path):
+        return launches
+    why = "has no order log: it was run with --no-record, or by an older version"
+    if Plan.from_dict(directory.plan()).script:
+        why = "is the run of a script: only the script knows its data, so no order was recorded"
+    raise DataError(f"{directory.path} {why}")
 
 
 def read(at: Path) -> History:

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -251,14 +250,14 @@ def _numbered(root: Path, name: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "run"
     taken = [re.fullmatch(rf"{re.escape(plain)}-(\d+)", path.name) for path in root.iterdir()]
-    for number in count(1 + max((int(match[1]) for match in taken if match), default=0)):
+    number = 1 + max((int(match[1]) for match in taken if match), default=0)
+    while True:
         path = root / f"{plain}-{number:03d}"
         try:
             path.mkdir()
+            return path
         except FileExistsError:  # taken by another run
-            continue
-        return path
-    raise AssertionError("numbers do not end")
+            number += 1
 
 
 def _unused(path: Path) -> Path:

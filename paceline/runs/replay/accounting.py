@@ -9,7 +9,6 @@ from itertools import dropwhile
 from pathlib import Path
 
 from paceline.config import from_plan
-from paceline.errors import DataError
 from paceline.runs import checkpoint, order_history
 from paceline.runs.accounts import claimed
 from paceline.runs.order_log import RecordKind
@@ -45,11 +44,8 @@ class Account:
 def account(run: str | Path, *, scheme: Scheme | None = None) -> Account:
     """The gradient counts of a recorded run: done, interrupted, failed or killed."""
     directory = RunDirectory.open(run)
-    launches = order_history.read_all(directory.path)
-    if not launches:
-        raise DataError(f"{directory.path} has no order log, which the account is read from")
-    plan = launches[-1].plan
-    kind = from_plan.scheme_of(plan, {} if scheme is None else {"scheme": scheme})
+    launches = order_history.recorded(directory)
+    kind = from_plan.scheme_of(launches[-1].plan, {} if scheme is None else {"scheme": scheme})
     found = draws(directory, launches, kind)
     fates = Counter(one.fate for one in found)
     counts = {str(fate).replace(" ", "_"): fates[fate] for fate in FATES}

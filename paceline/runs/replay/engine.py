@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,17 +33,6 @@ class ReplayDifference:
     text: str
 
 
-@dataclass
-class ReplayOutcome:
-    """How far the replay came, and what was compared."""
-
-    difference: ReplayDifference | None = None
-    gradients: int = 0
-    matched: list[int] = field(default_factory=list)  # checkpoints whose model has the same bits
-    saved: str | None = None  # digest of the model at the update `claimed`
-    cut: bool = False
-
-
 class _Differs(Exception):
     """The replay differs from the record."""
 
@@ -54,7 +43,7 @@ class _Ended(Exception):
 
 class ReplayEngine:
     """Replays one launch. `what_if`: hyper-parameters that the server uses from an update on, instead of its own.
-    `claimed`: the update whose model the run says that it saved; `ReplayOutcome.saved` is its digest in the replay."""
+    `claimed`: the update whose model the run says that it saved; `saved` is its digest in the replay."""
 
     def __init__(
         self,
@@ -70,7 +59,10 @@ class ReplayEngine:
         self.history, self.scheme, self.task = history, scheme, task
         self.until, self.what_if, self.watch, self.claimed = until, what_if, watch, claimed
         plan = history.plan
-        self.told = ReplayOutcome(cut=history.cut)
+        self.difference: ReplayDifference | None = None
+        self.gradients = 0
+        self.matched: list[int] = []  # checkpoints whose model has the same bits
+        self.saved: str | None = None
         self._methods = [scheme.methods[name] for name in sorted(scheme.methods)]
         start = history.start
         x0 = task.start(plan.seed).cpu()
@@ -83,7 +75,7 @@ class ReplayEngine:
             self._restore(start)
         self._start, self._begun_at = (x0, 0) if start is None else (start.tensors["model"], start.step)
         if claimed == self._begun_at:
-            self.told.saved = digest(self._start)
+            self.saved = digest(self._start)
         if plan.device != "cpu" and not torch.cuda.is_available():
             raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
         self._players: list[WorkerReplay] = []
@@ -120,10 +112,10 @@ class ReplayEngine:
             return self._start.clone()
         return self.scheme.model(self._centre).cpu().clone()
 
-    def run(self) -> ReplayOutcome:
+    def run(self) -> None:
+        """Replay until the record ends, `until` is reached or a difference is found."""
         with suppress(_Differs, _Ended), torch.no_grad():
             self._run()
-        return self.told
 
     def _run(self) -> None:
         for generation in self.history.generations():
@@ -279,7 +271,7 @@ class ReplayEngine:
         return next((p for p in self._players if (p.rank, p.life.number) == (rank, number)), None)
 
     def _judge(self, player: WorkerReplay, recorded: float, loss: float) -> None:
-        self.told.gradients += 1
+        self.gradients += 1
         if self.what_if is None and recorded != loss and not (recorded != recorded and loss != loss):
             self._differ(player, f"the loss was {recorded!r} and is {loss!r}")
 
@@ -292,15 +284,15 @@ class ReplayEngine:
             return
         here = digest(model)
         if version == self.claimed:
-            self.told.saved = here
+            self.saved = here
         noted = self.history.checkpoints.get((self.generation, version))
         if noted is not None and here != noted:
-            self.told.difference = ReplayDifference(version, f"checkpoint {version}", "the model has other bits")
+            self.difference = ReplayDifference(version, f"checkpoint {version}", "the model has other bits")
             raise _Differs
-        if noted is not None and version not in self.told.matched:
-            self.told.matched.append(version)
+        if noted is not None and version not in self.matched:
+            self.matched.append(version)
 
     def _differ(self, player: WorkerReplay | None, text: str) -> None:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
-        self.told.difference = ReplayDifference(self.updates, where, text)
+        self.difference = ReplayDifference(self.updates, where, text)
         raise _Differs

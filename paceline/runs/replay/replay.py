@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from paceline.config import build, from_plan
-from paceline.config.plan import Plan
-from paceline.errors import DataError, UsageError
+from paceline.errors import UsageError
 from paceline.result import digest
 from paceline.runs import accounts, fingerprint, order_history
 from paceline.runs.data_digest import data_of
@@ -63,15 +62,10 @@ def replay(
     directory = RunDirectory.open(run)
     if until is not None and until < 0:
         raise UsageError(f"until must be at least 0, not {until}")
-    told = order_history.read_all(directory.path)
-    if not told:
-        why = "has no order log: it was run with --no-record, or by an older version"
-        if Plan.from_dict(directory.plan()).script:
-            why = "is the run of a script: only the script knows its data, so no order was recorded"
-        raise DataError(f"{directory.path} {why}")
+    launches = order_history.recorded(directory)
     threads = torch.get_num_threads()
     try:
-        return _repeated(directory, told, until, what_if, since, {"task": task, "scheme": scheme}, watch)
+        return _repeated(directory, launches, until, what_if, since, {"task": task, "scheme": scheme}, watch)
     finally:
         torch.set_num_threads(threads)
 
@@ -96,36 +90,36 @@ def _repeated(
         engine = ReplayEngine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
         if until is not None and not last and launches[number + 1].start_step() < until:
             engine.until = None
-        outcome = engine.run()
-        gradients, cut = gradients + outcome.gradients, cut or outcome.cut
-        matched, saved = matched + outcome.matched, outcome.saved or saved
-        if outcome.difference is not None or last or (until is not None and engine.updates >= until):
+        engine.run()
+        gradients, cut = gradients + engine.gradients, cut or launch.cut
+        matched, saved = matched + engine.matched, engine.saved or saved
+        if engine.difference is not None or last or (until is not None and engine.updates >= until):
             break
-    if until is not None and outcome.difference is None and engine.updates < until:
+    if until is not None and engine.difference is None and engine.updates < until:
         raise UsageError(f"the record ends at update {engine.updates:,}; there is no update {until:,} in it")
     model = engine.model()
     own = digest(model)
-    if claimed is not None and outcome.difference is None and engine.updates < claimed:
+    if claimed is not None and engine.difference is None and engine.updates < claimed:
         cut = True  # a full disk may have ended the log
     if saved is None and engine.updates == claimed:
         saved = own
     if cut and saved is None:
         recorded = None
-    if outcome.difference is None and recorded is not None and recorded != saved:
+    if engine.difference is None and recorded is not None and recorded != saved:
         assert claimed is not None
         what = "other bits" if saved is not None else "no moment at which it could have been saved"
-        outcome.difference = ReplayDifference(claimed, "the end", f"the vector that the run has saved has {what} here")
+        engine.difference = ReplayDifference(claimed, "the end", f"the vector that the run has saved has {what} here")
     asked = until is not None or what_if is not None
     return Replayed(
-        match=outcome.difference is None,
+        match=engine.difference is None,
         updates=engine.updates,
         gradients=gradients,
         digest=own,
         recorded_digest=recorded,
         recorded_updates=claimed if recorded is not None else None,
         checkpoints=matched,
-        difference=outcome.difference,
-        hints=hints(launch, directory, task) if outcome.difference is not None else [],
+        difference=engine.difference,
+        hints=hints(launch, directory, task) if engine.difference is not None else [],
         cut=cut,
         metrics=task.evaluate(model, task.buffers() or None) if asked else {},
         vector=model,

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.config import from_plan
 from paceline.config.plan import Plan
-from paceline.errors import DataError, UsageError
+from paceline.errors import UsageError
 from paceline.runs import order_history
 from paceline.runs.replay import gradient_fates
 from paceline.runs.replay.gradient_fates import FATES, Fate
@@ -89,9 +89,7 @@ class SampleUsage:
 def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None = None) -> SampleUsage:
     """The sample usage of a recorded run."""
     directory = RunDirectory.open(run)
-    launches = order_history.read_all(directory.path)
-    if not launches:
-        raise DataError(f"{directory.path} has no order log, which the sample usage is read from")
+    launches = order_history.recorded(directory)
     given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
     plan = launches[-1].plan
     known = from_plan.task_of(plan, given)
