@@ -20,7 +20,7 @@ from paceline.state import State
 
 @dataclass(frozen=True)
 class Standing:
-    """The counts of a run at a checkpoint."""
+    """The counts of a run at a checkpoint, named as in `Result`."""
 
     updates: int
     gradients: int

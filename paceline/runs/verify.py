@@ -182,12 +182,12 @@ def _settings_and_data(
     except (PacelineError, TypeError) as error:
         yield Check("config", False, _within(error, directory))
         return
-    task, obstacle = _task(directory, plan, given)
-    yield _config(plan, scheme, task, noted, result or {})
+    task = _task(directory, plan, given)
+    yield _config(plan, scheme, None if isinstance(task, Check) else task, noted, result or {})
     if noted.data is None:
         yield Check("data", None, noted.reason or "not known")
-    elif task is None:
-        yield Check("data", obstacle.fits, obstacle.text)
+    elif isinstance(task, Check):
+        yield task
     else:
         data, reason = data_of(task, task.start(plan.seed))
         parted = differing(noted.data, data)
@@ -196,16 +196,16 @@ def _settings_and_data(
         yield Check("data", not parted, text)
 
 
-def _task(directory: RunDirectory, plan: Plan, given: Task | None) -> tuple[Task | None, Check]:
+def _task(directory: RunDirectory, plan: Plan, given: Task | None) -> Task | Check:
     """The run's task made again, or a check that says why it cannot be; `fits` is None if that was to be expected."""
     if plan.script:
-        return None, Check("data", None, fingerprint.OF_A_SCRIPT)
+        return Check("data", None, fingerprint.OF_A_SCRIPT)
     if plan.task is None and given is None:
-        return None, Check("data", None, "not checked: the task was made in Python; give verify(run, task=…)")
+        return Check("data", None, "not checked: the task was made in Python; give verify(run, task=…)")
     try:
-        return task_of(directory, given, checked=False), Check("data", True, "")
+        return task_of(directory, given, checked=False)
     except Exception as error:  # also of the task's own code
-        return None, Check("data", False, f"the task cannot be made again: {error}")
+        return Check("data", False, f"the task cannot be made again: {error}")
 
 
 def _config(plan: Plan, scheme: Scheme | None, task: Task | None, noted: Fingerprint, result: dict[str, Any]) -> Check:

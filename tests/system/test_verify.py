@@ -18,6 +18,7 @@ from torch import nn
 import paceline
 from paceline import Result, TorchTask, Verification
 from paceline.runs import checkpoint, data_digest, file_sums, fingerprint
+from paceline.runs.run_directory import RunDirectory
 from paceline.runs.verify import Check
 
 __all__ = ["command", "launch"]  # pytest finds them here
@@ -248,7 +249,7 @@ def test_a_run_that_was_broken_off_is_told(run: Path, command: Commands) -> None
 
 
 def test_a_run_that_goes_on_is_told(run: Path) -> None:
-    with paceline.directory.RunDirectory(run).lock():
+    with RunDirectory(run).lock():
         assert "still running" in wrong(paceline.verify(run))["result"]
 
 
