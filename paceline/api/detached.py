@@ -114,9 +114,9 @@ def main() -> int:
             return participate.take_part(seat, participate.Network(), None, say, objects)
         plan = Plan.from_dict(told)
         seat = participate.here(plan.directory)
+        chosen = participate.hub_of(seat, participate.Network(), plan.directory, say) if seat else Supervisor
 
         def launched(*given: Any, **rest: Any) -> Supervisor:
-            chosen = participate.hub_of(seat, participate.Network(), plan.directory, say) if seat else Supervisor
             made = chosen(*given, **rest)
             signals.count_from_now_on(made.asked)
             return made

@@ -87,10 +87,8 @@ class RunDirectory:
             for folder in (run.checkpoints, run.logs, run.summaries):
                 folder.mkdir(exist_ok=True)
         except OSError as error:
-            where = root if path is None else path
-            raise UsageError(
-                f"cannot make a run directory in {where}: {atomic_files.cause(error)}; name another one with --dir"
-            ) from error
+            where, why = root if path is None else path, atomic_files.cause(error)
+            raise UsageError(f"cannot make a run directory in {where}: {why}; name another one with --dir") from error
         return run
 
     @classmethod

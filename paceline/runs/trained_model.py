@@ -138,10 +138,8 @@ def evaluated(kept: Trained, task: Task) -> dict[str, float]:
     if isinstance(task, TorchTask):
         _check(task.flat.module, kept)
     elif task.start(0).shape != kept.vector.shape:
-        raise UsageError(
-            f"task {task.name!r} has {task.start(0).numel():,} parameters, "
-            f"checkpoint {kept.checkpoint.path} {kept.vector.numel():,}"
-        )
+        sizes = f"{task.start(0).numel():,} parameters, checkpoint {kept.checkpoint.path} {kept.vector.numel():,}"
+        raise UsageError(f"task {task.name!r} has {sizes}")
     return task.evaluate(kept.vector, kept.buffers or None)
 
 
@@ -186,10 +184,8 @@ def _fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         many = given.unsqueeze(0) if given.shape == sample.shape else given
         if many.shape[1:] != sample.shape or many.dim() != sample.dim() + 1:
             shape = ", ".join(map(str, sample.shape))
-            raise UsageError(
-                f"a sample of task {task.name!r} has shape ({shape}), so N samples have (N, {shape}); "
-                f"these have {tuple(given.shape)}"
-            )
+            wanted = f"a sample of task {task.name!r} has shape ({shape}), so N samples have (N, {shape})"
+            raise UsageError(f"{wanted}; these have {tuple(given.shape)}")
         cast = many.to(sample.dtype)
         if not sample.is_floating_point() and not torch.equal(cast.to(many.dtype), many):
             kind = str(sample.dtype).removeprefix("torch.")

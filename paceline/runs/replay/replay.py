@@ -130,15 +130,13 @@ def _of(launch: History, objects: dict[str, Any]) -> tuple[Scheme, Task]:
     plan = launch.plan
     for name in ("task", "scheme"):
         if name in launch.about["unnamed"] and objects[name] is None:
-            raise UsageError(
-                f"the run was given its {name} as an object, which has no name: give the same one again, "
-                f"paceline.replay(run, {name}=…)"
-            )
+            again = f"paceline.replay(run, {name}=…)"
+            raise UsageError(f"the run was given its {name} as an object, which has no name: give it again, {again}")
     given = {name: value for name, value in objects.items() if value is not None}
     scheme, task = from_plan.scheme_of(plan, given), from_plan.task_of(plan, given)
     if any(not method.atomic for method in scheme.methods.values()):
         raise UsageError(
-            f"{scheme.name} has no order: its workers write into one vector without any lock, and no two runs are "
+            f"{scheme.name} has no order: its workers write into one vector without a lock, and no two runs are "
             "alike; its atomic form is `async`, which can be repeated"
         )
     if launch.about["feeding"]:
