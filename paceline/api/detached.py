@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline import signals
-from paceline.api.execute import execute
+from paceline.api.execute import Tell, execute
 from paceline.config.from_plan import scheme_of
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError, RunError
@@ -29,8 +29,6 @@ from paceline.processes.roles.control_channel import Control, Listener, error_of
 from paceline.processes.supervisor import pickled_objects
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status
 from paceline.processes.supervisor.supervisor import Supervisor
-
-Tell = Callable[[str, str], None]
 
 
 def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Callable[[Status], None]) -> None:
