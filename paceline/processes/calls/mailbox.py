@@ -54,12 +54,12 @@ class Mailbox:
         self.reply_at = reply.offset
         self._areas = {"args": (args.offset, args.shape[0]), "reply": (reply.offset, reply.shape[0])}
 
-    def area(self, part: str) -> Callable[[Tensor, int], int]:
-        """A function that allocates bytes for a tensor in the area `args` or `reply`, and gives their offset."""
+    def area(self, part: str) -> Callable[[int], int]:
+        """A function that allocates bytes in the area `args` or `reply`, and gives their offset."""
         offset, size = self._areas[part]
         used = 0
 
-        def room(tensor: Tensor, nbytes: int) -> int:
+        def room(nbytes: int) -> int:
             nonlocal used
             place = offset + used
             used += -(-nbytes // 64) * 64
@@ -69,8 +69,8 @@ class Mailbox:
 
         return room
 
-    def copy_in(self, tensor: Tensor, room: Callable[[Tensor, int], int]) -> int:
-        place = room(tensor, tensor.numel() * tensor.element_size())
+    def copy_in(self, tensor: Tensor, room: Callable[[int], int]) -> int:
+        place = room(tensor.numel() * tensor.element_size())
         self._segment.tensor(place, tensor.dtype, tensor.shape).copy_(tensor)
         return place
 

@@ -26,13 +26,7 @@ CALL, PROBED = RecordKind.CALL, RecordKind.PROBED  # bound here: looking up a me
 class SharedCallScheduler(CallScheduler):
     """Writes results to mailboxes, and marks on the board when the server is inside a call."""
 
-    def __init__(
-        self,
-        memory: RunMemory,
-        shard: int,
-        before_answer: Callable[[], None] | None = None,
-        door: CallPort | None = None,
-    ) -> None:
+    def __init__(self, memory: RunMemory, shard: int, before_answer: Callable[[], None], door: CallPort | None) -> None:
         state = memory.shard_state(shard)
         super().__init__(memory.scheme, state, memory.plan.workers, memory.ledger(f"ledger.{shard}."))
         self._memory, self._shard = memory, shard
@@ -82,8 +76,7 @@ class SharedCallScheduler(CallScheduler):
         if mailbox.tell and self.journal is not None:
             self.journal.add(RecordKind.TELL, self._numbers[call.method.name], rank)
             self.journal.flush()
-        if self._before_answer is not None:
-            self._before_answer()
+        self._before_answer()
         self.done(mailbox)
         return result
 
@@ -153,7 +146,7 @@ class SharedCallScheduler(CallScheduler):
 
         def place(tensor: Tensor) -> int:
             size = tensor.numel() * tensor.element_size()
-            at = room(tensor, size)
+            at = room(size)
             if owed is None or not owed.note(mailbox, tensor, at):
                 segment.tensor(at, tensor.dtype, tensor.shape).copy_(tensor)
             pieces.append((at, size))
@@ -167,10 +160,10 @@ class SharedCallScheduler(CallScheduler):
         def place_part(tensor: Tensor) -> int:
             # a shard of a vector goes to its range of the whole vector; other tensors are the same on all servers
             if not (tensor.dim() and tensor.is_floating_point() and tensor.shape[-1] == high - low):
-                return place(tensor) if self._lead else room(tensor, tensor.numel() * tensor.element_size())
+                return place(tensor) if self._lead else room(tensor.numel() * tensor.element_size())
             whole = (*tensor.shape[:-1], length)
             count = tensor[..., 0].numel() * length
-            at = room(tensor, count * tensor.element_size())
+            at = room(count * tensor.element_size())
             part = segment.tensor(at, tensor.dtype, whole)[..., low:high]
             own = at + low * tensor.element_size()
             if owed is None or tensor.dim() > 1 or not owed.note(mailbox, tensor, own):

@@ -71,7 +71,7 @@ class Server:
 
     def _enter(self, generation: int) -> None:
         self._generation = generation
-        self.desk = SharedCallScheduler(self.memory, self.shard, before_answer=self._stop_at_goal, door=self._door)
+        self.desk = SharedCallScheduler(self.memory, self.shard, self._stop_at_goal, self._door)
         self._taken = [0] * len(self._posted)  # numbers of the calls that the call scheduler has
         self._found: list[int] = []  # mailboxes of calls that came while this server waited
         self.desk.journal = self.journal
