@@ -68,13 +68,13 @@ def test_an_answer_is_to_the_call_that_was_taken(theatre: Theatre) -> None:
     server, scheme, board = server_of(theatre), Ledgered(), theatre.board
     mailbox = theatre.link(0).post(scheme.fill(1.0))
     number = board.posted[mailbox.index]
-    done = server.desk.done
+    done = server.scheduler.done
 
     def used_again_meanwhile(at: object) -> None:
         board.posted[mailbox.index] = number + 1
         done(at)  # type: ignore[arg-type]
 
-    server.desk.done = used_again_meanwhile  # type: ignore[method-assign]
+    server.scheduler.done = used_again_meanwhile  # type: ignore[method-assign]
     server._lead_on()
     assert board.answered[0][mailbox.index] == number
 

@@ -23,7 +23,7 @@ class InProcess(CallClient):
 
     def __init__(self, memory: RunMemory) -> None:
         super().__init__(memory, 0, _never)
-        self.desk = CallScheduler(memory.scheme, memory.server_state(), 1, memory.ledger("ledger.0."))
+        self.scheduler = CallScheduler(memory.scheme, memory.server_state(), 1, memory.ledger("ledger.0."))
         self._calls: dict[int, Call[Any]] = {}  # under way, by mailbox
         self._results: dict[int, Any] = {}
 
@@ -41,16 +41,16 @@ class InProcess(CallClient):
         mailbox = self._free.pop()
         args = tuple(arg.cpu() if isinstance(arg, Tensor) else arg for arg in call.args)
         self._calls[mailbox.index] = call = Call(call.method, args)
-        for answer in self.desk.submit(0, call, mailbox):
+        for answer in self.scheduler.submit(0, call, mailbox):
             self._results[answer.ticket.index] = answer.result
-        if 0 <= board.get("goal") <= self.desk.state.v and board.run[STOP] == RUNNING:
+        if 0 <= board.get("goal") <= self.scheduler.state.v and board.run[STOP] == RUNNING:
             self.memory.stop(STOPPING)
         return mailbox
 
     def collect(self, mailbox: Mailbox) -> Any:
         call = self._calls.pop(mailbox.index)
         if mailbox.index not in self._results:
-            raise Deadlock(f"the only worker waits for {self.desk.explain(call)}")
+            raise Deadlock(f"the only worker waits for {self.scheduler.explain(call)}")
         self._free.append(mailbox)
         return mapped(lambda tensor: tensor.to(self.device), self._results.pop(mailbox.index))
 
@@ -63,7 +63,7 @@ class InProcess(CallClient):
         elif kind == SET:
             hyper = dict(zip(args[::2], args[1::2], strict=True))
             self.memory.save_overrides(self.memory.load_overrides() | hyper)
-            self.memory.scheme = self.desk.scheme = build.scheme_of(self.memory.scheme, hyper)
+            self.memory.scheme = self.scheduler.scheme = build.scheme_of(self.memory.scheme, hyper)
         return self._mailboxes[0]
 
     def ready(self, mailbox: Mailbox) -> bool:

@@ -26,7 +26,7 @@ CALL, PROBED = RecordKind.CALL, RecordKind.PROBED  # bound here: looking up a me
 class SharedCallScheduler(CallScheduler):
     """Writes results to mailboxes, and marks on the board when the server is inside a call."""
 
-    def __init__(self, memory: RunMemory, shard: int, before_answer: Callable[[], None], door: CallPort | None) -> None:
+    def __init__(self, memory: RunMemory, shard: int, before_answer: Callable[[], None], port: CallPort | None) -> None:
         state = memory.shard_state(shard)
         super().__init__(memory.scheme, state, memory.plan.workers, memory.ledger(f"ledger.{shard}."))
         self._memory, self._shard = memory, shard
@@ -38,7 +38,7 @@ class SharedCallScheduler(CallScheduler):
         self._cut = memory.plan.servers > 1
         self._lead = shard == 0 and self._cut
         self._before_answer = before_answer  # a worker that sees the last update must see the stop too
-        self._door = door
+        self._port = port
         self.journal: OrderLogWriter | None = None
         self._probe = probe_of(state.x)
         self._refused, self._version = self.ledger.cells.cell("refused").numpy(), state.cell("v").numpy()
@@ -61,8 +61,8 @@ class SharedCallScheduler(CallScheduler):
         at = number % len(board.ring)
         board.ring[at], board.ring_numbers[at] = entry, board.posted[entry] if entry >= 0 else 0
         board.put("ordered", number + 1)
-        if self._door is not None:
-            self._door.order(number)
+        if self._port is not None:
+            self._port.order(number)
         for shard in followers:
             memory.wakeup.ring(board.server_place(shard))
 
@@ -104,15 +104,15 @@ class SharedCallScheduler(CallScheduler):
         self._answered[mailbox.index] = mailbox.taken  # not `posted`: the mailbox may hold the next call by now
         self._mark[self._shard] += 1
         fence()
-        if self._door is not None and self._door.far(mailbox.rank):
-            self._door.answer(mailbox)
+        if self._port is not None and self._port.far(mailbox.rank):
+            self._port.answer(mailbox)
         elif board.awaited[mailbox.rank] == mailbox.index + 1:
             self._to_wake.add(mailbox.rank)
 
     def settle_answers(self) -> None:
         """The state is about to change: copy the replies that are still to be sent from it."""
-        if self._door is not None and self._door.owed:
-            self._door.settle()
+        if self._port is not None and self._port.owed:
+            self._port.settle()
 
     def wake(self) -> None:
         """Wake the workers that have replies. Called when nothing is left to do: they may need this core."""
@@ -140,8 +140,8 @@ class SharedCallScheduler(CallScheduler):
         mailbox: Mailbox = ticket
         room, low, high, length = mailbox.area("reply"), self._low, self._high, self._length
         segment = self._memory.segment
-        far = self._door is not None and self._door.far(mailbox.rank)
-        owed = self._door.owed if self._door is not None and far else None
+        far = self._port is not None and self._port.far(mailbox.rank)
+        owed = self._port.owed if self._port is not None and far else None
         mailbox.pieces, mailbox.data = pieces, _ = [], None
 
         def place(tensor: Tensor) -> int:

@@ -53,7 +53,7 @@ class Server:
         self._bounds = memory.bounds(shard)
         self._goal = memory.board.get("goal")
         self._exact = memory.plan.exact
-        self._door = memory.transport.port(memory, shard, self._mailboxes)
+        self._port = memory.transport.port(memory, shard, self._mailboxes)
         self._following: CallOrder | None = None
         self._follow_lead()
         self._enter(memory.board.get("generation"))
@@ -71,10 +71,10 @@ class Server:
 
     def _enter(self, generation: int) -> None:
         self._generation = generation
-        self.desk = SharedCallScheduler(self.memory, self.shard, self._stop_at_goal, self._door)
+        self.scheduler = SharedCallScheduler(self.memory, self.shard, self._stop_at_goal, self._port)
         self._taken = [0] * len(self._posted)  # numbers of the calls that the call scheduler has
         self._found: list[int] = []  # mailboxes of calls that came while this server waited
-        self.desk.journal = self.journal
+        self.scheduler.journal = self.journal
 
     def run(self) -> None:
         board, wakeup = self.board, self.memory.wakeup
@@ -86,7 +86,7 @@ class Server:
             if board.run[GENERATION] != self._generation:
                 self._return()
             moved = self._lead_on() if self._lead else self._follow()
-            self.desk.wake()
+            self.scheduler.wake()
             wakeup.look()
             if moved:
                 continue
@@ -94,8 +94,8 @@ class Server:
                 break
             board.server_state[self.shard] = WAITING
             wakeup.wait(self._wanted)
-        if self._door is not None:
-            self._door.close()
+        if self._port is not None:
+            self._port.close()
         if self._following is not None:
             self._following.close()
         board.server_state[self.shard] = DONE
@@ -141,7 +141,7 @@ class Server:
 
     def _owed(self, number: int) -> bool:
         """Whether a call is performed after the stop: the worker did not wait for it, so its cells are ahead of it."""
-        reached = 0 <= self._goal <= self.desk.state.v
+        reached = 0 <= self._goal <= self.scheduler.state.v
         return self.board.run[STOP] != FAILED and self._methods[method_of(number)].silent and not reached
 
     def _lead_on(self) -> bool:
@@ -159,7 +159,7 @@ class Server:
                 gone = MemberEvent.PARTED if self.board.parted[rank] else MemberEvent.LEFT
                 kind = MemberEvent.JOINED if present else gone
                 if self._several:
-                    self.desk.order(member_entry(rank, kind))
+                    self.scheduler.order(member_entry(rank, kind))
                 self._member(rank, kind)
         for index in found or self._new():
             if self._due(index):
@@ -181,10 +181,10 @@ class Server:
         self._taken[index] = self._posted[index]
         request = received(self.memory, mailbox, self._methods, self._bounds)
         if isinstance(request, Call):
-            self.desk.submit(mailbox.rank, request, mailbox)
+            self.scheduler.submit(mailbox.rank, request, mailbox)
         else:
             if self._several:
-                self.desk.order(index)
+                self.scheduler.order(index)
             self._special(mailbox, *request)
 
     def _stop_at_goal(self) -> None:
@@ -192,14 +192,14 @@ class Server:
             self._goal = self.board.get("goal")
             if self.board.run[GENERATION] != self._generation:
                 return
-        if self._lead and 0 <= self._goal <= self.desk.state.v and self.board.run[STOP] == RUNNING:
+        if self._lead and 0 <= self._goal <= self.scheduler.state.v and self.board.run[STOP] == RUNNING:
             self.memory.stop(STOPPING)
 
     def _special(self, mailbox: Mailbox, kind: int, args: tuple[Any, ...]) -> None:
         """Perform a WorkerRequest."""
         memory, segment, part = self.memory, self.memory.segment, list[Tensor]()
         hyper: dict[str, Any] = dict(zip(args[::2], args[1::2], strict=True)) if kind == SET else {}
-        self.desk.settle_answers()
+        self.scheduler.settle_answers()
         self.board.mark[self.shard] += 1
         if kind == SAVE:
             snapshot.keep_shard(memory, self.shard)
@@ -210,7 +210,7 @@ class Server:
             memory.save_overrides(memory.load_overrides() | hyper)
             part = [memory.tensor("overrides")]
         if kind == SET:
-            memory.scheme = self.desk.scheme = build.scheme_of(memory.scheme, hyper)
+            memory.scheme = self.scheduler.scheme = build.scheme_of(memory.scheme, hyper)
         mailbox.told, mailbox.pieces, mailbox.data = encode((None,), lambda _: 0), of_tensors(segment, part), None
         if kind == SHOW:  # copied: the state may change before it is sent
             content = memoryview(segment.memory)
@@ -223,18 +223,18 @@ class Server:
             self.journal.flush()
         if self._lead:
             put(mailbox.reply, mailbox.told)
-        self.desk.done(mailbox)
+        self.scheduler.done(mailbox)
 
     def _member(self, rank: int, kind: MemberEvent) -> None:
         """A worker joined or left. After PARTED no barrier waits for it, whatever the quorum."""
-        self.desk.member_event = kind
+        self.scheduler.member_event = kind
         if kind == MemberEvent.JOINED:
-            self.desk.joined(rank, quorum=self._shrink)
+            self.scheduler.joined(rank, quorum=self._shrink)
         else:
             for number in range(MAILBOXES):  # what a dead worker had posted is void
                 index = self.board.mailbox(rank, number)
                 self._answered[index] = self._posted[index]
-            self.desk.left(rank, quorum=self._shrink or kind == MemberEvent.PARTED)
+            self.scheduler.left(rank, quorum=self._shrink or kind == MemberEvent.PARTED)
         self.memory.wakeup.ring(rank)  # a successor may wait until its predecessor is known to be gone
 
     def _follow(self) -> bool:
@@ -248,7 +248,7 @@ class Server:
             mailbox = self._mailboxes[entry]
             request = received(self.memory, mailbox, self._methods, self._bounds)
             if isinstance(request, Call):
-                self.desk.perform(mailbox.rank, request, mailbox)
+                self.scheduler.perform(mailbox.rank, request, mailbox)
             else:
                 self._special(mailbox, *request)
             if board.run[GENERATION] != self._generation:
@@ -286,7 +286,7 @@ class Server:
             self.memory.wakeup.wait(lead_is_back)
             if board.run[GENERATION] != generation:
                 return  # another process has died meanwhile: the caller's loop returns once more
-        self.desk.settle_answers()
+        self.scheduler.settle_answers()
         snapshot.restore_shard(self.memory, self.shard, saved)
         for index, posted in enumerate(self._posted):
             if generation_of(posted) < generation:  # void; calls of this generation are still to be performed
