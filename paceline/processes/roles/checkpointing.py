@@ -7,6 +7,7 @@ writes all parts to disk. A checkpoint of an exact run, and the run's end, are a
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -27,31 +28,28 @@ FINAL = 1 << 40  # the number of the last snapshot,
 LEFT = FINAL - 1  # and of the part of a worker that has left before it
 
 
+@dataclass(eq=False)
 class Checkpointing:
     """One worker's side of the run's checkpoints. `hook_tensors` are in every checkpoint that it writes."""
 
-    def __init__(
-        self,
-        memory: RunMemory,
-        rank: int,
-        buffer_policy: str,
-        cells: WorkerCells,
-        calls: CallClient | None,
-        waiting: Waiting,
-        log: RunLog,
-        control: Control,
-    ) -> None:
-        self._memory, self._board, self._rank, self._chief = memory, memory.board, rank, rank == 0
-        self._buffer_policy, self._exact = buffer_policy, memory.plan.exact
-        self._cells, self._worker, self._calls = cells, cells.worker, calls
-        self._waiting, self._log, self._control = waiting, log, control
-        self.hook_tensors: dict[str, Tensor] = {}
-        self._writing = 0  # number of the snapshot that the chief has asked for and not yet written
-        self._asked_at = 0  # when it did, ns
-        self._requests = 0  # checkpoints that the launcher had asked for when this worker last looked
-        self._reported_late: Set[int] = frozenset()  # workers whose part is the one of an earlier checkpoint
+    _memory: RunMemory
+    _buffer_policy: str
+    _cells: WorkerCells
+    _calls: CallClient | None
+    _waiting: Waiting
+    _log: RunLog
+    _control: Control
+    hook_tensors: dict[str, Tensor] = field(default_factory=dict)
+    _writing: int = 0  # number of the snapshot that the chief has asked for and not yet written
+    _asked_at: int = 0  # when it did, ns
+    _requests: int = 0  # checkpoints that the supervisor had asked for when this worker last looked
+    _reported_late: Set[int] = frozenset()  # workers whose part is the one of an earlier checkpoint
+
+    def __post_init__(self) -> None:
+        self._board, self._exact, self._worker = self._memory.board, self._memory.plan.exact, self._cells.worker
+        self._rank, self._chief = self._worker.rank, self._worker.rank == 0
         if self._chief:
-            memory.board.put("saving", 0)  # the process before may have died while it wrote
+            self._board.put("saving", 0)  # the process before may have died while it wrote
 
     def ask(self) -> None:
         """Ask all workers for their parts of a checkpoint; only the chief can."""

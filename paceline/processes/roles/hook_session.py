@@ -33,7 +33,7 @@ from paceline.task import Batch
 from paceline.worker import Worker
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HookSession:
     """`paceline.hook.Session` says what each member means."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.processes.calls.client import CallClient, Stopped
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING, fence
@@ -15,31 +17,27 @@ from paceline.processes.transport import Means
 from paceline.runtime.step_driver import StepDriver
 
 
+@dataclass(eq=False)
 class Membership:
-    """One worker's membership in the run. `returns` counts its returns to a checkpoint; `leaving`: it is to leave
-    after its step."""
+    """One worker's membership in the run."""
 
-    def __init__(
-        self,
-        memory: RunMemory,
-        rank: int,
-        cells: WorkerCells,
-        calls: CallClient | None,
-        means: Means,
-        driver: StepDriver,
-        operations: StepOperations,
-        waiting: Waiting,
-        checkpoints: Checkpointing,
-        log: RunLog,
-    ) -> None:
-        self._memory, self._board, self._rank, self._chief = memory, memory.board, rank, rank == 0
-        self._others = [other for other in range(memory.board.workers) if other != rank]
-        self._cells, self._calls, self._means = cells, calls, means
-        self._driver, self._operations, self._waiting = driver, operations, waiting
-        self._checkpoints, self._log = checkpoints, log
-        self.returns = 0
-        self.leaving = False
-        self._follow(waiting.generation)
+    _memory: RunMemory
+    _cells: WorkerCells
+    _calls: CallClient | None
+    _means: Means
+    _driver: StepDriver
+    _operations: StepOperations
+    _waiting: Waiting
+    _checkpoints: Checkpointing
+    _log: RunLog
+    returns: int = 0  # to a checkpoint
+    leaving: bool = False  # the worker is to leave after its step
+
+    def __post_init__(self) -> None:
+        self._board, self._rank = self._memory.board, self._cells.worker.rank
+        self._chief = self._rank == 0
+        self._others = [other for other in range(self._board.workers) if other != self._rank]
+        self._follow(self._waiting.generation)
 
     def enter(self) -> None:
         """Begin this process's life: with cells of the run's present generation, as a worker that takes part."""

@@ -72,9 +72,9 @@ class WorkerSession:
         waiting.serve(calls, means)
         self._operations = operations = StepOperations(memory, cells.worker, calls, means, waiting)
         self.log = log = RunLog(memory, rank, cells, waiting)
-        self._checkpoints = checkpoints = Checkpointing(memory, rank, policy, cells, calls, waiting, log, control)
+        self._checkpoints = checkpoints = Checkpointing(memory, policy, cells, calls, waiting, log, control)
         self.membership = membership = Membership(
-            memory, rank, cells, calls, means, driver, operations, waiting, checkpoints, log
+            memory, cells, calls, means, driver, operations, waiting, checkpoints, log
         )
         self._evaluation = evaluation = Evaluation(task, cells.device, self.turn)
         self.view = HookSession(
