@@ -199,7 +199,7 @@ class Pace:
         parts = (item,) if isinstance(item, Tensor) else item
         if not (isinstance(parts, tuple | list) and all(isinstance(part, Tensor) for part in parts)):
             raise UsageError(f"a hook wants to see the mini-batches; a {type(item).__name__} is no tuple of tensors")
-        fed = self._session.fed(Batch(tuple(parts), size))
+        fed = self._session.hooks.feed(Batch(tuple(parts), size))
         if isinstance(item, Tensor):
             return fed.data[0], fed.size
         return list(fed.data) if isinstance(item, list) else fed.data, fed.size
@@ -249,7 +249,7 @@ class Pace:
             if error is not None:
                 with ExitStack() as rest:
                     rest.callback(self._around.__exit__, kind, error, trace)
-                    rest.callback(self._session.failed, error)
+                    rest.callback(self._session.hooks.failed, error)
                     self._task.stay()
                 return
             if left and self._board.run[STOP] == RUNNING:

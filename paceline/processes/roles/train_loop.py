@@ -16,7 +16,7 @@ def run_to_end(session: WorkerSession, task: Task) -> None:
     try:
         train(session, task)
     except BaseException as error:
-        session.failed(error)
+        session.hooks.failed(error)
         raise
     else:
         session.finish()
@@ -38,7 +38,7 @@ def train(session: WorkerSession, task: Task) -> None:
                 if batch is None:
                     session.view.say(f"worker:{rank} leaves: its data have run out")
                     return
-                batch = session.fed(batch)
+                batch = session.hooks.feed(batch)
                 out = gradients.free()
                 try:
                     loss, g = task.grad(request.x, batch, out, buffers)

@@ -37,7 +37,7 @@ from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
-from paceline.task import Batch, Task
+from paceline.task import Task
 
 
 class WorkerSession:
@@ -80,7 +80,7 @@ class WorkerSession:
         self.view = HookSession(
             memory, cells, policy, calls, driver, waiting, membership, checkpoints, log, evaluation, control
         )
-        self._hooks = HookCalls(hooks, self.view)
+        self.hooks = HookCalls(hooks, self.view)
         self._wanted: Pending[Any] | None = None  # what gets the gradient that is being computed
 
     def begin(self) -> Grad | None:
@@ -89,7 +89,7 @@ class WorkerSession:
             self.membership.enter()
             self.board.begun[self.rank] = 1
             self.memory.wakeup.ring_all()
-            self._hooks.begin(self.membership.return_to_checkpoint)
+            self.hooks.begin(self.membership.return_to_checkpoint)
         except Stopped:
             return None
         return self.advance(None)
@@ -114,7 +114,7 @@ class WorkerSession:
         """Take the gradient that was asked for, of `size` samples."""
         board, rank, worker = self.board, self.rank, self.worker
         worker.loss = board.loss[rank] = loss
-        if not self._hooks.guards_loss and not math.isfinite(loss):
+        if not self.hooks.guards_loss and not math.isfinite(loss):
             raise LossError(
                 f"worker:{rank}, step {worker.t}, update {self.cells.updates}: the loss is {loss}; "
                 "a smaller lr (or fewer workers at this lr) is the usual cure"
@@ -124,8 +124,8 @@ class WorkerSession:
         board.samples[rank] += size
         if not board.get("first_step"):
             board.put("first_step", self.memory.now())
-        if self._hooks.watching:
-            self._hooks.after_gradient(loss)
+        if self.hooks.watching:
+            self.hooks.after_gradient(loss)
             if board.run[STOP]:  # a gradient that a hook has stopped the run for is not used
                 self.membership.abandon()
                 return None
@@ -139,10 +139,6 @@ class WorkerSession:
         """Whether no other process reads a gradient in shared memory any more."""
         place = self.memory.segment.offset(gradient)
         return place is None or (self._means.returned(place) and (self._calls is None or self._calls.returned(place)))
-
-    def fed(self, batch: Batch) -> Batch:
-        """The mini-batch as the hooks want it."""
-        return self._hooks.feed(batch)
 
     def _run(self, answer: Any) -> Grad | None:
         driver, worker, board, calls = self._driver, self.worker, self.board, self._calls
@@ -176,7 +172,7 @@ class WorkerSession:
         # without a server the step's mean carries the record along, if it had one
         self.log.step(flush=self._calls is None and self._operations.last_mean != step)
         self.cells.end_step()
-        self._hooks.after_step()
+        self.hooks.after_step()
 
     def _asked(self, op: Grad) -> Grad:
         """A gradient, unless the run ends: no server would take it any more."""
@@ -196,7 +192,7 @@ class WorkerSession:
         if board.run[STOP] or self.membership.leaving:
             return False
         board.state[rank] = TRAINING
-        self._hooks.before_step()
+        self.hooks.before_step()
         return not board.run[STOP] and not self.membership.leaving
 
     def _stop_at_goal(self) -> None:
@@ -231,20 +227,20 @@ class WorkerSession:
         self._checkpoints.keep_last()
         board.parted[rank] = 1
         if not self.chief:
-            self._hooks.end()
+            self.hooks.end()
             membership.leave()
             return
         if membership.wait_for_the_last() and self._calls is None:
             membership.take_over(None)  # the others have trained without it
             self.log.cells()
             self._checkpoints.keep(FINAL)
-        if board.run[STOP] != FAILED:
+        failed = board.run[STOP] == FAILED
+        if not failed:
             self._checkpoints.keep_servers()
             board.put("closing", 1)
-            self._hooks.end()
+        self.hooks.end()
+        if not failed:
             self._report_result()
-        else:
-            self._hooks.end()
         board.put("over", 1)
         membership.leave()
 
@@ -260,7 +256,3 @@ class WorkerSession:
         send({"warn": f"{text}: what is saved is the checkpoint of update {saved.step:,}"})
         send({"result": {"metrics": {}}})
         send({"result": {"metrics": self._evaluation.of_checkpoint(saved)}})
-
-    def failed(self, error: BaseException) -> None:
-        """The training was aborted by an error: tell the hooks."""
-        self._hooks.failed(error)
