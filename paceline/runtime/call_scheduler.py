@@ -1,4 +1,4 @@
-"""The server's desk: one call at a time, each when its guard allows, in the order of arrival."""
+"""The server's call scheduler: one call at a time, each when its guard allows, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.state import Reading, State
 
 
 class Reply(NamedTuple):
-    """A call that has been performed; `ticket` is what `submit` was given to know it again."""
+    """The result of a call; `ticket` is the value that `submit` got with the call."""
 
     rank: int
     ticket: Any
@@ -47,7 +47,7 @@ class _Line:
 
 
 class CallScheduler:
-    """Performs calls on the server's state, whatever world they come from.
+    """Performs calls on the server's state, in the simulator and in processes.
 
     A guard is evaluated again only when a cell that it read has changed, and once for all calls that wait with equal
     arguments. So a call costs the same however many workers wait.
@@ -69,7 +69,7 @@ class CallScheduler:
         self._x: int = state.x.data_ptr()
 
     def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Reply]:
-        """Take a call; gives every call that could be performed because of it, this one or others, in order."""
+        """Take a call; gives the replies of all calls that were performed because of it, in order."""
         self._check_crossing(call, call.args)
         if call.method.when is None:
             return [Reply(rank, ticket, self._perform(rank, call, ticket)), *self._settle()]
@@ -83,18 +83,18 @@ class CallScheduler:
         return list(self._settle())
 
     def perform(self, rank: int, call: Call[Any], ticket: Any = None) -> Reply:
-        """Perform a call at once, without asking its guard: another desk has, and this one follows."""
+        """Perform a call without evaluating its guard: this server follows the order of another one."""
         return Reply(rank, ticket, self._perform(rank, call, ticket))
 
     def left(self, rank: int, *, quorum: bool = True) -> list[Reply]:
-        """A worker is gone: its waiting calls are void, and the scheme may lower its quorum."""
+        """A worker has left: its waiting calls are void, and the scheme may lower its quorum."""
         for waiting in self._by_rank.pop(rank, ()):
             waiting.gone = True
         self._member("left", rank, quorum)
         return list(self._settle())
 
     def joined(self, rank: int, *, quorum: bool = True) -> list[Reply]:
-        """A worker is back."""
+        """A worker has joined again."""
         self._member("joined", rank, quorum)
         return list(self._settle())
 
@@ -105,7 +105,7 @@ class CallScheduler:
             self._changing(event, lambda: getattr(self.scheme, event)(self.state, rank))
 
     def waits(self, rank: int) -> Call[Any] | None:
-        """The call with which a worker waits, if it does."""
+        """The call of a worker that waits for its guard, or None."""
         waiting = self._by_rank.get(rank)
         return waiting[-1].call if waiting else None
 
@@ -114,8 +114,8 @@ class CallScheduler:
         return explain(self.scheme, self.state, call)
 
     def perform_part(self, rank: int, call: Call[Any], part: tuple[int, int, int]) -> tuple[Any, list[Reply]]:
-        """One of several pieces of a call that is not atomic: (low, high, length of x). Gives the piece's result, and
-        every waiting call that could be performed because of it."""
+        """Perform one piece of a call that is not atomic: (low, high, length of x). Gives the result of the piece, and
+        the replies of waiting calls that were performed because of it."""
         low, high, length = part
         self.ledger.caller = self.scheme.holder(rank)
         state = self.state.part(low, high, last=high == length, uncut=self.scheme.uncut)
@@ -127,7 +127,7 @@ class CallScheduler:
         return self._by_value(result, call), list(self._settle())
 
     def _line(self, call: Call[Any]) -> _Line:
-        # calls with tensors stand alone: comparing them would cost more than asking the guard
+        # a call with tensors has a line of its own: comparing them would cost more than the guard
         key: Any = id(call) if any(isinstance(a, Tensor) for a in call.args) else (call.method.name, call.args)
         line = self._lines.get(key)
         if line is None:
@@ -136,7 +136,7 @@ class CallScheduler:
         return line
 
     def _ask(self, line: _Line) -> None:
-        """Evaluate a guard and remember which cells it read: only their change can change the answer."""
+        """Evaluate a guard and remember the cells that it read: only their change can change the answer."""
         assert line.method.when is not None
         for name in line.read:
             self._watchers[name].pop(line.key, None)
@@ -149,7 +149,7 @@ class CallScheduler:
             self._watchers[name][line.key] = line
 
     def _refresh(self) -> None:
-        for name, watchers in list(self._watchers.items()):  # a guard that is asked again may read further cells
+        for name, watchers in list(self._watchers.items()):  # a guard may read further cells this time
             if watchers and self._seen[name] != self.state.changes(name):
                 self._seen[name] = self.state.changes(name)
                 for line in list(watchers.values()):
@@ -157,7 +157,7 @@ class CallScheduler:
                     self._offer(line)
 
     def _offer(self, line: _Line) -> None:
-        """Put a line's first call among those that may be performed, or close a line that nobody stands in."""
+        """Put the first call of a line among those that may be performed, or delete an empty line."""
         while line.calls and line.calls[0].gone:
             line.calls.popleft()
         if not line.calls:
@@ -176,7 +176,7 @@ class CallScheduler:
             number, key = heapq.heappop(self._ready)
             line = self._lines.get(key)
             if line is None or not line.open or not line.calls or line.calls[0].number != number:
-                continue  # closed again since it was offered, or offered twice
+                continue  # its guard has become false since, or it was offered twice
             waiting = line.calls.popleft()
             if not waiting.gone:
                 self._by_rank[waiting.rank].remove(waiting)
@@ -199,7 +199,7 @@ class CallScheduler:
                     f"write '{name} = {name} * …' instead"
                 )
         if before is not None and before != self._writes():
-            raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; take reads=True away")
+            raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; remove reads=True")
         self.calls += 1
         self._check_crossing(call, result)
         if self._gives_x(result):
@@ -210,11 +210,11 @@ class CallScheduler:
         return [self.state.changes(name) for name in self.state]
 
     def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
-        """What the caller gets: its own copy, made before anything else can happen."""
+        """The result as the caller gets it: a copy, made before the next call."""
         return self._by_value(result, call)
 
     def _changing(self, name: str, change: Any) -> Any:
-        """Run something that may change x, and hold it to the law: v rises by one exactly when x changes."""
+        """Run a change of the state, and check that v rises by one exactly when x changes."""
         state = self.state
         before, version = state.x._version, state.v
         result = change()
@@ -241,7 +241,7 @@ class CallScheduler:
         return any(tensor.data_ptr() == self._x for tensor in tensors(result))
 
     def _by_value(self, result: Any, call: Call[Any]) -> Any:
-        """The caller's own copy of whatever lies in the server's memory or in that of an argument."""
+        """The result with copies of tensors that lie in the server's memory or in that of an argument."""
 
         def own(tensor: Tensor) -> Tensor:
             place = _place(tensor)

@@ -1,4 +1,4 @@
-"""What the server counts: how stale the gradients were, how many it took, how many came too late."""
+"""What the server counts: the staleness of gradients, how many it admitted, how many came too late."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.state import State
 
 
 class StalenessLedger:
-    """Staleness as the server sees it, kept in cells so that it is saved and shared like any other state.
+    """Staleness as the server sees it, in cells, so that it is saved and shared like other state.
 
-    `held[i]` is the version that worker i works on, -1 while it holds none. With it the law of conservation can be
-    checked in any run: with zero communication time, sum of staleness + outstanding = updates * (workers - 1).
+    `held[i]` is the version that worker i works on, -1 while it has none. It lets tests check the law of conservation
+    in any run: with zero communication time, sum of staleness + outstanding = updates * (workers - 1).
     """
 
     def __init__(self, cells: State) -> None:
@@ -27,24 +27,17 @@ class StalenessLedger:
 
     @classmethod
     def fresh(cls, workers: int, holders: Iterable[int]) -> StalenessLedger:
-        """Nothing counted yet; all holders begin with the first version."""
+        """An empty ledger; all holders begin with version 0."""
         # exponential workers make staleness geometric with mean workers - 1: one in e^32 falls past the last bin,
         # which counts "this or more"
-        cells = State(
-            histogram=torch.zeros(max(256, 32 * workers), dtype=torch.int64),
-            held=torch.full((workers,), -1),
-            admitted=0,
-            refused=0,
-            total=0,
-            largest=0,
-        )
-        ledger = cls(cells)
+        histogram, held = torch.zeros(max(256, 32 * workers), dtype=torch.int64), torch.full((workers,), -1)
+        ledger = cls(State(histogram=histogram, held=held, admitted=0, refused=0, total=0, largest=0))
         for holder in holders:
             ledger._held[holder] = 0
         return ledger
 
     def admit(self, staleness: int) -> None:
-        """A gradient of this staleness enters x; its sender holds no version until it pulls again."""
+        """Count a gradient that enters x; its sender holds no version until it pulls again."""
         self._histogram[min(max(staleness, 0), len(self._histogram) - 1)] += 1
         self._held[self.caller] = -1
         self._admitted[()] += 1
@@ -63,7 +56,7 @@ class StalenessLedger:
         self._held[holder] = -1
 
     def outstanding(self, version: int) -> int:
-        """How far all held versions lie behind, added up."""
+        """The sum of how far the held versions are behind."""
         held = self._held[self._held >= 0]
         return int((version - held).sum())
 
@@ -72,8 +65,8 @@ class StalenessLedger:
         return float(self.cells.total / admitted) if admitted else 0.0
 
     def histogram(self) -> dict[int, int]:
-        """Staleness -> how many gradients had it."""
-        counts = self._histogram.copy()  # another process may be counting: numpy refuses to search what changes
+        """Staleness -> the number of gradients that had it."""
+        counts = self._histogram.copy()  # another process may be counting: numpy cannot search an array that changes
         return {int(k): int(counts[k]) for k in counts.nonzero()[0]}
 
     def saved(self) -> dict[str, Tensor]:

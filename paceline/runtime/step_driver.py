@@ -1,4 +1,4 @@
-"""Drives a worker's steps from one await to the next. Whoever holds a Driver decides what an operation means."""
+"""Advances a worker's step from one await to the next. The caller performs the operations that it awaits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.worker import Worker
 class StepDriver:
     """One worker's coroutine. `advance(answer)` runs to the next await and gives the operation, or None at the end.
 
-    The grad mode that a step leaves on when it waits (`with torch.enable_grad(): await …`) belongs to that step: it is
-    put away here and given back when the step goes on, so it never leaks to the next worker.
+    Torch's grad mode at an await (`with torch.enable_grad(): await …`) belongs to the step: it is saved here and
+    restored when the step continues, so it never leaks to the next worker.
     """
 
     __slots__ = ("_coroutine", "_grad_mode", "_worker", "awaits", "scheme")
@@ -36,7 +36,7 @@ class StepDriver:
         return self._coroutine is not None
 
     def begin(self) -> None:
-        """Make the next step ready; nothing of it runs yet."""
+        """Create the coroutine of the next step; nothing of it runs yet."""
         step = self.scheme.step(self._worker)
         if not isinstance(step, Coroutine):
             raise SchemeError(f"{type(self.scheme).__name__}.step must be 'async def'")
@@ -77,12 +77,12 @@ class StepDriver:
         return op
 
     def close(self) -> None:
-        """Abandon the step: its locals are gone, the worker's cells stay."""
+        """Abandon the step: its locals are lost, the worker's cells stay."""
         if self._coroutine is not None:
             outside = torch.is_grad_enabled()
             try:
                 self._coroutine.close()
-            finally:  # what the step's own `with torch.enable_grad()` put back was the step's mode
+            finally:  # the step's own `with torch.enable_grad()` has restored the mode of the step
                 torch.set_grad_enabled(outside)
                 self._coroutine = None
 
@@ -125,7 +125,7 @@ def _foreign_await(error: Exception) -> str | None:
 
 
 def _line_of(error: BaseException) -> str:
-    """The line of the step itself: the frame below this file's own."""
+    """The line of the step itself: the frame below that of this file."""
     trace = error.__traceback__
     frame = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else "an unknown line"

@@ -1,4 +1,4 @@
-"""What became of every gradient of a simulation: used + dropped + lost + rolled back + waiting = drawn."""
+"""The fate of every gradient of a simulation: used + dropped + lost + rolled back + waiting = drawn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Accounts:
-    """Counts gradients by what became of them, at the moment at which it happens.
+    """Counts gradients by their fate, at the moment at which it is known.
 
-    A gradient is used when the first call after it is performed (where there is no server: when the mean closes, or the
-    step ends, that it went into), dropped when that call refused it, lost when its worker died or returned to a
-    checkpoint before that, rolled back when the run returned to a checkpoint from before it counted. Gradients of
-    finished steps wait in the worker's cells and survive its death.
+    A gradient is *used* when the first call after it is performed (without a server: when its mean closes, or its step
+    ends); *dropped* if that call refused it; *lost* if its worker died or returned to a checkpoint before that; *rolled
+    back* if the run returned to a checkpoint older than its use. Gradients of finished steps wait in the worker's cells
+    and survive its death.
     """
 
     drawn: int = 0
@@ -30,7 +30,7 @@ class Accounts:
         seat.fresh += 1
 
     def carried(self, seat: SimulatedWorker, *, refused: bool = False) -> None:
-        """All gradients of this worker that waited have gone into the centre, or were refused."""
+        """All waiting gradients of this worker have entered the centre, or were refused."""
         number = seat.fresh + seat.waiting
         seat.fresh = seat.waiting = 0
         if refused:
@@ -39,7 +39,7 @@ class Accounts:
             self.used += number
 
     def finished(self, seat: SimulatedWorker, *, counted: bool) -> None:
-        """A step has ended: what it computed has counted with it, or waits in the worker's cells."""
+        """A step has ended: its gradients are used with it, or wait in the worker's cells."""
         if counted:
             self.carried(seat)
         seat.waiting += seat.fresh
@@ -50,17 +50,17 @@ class Accounts:
         seat.fresh = 0
 
     def forgotten(self, seat: SimulatedWorker) -> None:
-        """The worker's cells are replaced: what waited in them will not count any more."""
+        """The worker's cells are replaced: the gradients that waited in them are lost."""
         self.lost += seat.fresh + seat.waiting
         seat.fresh = seat.waiting = 0
 
     def returned(self, used: int, dropped: int) -> None:
-        """The run is where these numbers were true."""
+        """The run has returned to a checkpoint with these counts."""
         self.rolled_back += self.used - used + self.dropped - dropped
         self.used, self.dropped = used, dropped
 
     def closed(self, seats: list[SimulatedWorker]) -> dict[str, int]:
-        """The account at the end: what still waits will not count any more."""
+        """The counts at the end: gradients that still wait are lost."""
         waiting = sum(seat.fresh + seat.waiting for seat in seats)
         counts = {"used": self.used, "dropped": self.dropped, "lost": self.lost + waiting}
         return counts | {"rolled back": self.rolled_back}

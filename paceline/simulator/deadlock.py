@@ -1,4 +1,4 @@
-"""Why a simulation cannot go on: who waits where, for what."""
+"""Why a simulation cannot continue: which worker waits where, for what."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 20
 
 
 def stuck(engine: SimulationEngine) -> RunError:
-    """The error for an engine in which nothing is under way any more."""
+    """The error for an engine that has no more events."""
     when = f"at {engine.now:g} s, after {engine.updates} updates"
     alive = [seat for seat in engine.seats if seat.worker.alive]
     if not alive:

@@ -145,7 +145,7 @@ def _place(text: str) -> FaultTarget:
 
 
 def check_faults(faults: Sequence[Fault], workers: int, servers: int = 1) -> None:
-    """Refuse faults of processes that do not exist."""
+    """UsageError for faults of processes that do not exist."""
     for fault in faults:
         for place in (fault.place, fault.other):
             if place is None:

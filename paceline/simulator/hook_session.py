@@ -62,7 +62,7 @@ class SimulatedSession:
         self.engine.recorded.append({"update": self.updates, "seconds": self.seconds, **values})
 
     def stop(self, reason: str) -> None:
-        if self.engine.stopped is None:  # the first reason is the reason
+        if self.engine.stopped is None:  # the first reason counts
             self.engine.stopped = reason
 
     def leave(self, reason: str) -> None:
@@ -75,10 +75,10 @@ class SimulatedSession:
         self._kept[name] = tensor
 
     def kept(self, name: str) -> Tensor | None:
-        return None  # a simulation never goes on from a checkpoint
+        return None  # a simulation is never resumed from a checkpoint
 
     def set(self, **hyper: Any) -> None:
-        """From the next step on, as a step keeps the scheme that it began with; at the server from the next call on."""
+        """For this worker from its next step on; at the server from the next call on."""
         engine, rank = self.engine, self.worker.rank
         driver = engine.seats[rank].driver
         changed = scheme_of(driver.scheme, hyper)

@@ -16,7 +16,7 @@ Met = list[tuple[int, Any, Vector]]
 
 
 class SimulatedMeans:
-    """Who has arrived at which mean. `shrink`: the dead are not waited for."""
+    """The members that have arrived at each open mean. `shrink`: a mean does not wait for dead workers."""
 
     def __init__(self, seats: Sequence[SimulatedWorker], shrink: bool) -> None:
         self._seats = seats
@@ -25,7 +25,7 @@ class SimulatedMeans:
         self._open: dict[Group | None, dict[int, tuple[Mean, Any]]] = {}
 
     def arrive(self, rank: int, op: Mean, ticket: Any) -> Met:
-        """Gives (rank, ticket, mean) for each member once the last one is here, else nothing."""
+        """Gives (rank, ticket, mean) for each member when the last one has arrived, else nothing."""
         if op.among is not None and rank not in op.among:
             raise SchemeError(f"worker:{rank} asks for a mean among {op.among}, where it is not a member")
         arrived = self._open.setdefault(op.among, {})
@@ -46,7 +46,7 @@ class SimulatedMeans:
         self._alive += 1
 
     def forget(self) -> None:
-        """Who has arrived anywhere has to come again."""
+        """Close all means without a result: their members have to arrive again."""
         self._open.clear()
         self._alive = sum(seat.worker.alive for seat in self._seats)
 
