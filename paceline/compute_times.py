@@ -1,4 +1,4 @@
-"""Laws of compute times: how long a gradient takes, and the words that name them."""
+"""Laws of compute times: the seconds of a gradient, and the texts that name a law."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class ComputeTime:
                 raise UsageError(f"{self.name}: {one.name} must be above 0")
 
     def draw(self, rank: int, t: int, rng: Rng) -> float:
-        """Seconds for worker `rank`'s gradient number t."""
+        """The seconds of worker `rank`'s gradient number t."""
         raise UsageError(f"{type(self).__name__} is not a law")
 
     def check(self) -> None:
-        """Fail now, not in the run, if something that the law reads is missing or damaged."""
+        """Raise an error before the run if a file that the law reads is missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Trace(ComputeTime):
         by_rank: dict[int, list[float]] = {}
         for number, row in enumerate(csv.reader(text.splitlines()), start=1):
             if not row or row[0].lstrip().startswith("#") or (number == 1 and not _is_number(row[-1])):
-                continue  # empty, a remark, or the names of the columns
+                continue  # empty, a comment, or the names of the columns
             try:
                 rank, seconds = (int(row[0]), float(row[1])) if len(row) > 1 else (0, float(row[0]))
             except ValueError:

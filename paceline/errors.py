@@ -2,12 +2,12 @@
 
 PacelineError
 ├── UsageError          the caller asked for something that does not exist or is not allowed     exit 2
-│   └── UnknownName     a misspelt scheme, task, hyper-parameter, …; suggests the nearest one
-├── DataError           a data set is missing, damaged, or could not be fetched                 exit 3
-└── RunError            a run that began could not go on                                        exit 1
-    ├── SchemeError     a scheme broke the rules of the house
+│   └── UnknownName     a misspelt scheme, task, hyper-parameter, …; suggests the nearest
+├── DataError           a data set is missing, damaged, or could not be downloaded              exit 3
+└── RunError            a run that began could not continue                                     exit 1
+    ├── SchemeError     a scheme broke the contract of schemes
     ├── LossError       the loss is not a finite number
-    └── Deadlock        every worker waits, and nothing can wake any of them
+    └── Deadlock        every worker waits for something that cannot happen
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UsageError(PacelineError):
 
 
 class UnknownName(UsageError):
-    """A name that is not there. Says what is allowed and what was probably meant."""
+    """An unknown name. The message suggests a similar one, or lists all that are allowed."""
 
     def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
         known = sorted(allowed)
@@ -44,19 +44,19 @@ class UnknownName(UsageError):
 
 
 class DataError(PacelineError):
-    """A data set that cannot be had, or whose bytes are not the published ones."""
+    """A data set is missing, or its content differs from the published one."""
 
     exit_code = 3
 
 
 class RunError(PacelineError):
-    """A run that began and could not go on. `result` is what it had reached."""
+    """A run began and could not continue. `result`: what it had reached."""
 
     result: Result | None = None
 
 
 class SchemeError(RunError):
-    """A scheme did something that no world could perform."""
+    """A scheme broke the contract of schemes."""
 
 
 class LossError(RunError):

@@ -1,4 +1,4 @@
-"""Values and the types they must have: texts of the command line, arguments from Python."""
+"""Types and bounds of options, and the conversion of values: texts of the command line, arguments from Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Bound:
 
 
 def bounds(hint: Any) -> Iterator[Bound]:
-    """The bounds that a type carries, wherever in it: `Count | None` and `tuple[Rate, ...]` have one each."""
+    """The bounds anywhere in a type: `Count | None` and `tuple[Rate, ...]` have one each."""
     for part in get_args(hint):
         if isinstance(part, Bound):
             yield part
@@ -155,7 +155,7 @@ def _simple(value: Any, hint: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Plain data with None for the numbers that JSON cannot write."""
+    """Plain data with None for numbers that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

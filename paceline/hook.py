@@ -1,4 +1,4 @@
-"""The contract of a hook: what the loop of a worker calls, and what the hook may ask of the run."""
+"""The contract of a hook: its methods, which the loop of a worker calls, and the session that they get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Role = Literal["chief", "worker"]
 
 
 class Session(Protocol):
-    """A worker's run as its hooks see it, in whichever world it runs."""
+    """A worker's run as its hooks see it, in the simulator and in processes."""
 
     @property
     def worker(self) -> Worker:
@@ -33,21 +33,21 @@ class Session(Protocol):
 
     @property
     def samples(self) -> int:
-        """Samples that all workers together have computed gradients of."""
+        """The number of samples of all gradients of all workers."""
 
     @property
     def staleness(self) -> Staleness:
-        """How old the gradients were that have entered the centre."""
+        """The staleness of the gradients that have entered the centre."""
 
     @property
     def directory(self) -> Path | None:
         """The run directory; the simulator has none."""
 
     def model(self) -> Vector:
-        """A copy of what the centre holds now, as it would be evaluated and saved."""
+        """A copy of the centre's parameters, as they would be evaluated and saved."""
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
-        """Metrics of what the centre holds now, or of x."""
+        """Metrics of the centre's parameters, or of x."""
 
     def say(self, text: str) -> None:
         """Print a line for the user."""
@@ -62,22 +62,22 @@ class Session(Protocol):
         """Let this worker alone leave after its step; the run ends when all have left."""
 
     def save(self) -> None:
-        """Ask for a checkpoint of the whole run, written as soon as every worker stands between two steps once."""
+        """Ask for a checkpoint of the whole run; it is written when every worker has come to the end of a step."""
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Put a tensor of the hook's own into every checkpoint from now on."""
 
     def kept(self, name: str) -> Tensor | None:
-        """What `keep` put into the checkpoint that this run resumed from."""
+        """The tensor that `keep` put into the checkpoint from which this run resumed."""
 
     def set(self, **hyper: Any) -> None:
         """Change hyper-parameters from now on, for this worker; by the chief also for the server."""
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
-        """Wait until the condition is true; `away` lets barriers go on without this worker meanwhile."""
+        """Wait until the condition is true; with `away`, barriers do not wait for this worker meanwhile."""
 
     def begun(self) -> int:
-        """How many workers have begun."""
+        """The number of workers that have begun."""
 
 
 class Hook:
@@ -95,7 +95,7 @@ class Hook:
     """
 
     name: ClassVar[str] = ""
-    roles: ClassVar[frozenset[Role]] = frozenset({"chief", "worker"})  # who runs it; the chief is worker 0
+    roles: ClassVar[frozenset[Role]] = frozenset({"chief", "worker"})  # the roles that run it; the chief is worker 0
     guards_loss: ClassVar[bool] = False  # decides itself what a loss that is not finite means
 
     def __init_subclass__(cls, name: str = "") -> None:

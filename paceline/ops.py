@@ -1,4 +1,4 @@
-"""The closed set of operations that a step may await. An operation is plain data; the driver performs it."""
+"""The operations that a step may await; there are no others. An operation is plain data; the driver performs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Group = tuple[int, ...]
 
 
 class Op(Generic[R]):
-    """Awaiting an operation hands it to the driver and gives what the driver answers."""
+    """Awaiting an operation gives it to the driver; the result is the driver's answer."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class Call(Op[R]):
 
 @dataclass(slots=True, eq=False)
 class Mean(Op[Vector]):
-    """The weighted mean of everybody's v (of the living among `among`), the same bits for all who take part."""
+    """The weighted mean of v over the living workers (of `among`), with the same bits for all of them."""
 
     v: Vector
     weight: float = 1.0
@@ -59,7 +59,7 @@ class Mean(Op[Vector]):
 
 @dataclass(slots=True, eq=False)
 class Sleep(Op[None]):
-    """Nothing, for a time."""
+    """A pause."""
 
     seconds: float
 
@@ -76,13 +76,13 @@ class Pending(Op[R]):
 
 @dataclass(slots=True, eq=False)
 class Start(Op[Pending[R]]):
-    """Begin an operation and go on; tensors it carries are copied now, so the worker may change its own."""
+    """Begin an operation without waiting; its tensors are copied now, so the worker may change its own."""
 
     op: Op[R]
 
 
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """An argument or a result with `function` applied to each of its tensors: they may stand in nested tuples."""
+    """An argument or a result with `function` applied to each of its tensors, also in nested tuples."""
     if isinstance(value, Tensor):
         return function(value)
     return tuple([mapped(function, item) for item in value]) if isinstance(value, tuple) else value
@@ -98,7 +98,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def copied(op: Op[R]) -> Op[R]:
-    """The same operation with tensors of its own."""
+    """The same operation with copies of its tensors."""
     match op:
         case Grad(x):
             return Grad(x.clone())

@@ -1,6 +1,6 @@
 """Update rules: torch.optim's own arithmetic on the flat vector, with the rule's memory in named cells.
 
-Each rule is a frozen dataclass; `rule.cells(x)` is what it remembers, `rule.apply(state, g, lr)` changes x in place.
+Each rule is a frozen dataclass. `rule.cells(x)` gives its memory; `rule.apply(state, g, lr)` changes x in place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Positive = Annotated[float, Bound(math.ulp(0))]
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """A rule's fields with their bounds. Windowed schemes make a rule in every step, and reading hints is slow."""
+    """The types of a rule's fields, with bounds. Cached: windowed schemes make a rule in every step."""
     return get_type_hints(kind, include_extras=True)
 
 
@@ -38,7 +38,7 @@ class Rule(Component):
     """x <- x - lr * direction(g). `lr` None: the scheme's."""
 
     kind: ClassVar[str] = "rule"
-    linear: ClassVar[bool] = False  # the update is proportional to the gradients' scale
+    linear: ClassVar[bool] = False  # the update is proportional to the scale of the gradients
     lr: Rate | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -61,18 +61,20 @@ class Rule(Component):
         return lr if self.lr is None else self.lr
 
     def cells(self, x: Vector) -> dict[str, Tensor]:
-        """What the rule remembers of x, at first."""
+        """The memory of the rule at the start."""
         return {f"{self.name}_{name}": cell for name, cell in self._memory(x).items()}
 
     def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
         """One update of the cell `at`, in place."""
         memory = {name: state.cell(f"{self.name}_{name}") for name in self._names()}
         rate = self.rate(lr)
-        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # the latter, nearly always, is cheaper
+        with (
+            torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+        ):  # nullcontext is cheaper, and nearly always enough
             self._update(getattr(state, at), g, rate, memory)
 
     def window(self, state: State, lr: float) -> Window:
-        """Local steps on state.x whose sum will be pushed."""
+        """A window of local steps on state.x, whose sum will be pushed."""
         return Window(self, state, lr)
 
     def _names(self) -> tuple[str, ...]:
@@ -87,10 +89,10 @@ class Rule(Component):
 
 
 class Window:
-    """A window of local steps, gathered in units of a gradient, so that a server of rate lr undoes the scale.
+    """A window of local steps. Their sum is in units of a gradient, so that a server with rate lr moves as far.
 
-    Plain SGD gathers the raw gradients themselves: exact, and a window of one is the gradient bit for bit. Another
-    rule moves in its own way: there (start - end) / lr is what a gradient of that rate would have done.
+    Plain SGD adds the gradients themselves: a window of one is the gradient bit for bit. For another rule the sum is
+    (start - end) / lr, the gradient that would have moved plain SGD as far.
     """
 
     def __init__(self, rule: Rule, state: State, lr: float) -> None:
@@ -110,7 +112,7 @@ class Window:
 
     @property
     def sum(self) -> Vector:
-        """What the steps since the start did together."""
+        """The sum of the steps since the start."""
         if self._start is not None:
             if self._rate == 0:
                 return torch.zeros_like(self._start)

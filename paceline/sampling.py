@@ -1,7 +1,7 @@
-"""Which samples a mini-batch holds: a pure function of (seed, rank, count), without any stored order.
+"""The samples of a mini-batch: a pure function of (seed, rank, count), without a stored order.
 
-The order of an epoch is a keyed permutation of range(n), computed where it is asked for. So a worker can
-begin at batch one billion at once, and ten thousand simulated workers need no memory for their orders.
+The order of an epoch is a keyed permutation of range(n), computed when it is needed. So a worker can start at batch one
+billion at once, and ten thousand simulated workers need no memory for their orders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.fields import Feed
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 
-CHUNK = 1024  # indices computed together once a stream runs: numpy's cost per call is then spread thin
+CHUNK = 1024  # indices computed together once a stream runs, to spread numpy's cost per call
 ROUNDS = 4  # of the Feistel network; each one changes both halves
 
 _MASK = (1 << 64) - 1
@@ -34,12 +34,12 @@ def mixed(*parts: int | str) -> int:
 
 
 def sample_seed(seed: int, rank: int, count: int) -> int:
-    """What the randomness inside one mini-batch (dropout, noise) is drawn from: 63 bits."""
+    """The seed of the random numbers inside one mini-batch (dropout, noise): 63 bits."""
     return mixed("sample", seed, rank, count)
 
 
 class Portion(NamedTuple):
-    """What one worker takes of a batch: samples `first` to `first + size`, and what its gradient weighs."""
+    """A worker's part of a batch: samples `first` to `first + size`, and the weight of its gradient."""
 
     first: int
     size: int
@@ -47,7 +47,7 @@ class Portion(NamedTuple):
 
 
 def portion(batch: int, feed: Feed, rank: int, workers: int) -> Portion:
-    """The whole batch, or under `slice` this worker's part of the common one, cut like array_split."""
+    """The whole batch; under `slice` this worker's part of the common batch, as by numpy's array_split."""
     if feed not in get_args(Feed):
         raise UsageError(f"feed must be one of {', '.join(get_args(Feed))}, not {feed!r}")
     if batch < 1:
@@ -58,7 +58,7 @@ def portion(batch: int, feed: Feed, rank: int, workers: int) -> Portion:
         return Portion(0, batch, 1.0)
     if batch < workers:
         raise UsageError(
-            f"feed=slice cuts one common batch of {batch} among {workers} workers, so some would have none; "
+            f"feed=slice splits one common batch of {batch} between {workers} workers, so some would get none; "
             f"use a batch of at least {workers}, or feed=shared"
         )
     least, extra = divmod(batch, workers)
@@ -70,7 +70,7 @@ class Stream:
     """One worker's endless sequence of index arrays. Batches are always full and may span two epochs.
 
     shared: every worker draws from all n samples, in an order of its own;
-    shard:  worker r draws from samples r, r + N, r + 2N, … only;
+    shard:  worker r draws only from samples r, r + N, r + 2N, …;
     slice:  `batch` is one common batch of all workers, in one common order, and each takes its slice.
     With one worker the three are the same. `shuffle=False` keeps the stored order.
     """
@@ -95,7 +95,7 @@ class Stream:
         return self._block(count, 1).reshape(-1)
 
     def from_(self, first: int = 0) -> Iterator[Indices]:
-        """The batches from number `first` on. Chunks grow, since a simulated worker may take a few only."""
+        """The batches from number `first` on. Chunks grow, because a simulated worker may take only a few."""
         most = max(1, CHUNK // self.size)
         chunk = 1
         while True:
@@ -104,7 +104,7 @@ class Stream:
             chunk = min(4 * chunk, most)
 
     def _block(self, first: int, batches: int) -> Indices:
-        """The samples of several batches in a row, one line each."""
+        """The samples of consecutive batches, one row each."""
         epoch, begin = divmod(first * self.batch + self.first, self.n)
         lines: Words = np.arange(batches, dtype=np.uint64)
         lines = lines * np.uint64(self.batch) + np.uint64(begin)
@@ -126,12 +126,12 @@ class Stream:
 
 
 def permute(places: Words, n: int, key: Words) -> Words:
-    """Where a keyed permutation of range(n) sends each place; `key` has one word, or one for each place.
+    """The image of each place under a keyed permutation of range(n); `key` has one word, or one for each place.
 
-    A Feistel network over a grid of rows x columns just larger than n. What falls on the few cells beyond n
-    is sent through again until it is inside (cycle walking), which keeps the map one-to-one.
+    A Feistel network over a grid of rows x columns just larger than n. A result beyond n is permuted again until it is
+    below n (cycle walking), which keeps the map one-to-one.
     """
-    rows = math.isqrt(n - 1) + 1  # rounded up: with one row only rotations would come out
+    rows = math.isqrt(n - 1) + 1  # rounded up: with one row it could only rotate
     columns = -(-n // rows)
     result = _feistel(places, rows, columns, key)
     out = np.flatnonzero(result >= n)
@@ -150,7 +150,7 @@ def _feistel(places: Words, rows: int, columns: int, key: Words) -> Words:
 
 
 def _turn(half: Words, other: Words, size: int, key: Words) -> Words:
-    """`half` moved round a circle of `size` places, as far as a hash of the other half says."""
+    """`half` plus a hash of the other half, modulo `size`."""
     z = other + key
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
@@ -160,5 +160,5 @@ def _turn(half: Words, other: Words, size: int, key: Words) -> Words:
     z *= np.uint64(size)  # the high half of a product spreads 32 bits over range(size) without a division
     z >>= np.uint64(32)
     z += half
-    np.minimum(z, z - np.uint64(size), out=z)  # modulo size: what is below it wraps round to something larger
+    np.minimum(z, z - np.uint64(size), out=z)  # modulo size: a z below size wraps to a larger number
     return z

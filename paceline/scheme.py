@@ -1,4 +1,4 @@
-"""What a scheme is: hyper-parameters as fields, the server's side as `@on_server` methods, the worker's as `step`."""
+"""The contract of a scheme: fields as hyper-parameters, `@on_server` methods for the server, `step` for a worker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ServerMethod(Generic[P, R]):
         self.when = when
         self.atomic = atomic
         self.reads = reads
-        # nothing comes back and nothing is waited for: where memory is shared, the worker goes on at once
+        # it returns nothing and waits for nothing: in shared memory the worker continues at once
         self.silent = atomic and when is None and function.__annotations__.get("return", 0) in (None, "None")
         self.name = function.__name__
         self.signature = inspect.signature(function)
@@ -77,7 +77,7 @@ class ServerMethod(Generic[P, R]):
         return call
 
     def guard_text(self) -> str:
-        """The guard as it stands in the source."""
+        """The source text of the guard."""
         if self.when is None:
             return "no guard"
         try:
@@ -100,10 +100,9 @@ def on_server(
 def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool = True, reads: bool = False) -> Any:
     """Mark a plain method as the server's. It receives the server's state after self; one call runs at a time.
 
-    `when(self, s, *args)` is a pure guard: the call waits until it is true. `atomic=False` lets the call run
-    without a lock, in pieces that interleave with other workers' calls (HogWild). `reads=True` promises that the
-    method changes nothing: where memory is shared, a worker then looks for itself and no server has to be woken
-    (with a guard: the server only says when).
+    `when(self, s, *args)` is a pure guard: the call waits until it is true. `atomic=False` runs the call without a
+    lock, in pieces that interleave with other workers' calls (HogWild). `reads=True` promises that the method changes
+    nothing: in shared memory a worker then reads for itself and wakes no server (with a guard: the server says when).
     """
     if method is not None:
         return ServerMethod(method, when, atomic)
@@ -113,13 +112,13 @@ def on_server(method: Any = None, /, *, when: Guard | None = None, atomic: bool 
 class Scheme:
     """A synchronisation scheme. Subclasses are frozen dataclasses: `class Mine(Scheme, name="mine")`.
 
-    Without a name the file's is taken. A scheme without any `@on_server` method has no server: its centre is the
+    The default name is that of the file. A scheme without an `@on_server` method has no server: its centre is the
     state of the chief (worker 0).
     """
 
     name: ClassVar[str] = ""
     asynchronous: ClassVar[bool] = False  # the centre may change while a worker computes
-    fixed_order: ClassVar[bool] = False  # updates are made of all workers' gradients, added in the order of ranks
+    fixed_order: ClassVar[bool] = False  # an update adds all workers' gradients in the order of ranks
     alone: ClassVar[bool] = False  # takes one worker only
     rule_at_server: ClassVar[bool] = False  # `rule` is the server's: `server.rule` means the same
     uncut: ClassVar[frozenset[str]] = frozenset()  # server cells that are not sharded, though they are as long as x
@@ -145,11 +144,11 @@ class Scheme:
                 raise UsageError(f"{self.name}: {field.name} must be a number, not {value:g}")
 
     def server(self, x0: Vector, workers: int) -> State:
-        """What the server holds at first."""
+        """The server's state at the start."""
         return State(x=x0)
 
     def worker(self, x0: Vector, workers: int) -> State:
-        """What each worker keeps; it survives a crash of the worker."""
+        """A worker's state at the start; it survives a crash of the worker."""
         return State(x=x0)
 
     async def step(self, w: Worker) -> None:
@@ -157,7 +156,7 @@ class Scheme:
         raise SchemeError(f"{type(self).__name__} has no step()")
 
     def model(self, s: State) -> Vector:
-        """What is evaluated and saved."""
+        """The parameters that are evaluated and saved."""
         x: Vector = s.x
         return x
 
@@ -168,7 +167,7 @@ class Scheme:
         """A worker has joined again."""
 
     def holder(self, rank: int) -> int:
-        """Whose copy of the centre the worker's calls concern (a group's, where a group shares one)."""
+        """The owner of the copy of the centre that the worker uses: the worker, or its group."""
         return rank
 
     def whole(self) -> str | None:

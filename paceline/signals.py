@@ -1,7 +1,7 @@
 """Signals that ask this process to end, from its first line to its last.
 
     starting   loading torch takes seconds: one line, exit code 130, at once
-    at work    a command is running: `Interrupted` is raised where the command stands
+    at work    a command is running: `Interrupted` is raised in the command
     a run      has processes: signals are counted, and its launcher acts on the count (see `Counter`)
 
 This module loads nothing but the standard library: it is the first one that a command loads.
@@ -26,14 +26,14 @@ _terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
 
 class Interrupted(SystemExit):
-    """A command was asked to end. It is no error: nothing in the command may catch it as one."""
+    """A signal asked the command to end. It is no error, so `except Exception` does not catch it."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_CODE)
 
 
 class Counter:
-    """A signal handler that only counts: the signal may have come in the middle of anything."""
+    """A signal handler that only counts, because a signal may arrive anywhere in the code."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,24 +50,24 @@ def handled() -> Iterable[signal.Signals]:
 
 
 def leave_at_once() -> None:
-    """From now on a signal ends the process: there is nothing to put in order. It says the parting words."""
+    """From now on a signal ends the process at once, after it has printed the text of `part_with`."""
     _install(_leave)
 
 
 def part_with(text: str) -> None:
-    """The words of a process that a signal ends at once, before the command itself could say anything."""
+    """Set the text that a process prints when a signal ends it at once."""
     global _parting
     _parting = text
 
 
 def raise_while_working() -> None:
-    """From now on a signal raises `Interrupted`, which closes what is open on its way."""
+    """From now on a signal raises `Interrupted`, so that `with` blocks close what is open."""
     part_with("interrupted\n")
     _install(_raise)
 
 
 def count_from_now_on(counter: Counter) -> None:
-    """Count signals until the process ends: after the run its result is still to be printed."""
+    """Count signals until the process ends: after the run its result has to be printed."""
     _install(counter)
 
 
@@ -111,7 +111,7 @@ def _install(handler: Handler) -> None:
 def _raise(number: int, _: object) -> None:
     if number == signal.SIGHUP:
         leave_terminal()
-    leave_at_once()  # a second signal does not wait for what this one has yet to close
+    leave_at_once()  # a second signal does not wait until this one has closed everything
     raise Interrupted
 
 

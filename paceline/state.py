@@ -1,4 +1,4 @@
-"""Named tensors that a scheme keeps: the whole memory of a server or of a worker."""
+"""The state of a server or of a worker: named tensors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OWN = frozenset({"_cells", "_numbers", "_writes", "_ledger"})
 
 
 class State:
-    """Cells with names: `State(x=x0, count=0)`. Layout is fixed when it is made; assignment copies in place.
+    """Cells with names: `State(x=x0, count=0)`. The layout is fixed; assignment copies in place.
 
-    A tensor cell reads as the tensor itself, so `s.x += e` changes it where it lies. A number cell (made from a
-    Python number) is a tensor of no dimension that reads and writes as a number. A state that has `x` also has `v`,
-    the version of x: 0 at first, one more each time that x changes.
+    A tensor cell reads as the tensor itself, so `s.x += e` changes it in place. A number cell (made from a Python
+    number) is a tensor without dimensions that reads and writes as a number. A state with `x` also has `v`, the version
+    of x: 0 at the start, one more each time that x changes.
     """
 
     __slots__ = ("_cells", "_ledger", "_numbers", "_writes")
@@ -51,7 +51,7 @@ class State:
 
     @classmethod
     def over(cls, cells: dict[str, Tensor]) -> State:
-        """A state of these very tensors, wherever they lie: nothing is copied."""
+        """A state of these tensors themselves: nothing is copied."""
         state = cls.__new__(cls)
         state._adopt(cells)
         return state
@@ -102,7 +102,7 @@ class State:
         return self._cells[name]
 
     def changes(self, name: str) -> int:
-        """How often a cell was written: equal twice means unchanged between."""
+        """The number of writes to a cell: equal numbers mean that it has not changed."""
         writes = self._writes.get(name)
         return self._cells[name]._version if writes is None else writes
 
@@ -111,7 +111,7 @@ class State:
         return {name: cell.clone() for name, cell in self._cells.items()}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Take over cells that `saved` gave; the layout must be the same."""
+        """Restore cells that `saved` gave; the layout must be the same."""
         missing, foreign = self._cells.keys() - saved.keys(), saved.keys() - self._cells.keys()
         if missing or foreign:
             raise SchemeError(f"saved state does not fit: missing {sorted(missing)}, unknown {sorted(foreign)}")
@@ -119,7 +119,7 @@ class State:
             setattr(self, name, value)
 
     def vectors(self, uncut: frozenset[str] = frozenset()) -> set[str]:
-        """The cells that are cut where x is cut: floating, with a last dimension as long as x, and not in `uncut`."""
+        """The cells that are sharded as x is: floating, with a last dimension as long as x, and not in `uncut`."""
         length = self._cells["x"].shape[-1]
         return {
             name
@@ -128,7 +128,7 @@ class State:
         }
 
     def part(self, low: int, high: int, *, last: bool, uncut: frozenset[str] = frozenset()) -> State:
-        """Coordinates low..high of every vector cell, as views; numbers are written through by the last part only."""
+        """Coordinates low..high of every vector cell, as views; only the last part writes numbers to this state."""
         vectors = self.vectors(uncut)
         cells = {
             name: cell[..., low:high] if name in vectors else cell if last else cell.clone()
@@ -137,7 +137,7 @@ class State:
         view = State.over(cells)
         if last:
             object.__setattr__(view, "_ledger", self._ledger)
-            object.__setattr__(view, "_writes", self._writes)  # what it writes is seen by the guards that wait for it
+            object.__setattr__(view, "_writes", self._writes)  # guards that wait for these cells see its writes
         return view
 
     def keep_ledger(self, ledger: StalenessLedger) -> None:
@@ -152,7 +152,7 @@ class State:
         return staleness
 
     def lend(self, v: int) -> None:
-        """Say which version the caller works on from now, where a call gives it something else than x itself."""
+        """Note the version that the caller works on from now, if a call returns something else than x itself."""
         if self._ledger is not None:
             self._ledger.pulled(self._ledger.caller, v)
 
@@ -170,7 +170,7 @@ class State:
 
 
 class Reading:
-    """A state as a guard sees it: remembers what was read and refuses writes, because guards must be pure."""
+    """A state as a guard sees it: remembers the cells that it reads and refuses writes, because guards must be pure."""
 
     __slots__ = ("_read", "_state")
     _read: dict[str, int]
@@ -198,7 +198,7 @@ class Reading:
 
 
 def sum_of(vectors: Sequence[Vector]) -> Vector:
-    """The sum, added up in the order given: the one order that every reduction here uses."""
+    """The sum, added in the order given, as in every reduction of this package."""
     total = vectors[0] + vectors[1] if len(vectors) > 1 else vectors[0].clone()
     for vector in vectors[2:]:
         total += vector
@@ -206,9 +206,9 @@ def sum_of(vectors: Sequence[Vector]) -> Vector:
 
 
 def mean_of(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> Vector:
-    """The (weighted) mean, added up in the order given.
+    """The (weighted) mean, added in the order given.
 
-    Vectors of weight 0 are left out, so a mean with one weight that is not 0 is that vector, bit for bit.
+    Vectors of weight 0 are omitted, so a mean with a single nonzero weight is that vector, bit for bit.
     """
     if weights is None or all(weight == 1.0 for weight in weights):
         total = sum_of(vectors)
@@ -222,7 +222,7 @@ def mean_of(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -
 
 
 def mean_into(out: Vector, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
-    """`mean_of` written into `out`, with the same bits, in as few passes as it takes."""
+    """`mean_of` written into `out`, with the same bits and without temporary vectors where possible."""
     if len(vectors) == 1 or any(weight != 1.0 for weight in weights):
         out.copy_(vectors[0] if len(vectors) == 1 and weights[0] else mean_of(vectors, weights))
         return

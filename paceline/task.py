@@ -1,4 +1,4 @@
-"""What is trained: a model and its data, with nothing distributed in it."""
+"""The contract of a task: a model and its data, without anything distributed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BufferPolicy = Literal["average", "chief"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One mini-batch: what the loss takes, and what makes its gradient reproducible."""
+    """One mini-batch: the tensors of the loss, and the seed that makes its gradient reproducible."""
 
     data: tuple[Tensor, ...]
     size: int
-    seed: int = 0  # dropout and augmentation draw from this, so a batch gives one gradient wherever it runs
+    seed: int = 0  # of dropout and augmentation, so that a batch gives the same gradient in every process
     weight: float = 1.0  # under `slice`: workers * size / global size, so that the mean over workers is exact
 
 
@@ -41,11 +41,11 @@ class Task(ABC):
     shuffle: bool = True
     buffer_policy: BufferPolicy = "average"
     heterogeneous: bool = False  # workers see different data: their optima differ
-    notice: str | None = None  # said aloud before a run, e.g. when a smaller data set stands in
+    notice: str | None = None  # printed before a run, e.g. when a smaller data set replaces this one
 
     @abstractmethod
     def start(self, seed: int) -> Vector:
-        """The first parameters: a fresh vector, a function of the seed."""
+        """The parameters at the start: a new vector, a function of the seed."""
 
     @abstractmethod
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
@@ -66,27 +66,27 @@ class Task(ABC):
         """Metrics of x on the test data; `loss` is always among them."""
 
     def buffers(self) -> dict[str, Tensor]:
-        """Fresh copies of the non-trainable state, by name (BatchNorm's running statistics); most tasks have none.
+        """New copies of the non-trainable state, by name (BatchNorm's running statistics); most tasks have none.
 
-        Every worker trains with its own. What is evaluated and saved follows `buffer_policy`: `average` takes the mean
-        over the workers (integers: the largest), `chief` takes worker 0's.
+        Every worker trains with its own. For evaluation and checkpoints `buffer_policy` decides: `average` takes the
+        mean over the workers (integers: the largest), `chief` takes worker 0's.
         """
         return {}
 
     def curvature(self) -> float | None:
-        """The largest curvature of the loss, where it is known; stability warnings need it."""
+        """The largest curvature of the loss, or None if unknown; stability warnings need it."""
         return None
 
     def on(self, device: torch.device) -> Self:
-        """This task computing on another device."""
+        """This task on another device."""
         raise UsageError(f"task {self.name!r} computes on the cpu only, not on {device}")
 
     def limited(self, samples: int) -> Self:
-        """This task evaluated on so many test samples only, the first ones."""
-        raise UsageError(f"task {self.name!r} has no test samples of which fewer could be taken; leave eval_steps away")
+        """This task, evaluated on the first `samples` test samples only."""
+        raise UsageError(f"task {self.name!r} has no test samples to take fewer of; omit eval_steps")
 
     def configured(self, *, batch: int | None = None, feed: Feed | None = None, shuffle: bool | None = None) -> Self:
-        """This task with another batch size, feed or order (a shallow copy; None keeps what is there)."""
+        """This task with another batch size, feed or order (a shallow copy; None keeps the present value)."""
         if batch is not None and batch < 1:
             raise UsageError(f"batch must be at least 1, not {batch}")
         if feed is not None and feed not in get_args(Feed):

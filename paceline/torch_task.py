@@ -1,4 +1,4 @@
-"""A task made of a PyTorch model, a loss and data: what most users need."""
+"""A task of a PyTorch model, a loss and data: what most users need."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from paceline.task import Batch, BufferPolicy, Task
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
 
-REMEMBERED = 2  # gradients' places whose views are kept
-EVALUATION_CHUNK = 500  # samples a forward pass when evaluating: fast, and small enough for any memory
+REMEMBERED = 2  # vectors of gradients whose views are cached
+EVALUATION_CHUNK = 500  # samples per forward pass of an evaluation: fast, and small enough for any memory
 
 
 class MapDataset(Protocol):
@@ -35,7 +35,7 @@ class MapDataset(Protocol):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's random numbers drawn from `seed` inside; those of the CPU go on as before outside. Costs 3 µs."""
+    """Draws torch's random numbers from `seed` inside; outside, those of the CPU continue as before. Costs 3 µs."""
     generator = torch.default_generator
     before = generator.get_state()
     generator.manual_seed(seed)
@@ -53,7 +53,7 @@ def accuracy(output: Tensor, target: Tensor) -> float:
 
 
 def _complete(module: Any) -> nn.Module:
-    """The module, if it is one and has all its weights."""
+    """The module; UsageError if it is none, or has weights without a size."""
     if not isinstance(module, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module or a function that builds one, not {module!r}")
     lazy = [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]
@@ -66,10 +66,10 @@ def _complete(module: Any) -> nn.Module:
 
 
 class FlatModule:
-    """A module whose trainable parameters, and their gradients, are views of flat vectors: nothing is copied.
+    """A module whose trainable parameters and gradients are views of flat vectors: nothing is copied.
 
-    Tied parameters lie in the vector once; frozen ones (`requires_grad=False`) stay in the module. Buffers
-    that belong to the module's state (not its non-persistent ones) are bound by name.
+    Tied parameters are in the vector once; frozen ones (`requires_grad=False`) stay in the module. Persistent buffers
+    are bound by name.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,12 +96,12 @@ class FlatModule:
         }
 
     def named(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of what lies in the vector, in its order."""
+        """Names and shapes of the parameters, in the order of the vector."""
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         return [(names[id(parameter)], list(parameter.shape)) for parameter in self.parameters]
 
     def vector(self) -> Vector:
-        """The present weights as a fresh vector."""
+        """The present weights as a new vector."""
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])
 
     def buffers(self) -> dict[str, Tensor]:
@@ -109,10 +109,10 @@ class FlatModule:
         return {name: owner._buffers[key] for name, (owner, key) in self._slots.items()}  # type: ignore[misc]
 
     def bind(self, x: Vector, out: Vector) -> None:
-        """Let the parameters be views of x, their gradients of out; next to free when they are already."""
+        """Make the parameters views of x and their gradients views of out; nearly free if they already are."""
         places = (x.data_ptr(), x.numel(), out.data_ptr(), out.numel())
         bound = self._bound
-        if places == bound:  # the views hold that memory, so nothing else can lie there by now
+        if places == bound:  # the views keep that memory alive, so it is the same vector
             return
         self._bound = None
         if bound is None or places[:2] != bound[:2]:
@@ -131,7 +131,7 @@ class FlatModule:
         return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
 
     def _grads(self, out: Vector) -> list[Tensor]:
-        """Gradients go to few places in turn: their views are remembered."""
+        """The views of a gradient vector, cached: gradients are written to a few vectors in turn."""
         key = (out.data_ptr(), out.numel(), out.dtype)
         views = self._places.get(key)
         if views is None:
@@ -142,14 +142,14 @@ class FlatModule:
         return views
 
     def bind_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Let the module read and update these tensors."""
+        """Make the module read and update these tensors."""
         if buffers.keys() != self._slots.keys():
             raise UsageError(f"buffers must be {sorted(self._slots)}, not {sorted(buffers)}")
         for name, (owner, key) in self._slots.items():
             owner._buffers[key] = buffers[name]
 
     def keep_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Bring what the module assigned anew, rather than in place, back into the bound tensors."""
+        """Copy buffers that the module has replaced, instead of changed in place, into the bound tensors."""
         for name, (owner, key) in self._slots.items():
             held = owner._buffers[key]
             if held is not buffers[name] and held is not None:
@@ -165,7 +165,7 @@ class FlatModule:
 
 
 class Samples:
-    """Data by index, whether it lies in tensors or in a map-style data set."""
+    """Samples by index, from tensors or from a map-style data set."""
 
     def __init__(self, data: Sequence[Tensor] | MapDataset, what: str) -> None:
         if isinstance(data, TensorDataset):
@@ -191,7 +191,7 @@ class Samples:
         self.data = cast(MapDataset, data)
 
     def first(self, number: int) -> Samples:
-        """The first so many of these."""
+        """The first `number` of these samples."""
         fewer = copy.copy(self)
         fewer.length = min(number, self.length)
         return fewer
@@ -264,7 +264,7 @@ class TorchTask(Task):
         self.flat = FlatModule(mine)
         self._first = self.flat.vector()
         if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):
-            self.dtype = self._first.dtype  # data hardly ever come in it
+            self.dtype = self._first.dtype  # data rarely have this type
         self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
         self._out = torch.empty_like(self._first)
         self._device = self._first.device
@@ -281,7 +281,7 @@ class TorchTask(Task):
         return self._first.clone() if self._build is None else FlatModule(self._built(seed)).vector()
 
     def parameters(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of the weights, in the order of the vector."""
+        """Names and shapes of the parameters, in the order of the vector."""
         return self.flat.named()
 
     def on(self, device: torch.device) -> Self:
@@ -308,11 +308,11 @@ class TorchTask(Task):
         def drawn() -> Iterator[Batch]:
             for number, indices in zip(count(first), stream.from_(first), strict=False):
                 own = sample_seed(seed, rank, number)
-                with seeded(own ^ 1):  # not the numbers that dropout will draw
+                with seeded(own ^ 1):  # other numbers than those of dropout
                     data = self._prepared(self.train.take(indices))
                 yield Batch(data, stream.size, own, stream.weight)
 
-        return drawn()  # so that a request that cannot be met fails here, not at the first batch
+        return drawn()  # so that a wrong request fails here, not at the first batch
 
     def grad(
         self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
@@ -349,7 +349,7 @@ class TorchTask(Task):
         return loss
 
     def module(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """A copy of the model with the weights x, to keep or to use elsewhere."""
+        """A copy of the model with the weights x."""
         with self._at(x, self._out, buffers, training=False):
             module = copy.deepcopy(self.flat.module)
         module.zero_grad(set_to_none=True)
@@ -357,7 +357,7 @@ class TorchTask(Task):
 
     @contextmanager
     def _at(self, x: Vector, out: Vector, buffers: Mapping[str, Tensor] | None, *, training: bool) -> Iterator[None]:
-        """The module as it is at x, with the caller's buffers (without any: copies of the first ones)."""
+        """Binds the module to x and to the caller's buffers (None: copies of the first ones)."""
         if self.flat.module.training != training:
             self.flat.module.train(training)
         self.flat.bind(x, out)

@@ -1,4 +1,4 @@
-"""Reads Python that others wrote, from a file or by a module's name, and says on which line it is broken."""
+"""Imports Python code of the user, from a file or by a module's name; errors name the line that failed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from paceline.signals import Interrupted
 
 T = TypeVar("T")
 
-# whose lines say nothing about what was read
+# files whose lines do not belong to the code of the user
 _DISCOVERY = str(Path(__file__).with_name("config") / "discovery.py")
 _READERS = {__file__, _DISCOVERY, importlib.__file__, metadata.__file__, typing.__file__}
 
 
 def attempt(what: str, read: Callable[..., T], *args: Any) -> T:
-    """`read(*args)`; whatever goes wrong in it becomes a UsageError that says so of `what`."""
+    """`read(*args)`; any error in it becomes a UsageError about `what`."""
     try:
         return read(*args)
-    except PacelineError as error:  # it knows best what is wrong; only the place is missing
+    except PacelineError as error:  # its text is good; only the place is missing
         error.add_note(f"while reading {what}{_place(what, error)}")
         raise
-    except Interrupted:  # a SystemExit too, and none of the file's doing
+    except Interrupted:  # a SystemExit too, but not raised by the file
         raise
     except (Exception, SystemExit) as error:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -40,10 +40,10 @@ def attempt(what: str, read: Callable[..., T], *args: Any) -> T:
 
 
 def file(kind: str, path: Path) -> ModuleType:
-    """A file as a module; what it imports from its own folder is found, as when Python runs it."""
+    """A file as a module. It can import from its own folder, as when Python runs it."""
     if not path.is_file():
         raise UsageError(f"no file {str(path)!r} for the {kind} (looked in {Path.cwd()})")
-    # one module per file, however often it is named
+    # one module per file, under any spelling of its path
     name = f"paceline_user_{blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
@@ -62,7 +62,7 @@ def file(kind: str, path: Path) -> ModuleType:
 
 
 def module(kind: str, name: str) -> ModuleType:
-    """A module by its name, of the current directory too."""
+    """A module by its name, also from the current directory."""
     if not name or name.startswith("."):
         raise UsageError(f"no module {name!r} for the {kind}; write package.module:NAME or file.py:NAME")
     _look_in(Path.cwd())
@@ -77,14 +77,14 @@ def module(kind: str, name: str) -> ModuleType:
 
 
 def _look_in(folder: Path) -> None:
-    """Import from this folder too. It stays: a function may import when it is called."""
+    """Add a folder to sys.path. It stays there: a function may import when it is called."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
 
 
 def _place(what: str, error: BaseException) -> str:
-    """Where it went wrong: the last line that ran of the file that was read (the first that is not a reader's)."""
+    """Where the error was raised: the last line that ran of the first file that is not one of `_READERS`."""
     if isinstance(error, SyntaxError):
         found, line = error.filename, error.lineno
     else:

@@ -57,11 +57,11 @@ class Worker:
         return Grad(self.state.x if x is None else x)
 
     def mean(self, v: Vector, weight: float = 1.0, among: Iterable[int] | None = None) -> Mean:
-        """The mean of v over the living workers, or over those of a group."""
+        """The mean of v over the living workers, or over those of the group `among`."""
         return Mean(v, weight, None if among is None else tuple(among))
 
     def sleep(self, seconds: float) -> Sleep:
-        """Wait without doing anything."""
+        """Pause for some seconds."""
         return Sleep(seconds)
 
     def start(self, op: Op[R]) -> Start[R]:

@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Published:
     title: str
     files: tuple[File, ...]
     folders: tuple[str, ...]  # below the user's directory; the nearest to this set first
-    advice: str  # how to get it by hand
+    advice: str  # how the user can get it
     installed: tuple[Path, ...] = ()
     remotes: tuple[Remote, ...] = ()
     namesakes: Mapping[str, str] = field(
@@ -66,13 +67,9 @@ class NoSourceError(DataError):
     damaged = False
 
 
-def aloud(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
 def gather(wanted: Published, directory: str | Path | None = None, say: Say | None = None) -> FoundFiles:
     """Every file of a set, each from the first source that has it."""
-    search = Search(wanted, say or aloud)
+    search = Search(wanted, say or partial(print, file=sys.stderr))
     for folder in _directories(wanted, directory):
         search.in_directory(folder)
     search.in_cache()

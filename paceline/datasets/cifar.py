@@ -16,7 +16,6 @@ from paceline.datasets._download import File, SourceError, download, members, np
 from paceline.datasets._published import Published, Remote, gather
 from paceline.errors import UsageError
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORDS, RECORD = 10_000, 1 + 3 * 32 * 32  # of each file: a label, then red, green and blue planes
 MD5 = {
     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",

@@ -26,7 +26,7 @@ def add_counts(to: SummaryWriter, tag: str, counts: Mapping[int, int], step: int
         return
     edges: dict[float, int] = {}  # right edge of a bar -> its count
     for number, count in sorted(counts.items()):
-        edges.setdefault(number - 0.5, 0)  # what lies between two bars is empty
+        edges.setdefault(number - 0.5, 0)  # the range between two bars is empty
         edges[number + 0.5] = count
     to.add_histogram_raw(
         tag,

@@ -12,7 +12,7 @@ from paceline.hooks._options import Checked
 
 @dataclass
 class GlobalStepWaiter(Checked):
-    """Lets worker r begin only when the global step has reached r times `step`; barriers go on without it meanwhile.
+    """Lets worker r begin only when the global step has reached r times `step`; barriers do not wait for it meanwhile.
 
     With `ranks` only those wait, and each until `step` itself. A late start of most workers steadies the first,
     noisy updates of asynchronous schemes.

@@ -48,7 +48,7 @@ class Fault:
 
     `when` counts seconds of virtual time, updates of the centre, events of the simulation, or the worker's own steps
     or awaits; a dead worker makes no steps, so the step of a restart is the centre's. `call` is inside a server's call
-    of that number: its state may be half changed, so everybody returns to the newest checkpoint.
+    of that number: its state may be half changed, so the whole run returns to the newest checkpoint.
     """
 
     action: Action

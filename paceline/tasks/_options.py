@@ -1,4 +1,4 @@
-"""What the options of the tasks may be."""
+"""Checks of the options of tasks."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from paceline.errors import UsageError
 
 
 def whole(low: int, **options: int) -> None:
-    """Refuse what is not a whole number of at least `low`."""
+    """UsageError unless every option is a whole number of at least `low`."""
     _check(options, int, lambda value: value >= low, f"a whole number of at least {low}")
 
 
 def fraction(**options: float) -> None:
-    """Refuse what is not from 0 to 1."""
+    """UsageError unless every option is from 0 to 1."""
     _check(options, float, lambda value: 0 <= value <= 1, "from 0 to 1")
 
 
 def finite(kind: torch.dtype, **options: float) -> None:
-    """Refuse what `kind` cannot hold."""
+    """UsageError unless `kind` can hold every option."""
     most = torch.finfo(kind).max
     _check(options, float, lambda value: abs(value) <= most, f"a finite {_name(kind)} number")
 
 
 def at_least(low: float, kind: torch.dtype, **options: float) -> None:
-    """Refuse what is below `low`, or what `kind` cannot hold."""
+    """UsageError unless every option is at least `low`, and `kind` can hold it."""
     most = torch.finfo(kind).max
     _check(options, float, lambda value: low <= value <= most, f"a finite {_name(kind)} number of at least {low:g}")
 
 
 def positive(kind: torch.dtype, **options: float) -> None:
-    """Refuse what is not above 0, or what `kind` cannot hold."""
+    """UsageError unless every option is above 0, and `kind` can hold it."""
     least, most = torch.finfo(kind).tiny, torch.finfo(kind).max
     _check(options, float, lambda value: least <= value <= most, f"a finite {_name(kind)} number above 0")
 

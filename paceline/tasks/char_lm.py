@@ -1,4 +1,4 @@
-"""The next character of Shakespeare, by a small transformer."""
+"""A small transformer that predicts the next character of Shakespeare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEST_WINDOWS = 256
 
 
 class Block(nn.Module):
-    """Attention to what came before, then two layers; each added to its input, which is normalised first."""
+    """Causal attention, then two linear layers; each with a residual connection and a LayerNorm before it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class CharLM(nn.Module):
-    """Characters and their places embedded, some blocks, and a score for every character that may follow."""
+    """Embeddings of characters and positions, some blocks, and a score for every possible next character."""
 
     def __init__(self, characters: int, context: int, width: int, layers: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def char_lm(context: int = 64, width: int = 64, layers: int = 2, heads: int = 4,
     text = torch.cat((*data.train, *data.test)).long()
     begin, end = len(data.train[0]), len(text) - context - 1
     if context >= end - begin:
-        raise UsageError(f"context must be below {end - begin}, for the test text is no longer; not {context}")
+        raise UsageError(f"context must be below {end - begin}, the length of the test text, not {context}")
     reach = torch.arange(context + 1)
 
     def window(starts: Tensor) -> tuple[Tensor, Tensor]:

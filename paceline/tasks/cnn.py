@@ -1,4 +1,4 @@
-"""Pictures read by convolutional networks of the classic shapes."""
+"""Images classified by convolutional networks."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ def colour_net() -> nn.Module:
     )
 
 
-def _grey(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return images.unsqueeze(1).float() / 255, labels
-
-
 def _colour(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (images.float() / 255 - CIFAR_MEAN) / CIFAR_SPREAD, labels
 
@@ -64,16 +60,24 @@ def _task(
     )
 
 
+def _grey_task(name: str, dropout: float, test_size: int, data: str) -> Task:
+    fraction(dropout=dropout)
+    whole(0, test_size=test_size)
+
+    def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return images.unsqueeze(1).float() / 255, labels
+
+    return _task(f"{name}-cnn", load(name, data or None), lambda: grey_net(dropout), prepare, test_size)
+
+
 def mnist_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Task:
     """MNIST, a convolutional network of 3.3 million parameters.
 
-    Data: LeCun, Cortes, Burges; from the folder `data` or wherever they are found. The network of TensorFlow's
+    Data: LeCun, Cortes, Burges; from the folder `data` or the first source that has them. The network of TensorFlow's
     MNIST guide of 2016: conv 5x5x32, pool, conv 5x5x64, pool, 1024 units, dropout, 10; ReLU; pixels from 0 to 1.
     Evaluated on the first `test_size` test images (0: all 10,000).
     """
-    fraction(dropout=dropout)
-    whole(0, test_size=test_size)
-    return _task("mnist-cnn", load("mnist", data or None), lambda: grey_net(dropout), _grey, test_size)
+    return _grey_task("mnist", dropout, test_size, data)
 
 
 def fashion_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Task:
@@ -81,9 +85,7 @@ def fashion_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Tas
 
     Data: Xiao, Rasul, Vollgraf 2017 (arXiv 1708.07747). Options as in mnist-cnn.
     """
-    fraction(dropout=dropout)
-    whole(0, test_size=test_size)
-    return _task("fashion-cnn", load("fashion", data or None), lambda: grey_net(dropout), _grey, test_size)
+    return _grey_task("fashion", dropout, test_size, data)
 
 
 def cifar_cnn(parts: int = 5, test_size: int = 0, data: str = "") -> Task:

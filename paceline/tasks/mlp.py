@@ -1,4 +1,4 @@
-"""Digits read by networks of one hidden layer."""
+"""Digits classified by networks with one hidden layer."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ def digits_mlp(hidden: int = 32, dtype: str = "float32") -> Task:
     Data: scikit-learn's 1,797 digits, 1,437 of them to train on. One hidden layer of `hidden` ReLU units.
     """
     whole(1, hidden=hidden)
-    kind = dtype_named(dtype)
-    return _mlp("digits-mlp", load("digits"), hidden, 16, 32, kind)
+    return _mlp("digits-mlp", load("digits"), hidden, 16, 32, dtype_named(dtype))
 
 
 def mnist_mlp(hidden: int = 128, dtype: str = "float32", data: str = "") -> Task:
     """MNIST, a network of 784-128-10.
 
     Data: LeCun, Cortes, Burges; 60,000 images to train on and 10,000 to test, from the folder `data` or
-    wherever they are found. One hidden layer of `hidden` ReLU units; pixels from 0 to 1.
+    the first source that has them. One hidden layer of `hidden` ReLU units; pixels from 0 to 1.
     """
     whole(1, hidden=hidden)
-    kind = dtype_named(dtype)
+    kind = dtype_named(dtype)  # before the download
     return _mlp("mnist-mlp", load("mnist", data or None), hidden, 255, 100, kind)

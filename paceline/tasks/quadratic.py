@@ -1,4 +1,4 @@
-"""Quadratic functions of which all is known: curvature, noise, how the workers differ, the optimum."""
+"""Quadratic functions with known curvature, noise, differences between workers, and optimum."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Quadratic(Task):
         return self.centres[rank % len(self.centres)]
 
     def _offset(self, rank: int) -> Tensor:
-        """Where worker `rank`'s own data pull it, before the workers' mean is taken away."""
+        """The optimum of worker `rank`'s own data, before the mean over the workers is subtracted."""
         return self.heterogeneity * self._normal(mixed("quadratic centre", rank))
 
     def _normal(self, seed: int) -> Tensor:
         return torch.randn(len(self.mean), generator=torch.Generator().manual_seed(seed), dtype=self.mean.dtype)
 
     def centre(self, rank: int, workers: int) -> Vector:
-        """s_i: what worker `rank` of so many would come to if it trained alone."""
+        """s_i: the optimum of worker `rank` if it trained alone."""
         if not self.heterogeneity:
             return self._given_centre(rank)
         if workers not in self._centroids:
@@ -124,8 +124,8 @@ def quadratic(
     then shifted so that their mean is zero. So every s_i depends on the number of workers, but the optimum
     does not: it is the origin for every number of workers.
 
-    curvatures, centres: instead, one number a worker, giving f_i(x) = h_i/2 |x - s_i|^2; there must then be
-    exactly so many workers. Without `centres` all lie at the origin, without `curvatures` all have H. The
+    curvatures, centres: instead, one number per worker, giving f_i(x) = h_i/2 |x - s_i|^2; the number of
+    workers must be the same. Without `centres` all lie at the origin, without `curvatures` all have H. The
     optimum is sum(h_i s_i) / sum(h_i).
 
     Evaluation: `loss` is the objective above its least value, `distance` that of x to the optimum.

@@ -1,4 +1,4 @@
-"""The guide's problem: small enough to follow by hand."""
+"""The guide's problem: small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def toy(dtype: str = "float32") -> Task:
 
     x = (a0, a1, b0, b1) from zero, loss mean((a + b - 100)^2). The gradient with respect to a and to b is
     a + b - 100, so one step of SGD at rate eta multiplies a + b - 100 by 1 - 2 eta: its curvature is 2.
-    There are no data; `distance` is that of x to the nearest solution.
+    There are no data. `distance`: of x to the nearest solution.
     """
     return Toy(dtype_named(dtype))

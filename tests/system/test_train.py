@@ -144,7 +144,7 @@ def test_every_evaluates_on_the_way(paceline: Commands) -> None:
         (["toy", "--evaluator", "--throttle", "-1"], 2, "throttle must be at least 0, not -1"),
         (["toy", "--evaluator", "--start-delay", "nan"], 2, "start_delay must be at least 0, not nan"),
         (["toy", "--evaluator", "--eval-steps", "0"], 2, "eval_steps must be at least 1, not 0"),
-        (["toy", "--evaluator", "--eval-steps", "3"], 2, "leave eval_steps away"),
+        (["toy", "--evaluator", "--eval-steps", "3"], 2, "omit eval_steps"),
         (["toy", "--throttle", "3"], 2, "add --evaluator"),
         (["toy", "--every", "-1"], 2, "every must be at least 0, not -1"),
         (["toy", "--curvature", "inf"], 2, "curvature must be a finite number"),

@@ -101,5 +101,5 @@ def test_one_worker_and_evaluations_far_apart(tmp_path: Path) -> None:
 
 
 def test_a_task_without_samples_cannot_be_evaluated_in_part(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="leave eval_steps away"):
+    with pytest.raises(UsageError, match="omit eval_steps"):
         train_and_evaluate(TrainSpec("toy", "sgd", max_steps=5), EvalSpec(steps=1), directory=tmp_path, say=quiet)
