@@ -215,28 +215,16 @@ class MessagePort:
         listening = listener(memory.node.address, memory.node.ports)
         secured = tls.server_side(memory.node)
         self._door = AdmissionListener(listening, memory.node.secret, tls=secured, log=print)
-        self._watched: list[int] = []
-        self._watch()
+        memory.wakeup.attend(self._door.fileno(), self._admit)
         board = memory.board
         board.server_high[shard], board.server_low[shard] = words_of(memory.node.address)
         board.server_port[shard] = listening.getsockname()[1]  # last: now others may connect
         memory.wakeup.ring_all()
 
-    def _watch(self) -> None:
-        for descriptor in self._watched:
-            self._memory.wakeup.ignore(descriptor)
-        self._watched = self._door.filenos()
-        for descriptor in self._watched:
-            self._memory.wakeup.attend(descriptor, self._admit)
-
     def _admit(self) -> None:
         """Let in who has proved the secret."""
-        for descriptor in self._watched:
-            self._memory.wakeup.ignore(descriptor)
-        self._watched = []
         for found in self._door.pump():
             self._new.add(self._connection(Channel(found, limits=LIMITS)))
-        self._watch()
 
     def _connection(self, channel: Channel) -> Connection:
         def lost() -> None:
@@ -313,8 +301,7 @@ class MessagePort:
         for peer in [*self._peers.values(), *self._new]:
             peer.flush()
             peer.close()
-        for descriptor in self._watched:
-            self._memory.wakeup.ignore(descriptor)
+        self._memory.wakeup.ignore(self._door.fileno())
         self._door.close()
 
 

@@ -58,7 +58,7 @@ class Door:
             connection.close()
 
     def pump(self, seconds: float = 0.05) -> None:
-        select.select(self.gate.filenos(), [], [], seconds)
+        select.select([self.gate], [], [], seconds)
         self.admitted += self.gate.pump()
 
     def until(self, condition: Callable[[], bool]) -> None:

@@ -115,8 +115,8 @@ class Waiting:
     def __init__(self) -> None:
         self.through: list[socket.socket] = []
 
-    def filenos(self) -> list[int]:
-        return []
+    def fileno(self) -> int:
+        return -1
 
     def pump(self) -> list[socket.socket]:
         found, self.through = self.through, []
@@ -133,18 +133,18 @@ class Server:
         self.theatre, self.memory, self.board = theatre, memory, theatre.board
         self.mailboxes = [Mailbox(memory, rank, k) for rank in range(theatre.plan.workers) for k in range(MAILBOXES)]
         self.door = TcpServer(memory, 0, self.mailboxes)
+        memory.wakeup.ignore(self.door._gate.fileno())
         self.door._gate.close()
         self.gate = Waiting()
         self._near: list[socket.socket] = []
         self.door._gate = self.gate  # type: ignore[assignment]
-        self.door._watch_gate()
 
     def let_in(self) -> socket.socket:
         near, far = socket.socketpair()
         near.setblocking(False)
         self._near.append(near)
         self.gate.through.append(far)
-        self.door._knocked()
+        self.door._admit()
         return near
 
     def hear(self, data: bytes, connection: socket.socket) -> bool:

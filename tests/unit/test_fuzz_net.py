@@ -196,6 +196,7 @@ class Doorway:
 
     def __init__(self) -> None:
         self.waiting: list[socket.socket] = []
+        self._ends = socket.socketpair()
 
     def knock(self) -> socket.socket:
         near, far = socket.socketpair()
@@ -212,10 +213,12 @@ class Doorway:
         pass
 
     def fileno(self) -> int:
-        return -1
+        return self._ends[0].fileno()
 
     def close(self) -> None:
         assert not self.waiting
+        for end in self._ends:
+            end.close()
 
 
 def answer(script: Script, greeting: bytes, heard: list[bytes]) -> tuple[bytes, bool]:
@@ -259,7 +262,7 @@ def test_handshakes(data: bytes) -> None:
                 admitted += gate.pump()
             now += 10  # who says too little is gone after that
             admitted += gate.pump()
-            assert gate.filenos() == [doorway.fileno()]
+            assert not gate
             assert len(admitted) == proves
             for connection in admitted:
                 heard.append(words[: handshake.ANSWER])

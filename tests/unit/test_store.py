@@ -131,8 +131,7 @@ def served(log: list[str] | None = None) -> Iterator[tuple[tuple[str, int, bytes
     woken, wake = socket.socketpair()
     selector = selectors.DefaultSelector()
     selector.register(woken, selectors.EVENT_READ)
-    for fileno in desk.filenos():
-        selector.register(fileno, selectors.EVENT_READ)
+    selector.register(desk, selectors.EVENT_READ)
 
     def loop() -> None:
         while not any(key.fileobj is woken for key, _ in selector.select(1.0)):

@@ -64,7 +64,6 @@ class TcpServer:
         ]
         self._wires: dict[int, TcpConnection] = {}  # by rank; followers after the ranks
         self._unknown: set[TcpConnection] = set()  # admitted, before their HELLO
-        self._attended: set[int] = set()
         listening = listener(memory.node.address, memory.node.ports)
         self._gate = AdmissionListener(
             listening, memory.node.secret, tls=tls.server_side(memory.node), log=lambda text: print(text)
@@ -74,29 +73,16 @@ class TcpServer:
         self._board.server_port[shard] = port = listening.getsockname()[1]
         if memory.node.ports is not None and port not in memory.node.ports:
             print(f"server:{shard}: port {memory.node.ports} is in use; listening on {port} instead", flush=True)
-        self._watch_gate()
+        self._wakeup.attend(self._gate.fileno(), self._admit)
         self._wakeup.ring_all()
 
-    def _watch_gate(self) -> None:
-        wanted = set(self._gate.filenos())
-        for descriptor in self._attended - wanted:
-            self._wakeup.ignore(descriptor)
-        for descriptor in wanted - self._attended:
-            self._wakeup.attend(descriptor, self._knocked)
-        self._attended = wanted
-
-    def _knocked(self) -> None:
-        for descriptor in self._attended:  # one that is closed meanwhile may be another's already
-            self._wakeup.ignore(descriptor)
-        self._attended = set()
+    def _admit(self) -> None:
         for connection in self._gate.pump():
             notice_within(connection, self._memory.plan.patience / 3)
-            wire = TcpConnection(
-                connection, self._memory.segment, WritableRanges(())
-            )  # nothing may be written before its HELLO
+            no_memory = WritableRanges(())  # before its HELLO
+            wire = TcpConnection(connection, self._memory.segment, no_memory)
             self._unknown.add(wire)
             self._wakeup.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
-        self._watch_gate()
 
     def _pull(self, wire: TcpConnection) -> None:
         def both() -> None:
@@ -238,6 +224,7 @@ class TcpServer:
         self._board.server_port[self._shard] = 0
         for wire in [*self._wires.values(), *self._unknown]:
             self._drop(wire)
+        self._wakeup.ignore(self._gate.fileno())
         self._gate.close()
 
 

@@ -85,13 +85,11 @@ class PeerListener:
     def _run(self) -> None:
         while not self._closed:
             poll = select.poll()
-            for descriptor in (self._woken.fileno(), *self._gate.filenos(), *self._unnamed):
+            for descriptor in (self._woken.fileno(), self._gate.fileno(), *self._unnamed):
                 poll.register(descriptor, select.POLLIN)
             with self._changed:
-                for connection in self._named.values():
-                    poll.register(
-                        connection.fileno(), select.POLLRDHUP
-                    )  # what it sends is for the group that claims it
+                for connection in self._named.values():  # what it sends is for the group that claims it
+                    poll.register(connection, select.POLLRDHUP)
             poll.poll(1000 * LOOK)
             for connection in self._gate.pump():
                 connection.setblocking(False)

@@ -101,13 +101,7 @@ class TcpGroup(Group):
     any_length: ClassVar[bool] = True
 
     def __init__(
-        self,
-        place: int,
-        size: int,
-        connections: Mapping[int, socket.socket],
-        *,
-        watch: Watch,
-        ring: Callable[[], None],
+        self, place: int, size: int, connections: Mapping[int, socket.socket], *, watch: Watch, ring: Callable[[], None]
     ) -> None:
         super().__init__(place, size)
         self._watch, self._ring = watch, ring

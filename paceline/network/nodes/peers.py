@@ -107,6 +107,8 @@ class PeerConnections:
         self._handover: MemoryHandover | None = None
         if node.share:
             self._handover = MemoryHandover(self._nonce, 0, node.secret, launched.descriptors)
+            selector.register(self._handover, selectors.EVENT_READ)
+        selector.register(self._gate, selectors.EVENT_READ)
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._peers.values()))
@@ -123,10 +125,7 @@ class PeerConnections:
     def watch_descriptors(self) -> None:
         """Have the selector wake for every connection."""
         read, both = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
-        wanted = dict.fromkeys(self._gate.filenos(), read)
-        if self._handover is not None:
-            wanted[self._handover.fileno()] = read
-        wanted |= {channel.fileno(): read for channel in self._newcomers}
+        wanted = {channel.fileno(): read for channel in self._newcomers}
         for peer in self._peers.values():
             wanted[peer.channel.fileno()] = both if peer.channel.pending else read
             if peer.bulk is not None:
@@ -149,9 +148,6 @@ class PeerConnections:
         """Take in new connections: the first and the second of each agent."""
         if self._handover is not None:
             self._handover.pump()
-        for descriptor in self._gate.filenos():  # a handshake that ends frees its descriptor for the next connection
-            if self._registered.pop(descriptor, None) is not None:
-                self._selector.unregister(descriptor)
         for connection in self._gate.pump():
             self._newcomers[Channel(connection, limits=protocol.LIMITS)] = time.monotonic()
         for channel, since in list(self._newcomers.items()):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import select
 import socket
 import ssl
 import time
@@ -22,7 +24,6 @@ __all__ = ["AdmissionListener", "Refused", "enter", "listener"]
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # what accept says when the system has no more
 _PAUSE = 1.0  # seconds without accepting when it has; and between two lines of log
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 @dataclass
@@ -38,7 +39,7 @@ def listener(address: str, port: int | Ports | None = 0) -> socket.socket:
     if not isinstance(port, Ports):
         return _listening(address, port or 0)
     for one in port:
-        with contextlib.suppress(_Taken):
+        with contextlib.suppress(_InUse):
             return _listening(address, one)
     if not port.firm:
         return _listening(address, 0)
@@ -48,40 +49,35 @@ def listener(address: str, port: int | Ports | None = 0) -> socket.socket:
     )
 
 
-class _Taken(UsageError):
+class _InUse(UsageError):
     """Another process listens on that port."""
 
 
 def _listening(address: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UsageError(f"cannot listen on {address!r}: {error.strerror}; give an address of this machine") from error
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted coordinator takes the same port
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind(place)
-        listening.listen(128)
-        listening.setblocking(False)
+        listening = socket.create_server(place, family=family, backlog=128)
     except OSError as error:
-        listening.close()
         advice = {
-            errno.EADDRINUSE: "somebody listens there already: end it, or give another port (0: any that is free)",
+            errno.EADDRINUSE: "another process listens there: end it, or give another port (0: any that is free)",
             errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has",
             errno.EACCES: "ports below 1024 are the system's: give a higher one (0: any that is free)",
         }.get(error.errno or 0, "give another address or port")
-        kind_of_error = _Taken if error.errno == errno.EADDRINUSE else UsageError
-        raise kind_of_error(f"cannot listen on port {port} of {address}: {error.strerror}; {advice}") from error
+        kind = _InUse if error.errno == errno.EADDRINUSE else UsageError
+        cause = os.strerror(error.errno or 0)
+        raise kind(f"cannot listen on port {port} of {address}: {cause}; {advice}") from error
+    listening.setblocking(False)
     return listening
 
 
 class AdmissionListener:
-    """Admits connections that prove the secret. `pump()` when one of `filenos()` is readable, and once a second.
+    """Admits connections that prove the secret. `pump()` when `fileno()` is readable, and once a second.
 
-    Ask for `filenos()` before each wait: they change, and while the system has no descriptors left the listening
-    socket is not among them.
+    Its descriptor stands for the listening socket and all handshakes. While the system has no descriptors left, the
+    listening socket does not wake anybody.
     """
 
     def __init__(
@@ -98,13 +94,18 @@ class AdmissionListener:
         self._listening, self._secret, self._tls = listening, secret, tls
         self._deadline, self._most, self._clock = deadline, most, clock
         self._strangers: list[_Stranger] = []  # the oldest first
-        self._closed_until = float("-inf")  # out of descriptors: accept no connection before
+        self._closed_until: float | None = None  # out of descriptors: accept no connection before
         self._complaints = _Complaints(log, clock)
         listening.setblocking(False)
+        self._epoll = select.epoll()
+        self._epoll.register(listening, select.EPOLLIN)
 
-    def filenos(self) -> list[int]:
-        listening = [self._listening.fileno()] if self._clock() >= self._closed_until else []
-        return listening + [stranger.connection.fileno() for stranger in self._strangers]
+    def __len__(self) -> int:
+        """How many handshakes are under way."""
+        return len(self._strangers)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
 
     def pump(self) -> list[socket.socket]:
         """Continue all handshakes; gives the admitted connections, from which nothing more has been read."""
@@ -121,7 +122,9 @@ class AdmissionListener:
         return admitted
 
     def close(self) -> None:
-        """Close the listening socket and all handshakes. Admitted connections stay open."""
+        """Close the listening socket and all handshakes. Admitted connections stay open. Also for a forked child, which
+        closes its copies of the parent's descriptors."""
+        self._epoll.close()
         for stranger in self._strangers:
             stranger.talk.close()
             stranger.connection.close()
@@ -131,9 +134,11 @@ class AdmissionListener:
     def _accepted(self) -> list[_Stranger]:
         """Accept new connections, a few at a time: a crowd must leave each some rounds for its handshake."""
         new: list[_Stranger] = []
-        share = max(1, self._most // 4)
         now = self._clock()
-        while now >= self._closed_until and len(new) < share:
+        if self._closed_until is not None and now >= self._closed_until:
+            self._closed_until = None
+            self._epoll.register(self._listening, select.EPOLLIN)
+        while self._closed_until is None and len(new) < max(1, self._most // 4):
             try:
                 connection, place = self._listening.accept()
             except BlockingIOError:
@@ -141,26 +146,22 @@ class AdmissionListener:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     self._closed_until = now + _PAUSE
-                    self._complaints.say(
-                        f"no connection can be accepted for the moment: {error.strerror} (see `ulimit -n`)"
-                    )
+                    self._epoll.unregister(self._listening)
+                    self._complaints.say(f"no connection can be accepted now: {error.strerror} (see `ulimit -n`)")
                 break  # otherwise a peer that had gone before it was accepted
             connection.setblocking(False)
-            stranger = self._met(connection, f"{place[0]}:{place[1]}", now)
-            if stranger is not None:
-                new.append(stranger)
+            peer = f"{place[0]}:{place[1]}"
+            if self._tls is not None:
+                try:
+                    connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                except (OSError, ValueError) as error:
+                    connection.close()
+                    self._complaints.say(f"turned {peer} away: {_reason(error)}")
+                    continue
+            self._epoll.register(connection, select.EPOLLIN)
+            new.append(_Stranger(connection, peer, now, gate_side(connection, self._secret)))
         self._strangers += new
         return new
-
-    def _met(self, connection: socket.socket, peer: str, now: float) -> _Stranger | None:
-        if self._tls is not None:
-            try:
-                connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-            except (OSError, ValueError) as error:
-                connection.close()
-                self._complaints.say(f"turned {peer} away: {_reason(error)}")
-                return None
-        return _Stranger(connection, peer, now, gate_side(connection, self._secret))
 
     def _heard(self, strangers: list[_Stranger]) -> list[socket.socket]:
         admitted = []
@@ -169,6 +170,7 @@ class AdmissionListener:
                 next(stranger.talk)
             except StopIteration:
                 self._strangers.remove(stranger)
+                self._epoll.unregister(stranger.connection)
                 _tune(stranger.connection)
                 admitted.append(stranger.connection)
             except TurnedAway as why:
@@ -179,6 +181,7 @@ class AdmissionListener:
 
     def _turn_away(self, stranger: _Stranger, why: str) -> None:
         self._strangers.remove(stranger)
+        self._epoll.unregister(stranger.connection)
         stranger.talk.close()
         stranger.connection.close()
         self._complaints.say(f"turned {stranger.peer} away: {why}")
@@ -219,28 +222,24 @@ def _reason(error: Exception) -> str:
 
 def _tune(connection: socket.socket) -> None:
     """Send small messages at once, and notice a peer whose machine is gone even without traffic."""
-    with contextlib.suppress(OSError):  # the peer may be gone already, which the next reading will say
+    with contextlib.suppress(OSError):  # the peer may be gone already: the next read raises
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        _set_tcp(connection, TCP_KEEPIDLE=20, TCP_KEEPINTVL=5, TCP_KEEPCNT=4)
 
 
 def notice_within(connection: socket.socket, seconds: float) -> None:
     """Have the system break this connection when the other side has not answered for `seconds`: otherwise it would
     keep sending to a route that is cut for a quarter of an hour."""
-    quarter = max(1, int(seconds / 4))
-    settings = {
-        "TCP_USER_TIMEOUT": max(1, int(1000 * seconds)),
-        "TCP_KEEPIDLE": quarter,
-        "TCP_KEEPINTVL": quarter,
-        "TCP_KEEPCNT": 3,
-    }
+    quarter, limit = max(1, int(seconds / 4)), max(1, int(1000 * seconds))
     with contextlib.suppress(OSError):  # as in `_tune`
-        for name, value in settings.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        _set_tcp(connection, TCP_USER_TIMEOUT=limit, TCP_KEEPIDLE=quarter, TCP_KEEPINTVL=quarter, TCP_KEEPCNT=3)
+
+
+def _set_tcp(connection: socket.socket, **settings: int) -> None:
+    for name, value in settings.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def enter(

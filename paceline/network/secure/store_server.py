@@ -157,34 +157,26 @@ class StoreServer:
     """Serves a key-value store to admitted connections. It never waits: `pump()` when `fileno()` is readable, and at
     least once a second."""
 
-    def __init__(self, gate: AdmissionListener, shelf: KeyValueStore) -> None:
-        self._gate, self._shelf = gate, shelf
+    def __init__(self, gate: AdmissionListener, store: KeyValueStore) -> None:
+        self._gate, self._store = gate, store
         self.place: tuple[str, int, bytes] = "", 0, b""  # address, port and secret, for clients
         self._selector = selectors.EpollSelector()  # itself a descriptor that can be waited on
-        self._knocking: set[int] = set()
+        self._selector.register(gate, selectors.EVENT_READ)
         self._clients: dict[int, tuple[Channel, Reply]] = {}
-        self._watch_gate()
 
     def fileno(self) -> int:
         return self._selector.fileno()
-
-    def filenos(self) -> list[int]:
-        return [self.fileno()]
 
     def pump(self) -> None:
         for connection in self._gate.pump():
             channel = Channel(connection, limits={REQUEST: LONGEST})
 
             def reply(message: bytes, to: Channel = channel) -> None:
-                with contextlib.suppress(Closed, ProtocolError):  # reading will find that it is gone
+                with contextlib.suppress(Closed, ProtocolError):  # the next receive finds that it is gone
                     to.send(ANSWER, message)
 
-            self._knocking.discard(channel.fileno())
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(channel.fileno())
             self._selector.register(channel.fileno(), selectors.EVENT_READ)
             self._clients[channel.fileno()] = channel, reply
-        self._watch_gate()
         for key, _ in self._selector.select(0):
             if key.fd in self._clients:
                 self._serve(key.fd)
@@ -197,24 +189,13 @@ class StoreServer:
         channel, reply = self._clients[fd]
         try:
             for _, request in channel.receive():
-                self._shelf.handle(request, reply)
+                self._store.handle(request, reply)
             channel.flush()
         except (Closed, ProtocolError):
             del self._clients[fd]
-            self._shelf.drop(reply)
+            self._store.drop(reply)
             self._selector.unregister(fd)
             channel.close()
-
-    def _watch_gate(self) -> None:
-        knocking = set(self._gate.filenos())
-        for fd in self._knocking - knocking - self._clients.keys():
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(fd)
-        for fd in knocking - self._knocking:
-            with contextlib.suppress(KeyError):  # the number of one that has gone
-                self._selector.unregister(fd)
-            self._selector.register(fd, selectors.EVENT_READ)
-        self._knocking = knocking
 
     def close(self) -> None:
         """Also for a forked child, which closes its copies of the parent's descriptors."""
