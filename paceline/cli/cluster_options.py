@@ -14,7 +14,7 @@ from paceline.config.ports import OPTION, Ports
 from paceline.config.role_names import WORDS, kind_of, task_of_role
 from paceline.errors import UsageError
 from paceline.launcher import Job
-from paceline.network.cluster import cluster_file, detect, host_lists
+from paceline.network.cluster import detect, host_lists
 from paceline.network.cluster.description import Cluster
 from paceline.network.secure import secret as secrets
 from paceline.processes.roles.roles import roles_of
@@ -32,7 +32,7 @@ def described(
     if file is not None and any(lists):
         raise UsageError(f"{option} and lists of hosts both describe the cluster; give one of them")
     if file is not None:
-        return cluster_file.read(file, job_name, task_index)
+        return host_lists.read(file, job_name, task_index)
     if any(lists):
         return host_lists.listed(*lists, job_name, task_index)
     if job_name is not None or task_index is not None:

@@ -62,7 +62,7 @@ def hosts(cluster: Cluster | None) -> list[str | None]:
 
 class TestMpi:
     def test_all_on_one_host(self) -> None:
-        cluster = mpi.open_mpi(OPEN_MPI)
+        cluster = mpi.OPEN_MPI.seen(OPEN_MPI)
         assert cluster is not None
         assert hosts(cluster) == ["pace1"] * 4
         assert cluster.me == ClusterTask("worker", 1, "pace1")
@@ -71,32 +71,32 @@ class TestMpi:
         assert cluster.source == "Open MPI"
 
     def test_on_several_only_the_own_host_is_told(self) -> None:
-        cluster = mpi.open_mpi(changed(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_SIZE="2"))
+        cluster = mpi.OPEN_MPI.seen(changed(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_SIZE="2"))
         assert hosts(cluster) == [None, "pace1", None, None]
         assert cluster is not None
         assert cluster.seats == ()
         assert "worker:0, worker:2, worker:3: where they run is not told" in cluster.missing[0]
 
     def test_without_a_host_name_one_host_is_this_one(self) -> None:
-        assert hosts(mpi.open_mpi(changed(OPEN_MPI, PMIX_HOSTNAME=None))) == ["localhost"] * 4
+        assert hosts(mpi.OPEN_MPI.seen(changed(OPEN_MPI, PMIX_HOSTNAME=None))) == ["localhost"] * 4
 
     def test_pmix_tells_the_rank_too(self) -> None:
-        cluster = mpi.open_mpi(changed(OPEN_MPI, OMPI_COMM_WORLD_RANK=None))
+        cluster = mpi.OPEN_MPI.seen(changed(OPEN_MPI, OMPI_COMM_WORLD_RANK=None))
         assert cluster is not None
         assert cluster.me == ClusterTask("worker", 1, "pace1")
 
     def test_mpich(self) -> None:
-        cluster = mpi.mpich(MPICH)
+        cluster = mpi.MPICH.seen(MPICH)
         assert cluster is not None
         assert cluster.me == ClusterTask("worker", 2, "localhost")
         assert cluster.seat == Slot(0, 2, "localhost")
-        unsaid = mpi.mpich(changed(MPICH, MPI_LOCALRANKID=None))
+        unsaid = mpi.MPICH.seen(changed(MPICH, MPI_LOCALRANKID=None))
         assert unsaid == cluster
-        assert hosts(mpi.mpich({"PMI_RANK": "0", "PMI_SIZE": "2"})) == [None, None]
+        assert hosts(mpi.MPICH.seen({"PMI_RANK": "0", "PMI_SIZE": "2"})) == [None, None]
 
     def test_absent(self) -> None:
-        assert mpi.open_mpi({"PMIX_RANK": "0"}) is None
-        assert mpi.mpich({}) is None
+        assert mpi.OPEN_MPI.seen({"PMIX_RANK": "0"}) is None
+        assert mpi.MPICH.seen({}) is None
 
     @pytest.mark.parametrize(
         ("values", "why"),
@@ -119,18 +119,18 @@ class TestMpi:
     )
     def test_what_is_refused(self, values: dict[str, Any], why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            mpi.open_mpi(changed(OPEN_MPI, **values))
+            mpi.OPEN_MPI.seen(changed(OPEN_MPI, **values))
 
     def test_what_is_refused_of_mpich(self) -> None:
         with pytest.raises(UsageError, match="MPICH: PMI_RANK is missing"):
-            mpi.mpich({"PMI_SIZE": "2"})
+            mpi.MPICH.seen({"PMI_SIZE": "2"})
         with pytest.raises(UsageError, match="MPICH: PMI_SIZE is missing"):
-            mpi.mpich({"PMI_RANK": "2"})
+            mpi.MPICH.seen({"PMI_RANK": "2"})
 
 
 class TestTorchrun:
     def test_one_node(self) -> None:
-        cluster = torchrun.seen(TORCHRUN)
+        cluster = torchrun.SOURCE.seen(TORCHRUN)
         assert cluster is not None
         assert cluster.tasks == (ClusterTask("worker", 0, "localhost"), ClusterTask("worker", 1, "localhost"))
         assert cluster.me == cluster.tasks[1]
@@ -138,8 +138,8 @@ class TestTorchrun:
         assert cluster.meeting == "pace1:29777"
 
     def test_the_agent_listens_at_the_port_and_no_task_can(self) -> None:
-        with_agent = torchrun.seen(TORCHRUN)
-        without = torchrun.seen(changed(TORCHRUN, TORCHELASTIC_USE_AGENT_STORE=None))
+        with_agent = torchrun.SOURCE.seen(TORCHRUN)
+        without = torchrun.SOURCE.seen(changed(TORCHRUN, TORCHELASTIC_USE_AGENT_STORE=None))
         assert with_agent is not None
         assert with_agent.chief.port is None
         assert without is not None
@@ -154,7 +154,7 @@ class TestTorchrun:
     ) -> None:
         numbers = {"GROUP_RANK": node, "RANK": rank, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here}
         told = {name: str(value) for name, value in numbers.items()}
-        cluster = torchrun.seen(TORCHRUN | told | {"WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"})
+        cluster = torchrun.SOURCE.seen(TORCHRUN | told | {"WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"})
         assert cluster is not None
         assert [(one.node, one.local) for one in cluster.seats] == [(0, 0), (1, 0), (1, 1)]
         assert cluster.seat == Slot(*seat)
@@ -168,19 +168,19 @@ class TestTorchrun:
             "GROUP_WORLD_SIZE": "3",
             "GROUP_RANK": "1",
         }
-        cluster = torchrun.seen(TORCHRUN | alone)
+        cluster = torchrun.SOURCE.seen(TORCHRUN | alone)
         assert cluster is not None
         assert cluster.seats == (Slot(0, 0), Slot(1, 0), Slot(2, 0))
 
     def test_three_nodes_are_not_guessed(self) -> None:
-        cluster = torchrun.seen(TORCHRUN | {"WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3"})
+        cluster = torchrun.SOURCE.seen(TORCHRUN | {"WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3"})
         assert cluster is not None
         assert cluster.seats == ()
         assert cluster.notes == ("how many processes other nodes have is not told",)
 
     def test_env_alone_as_some_operators_set_it(self) -> None:
         env = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
-        cluster = torchrun.seen(env)
+        cluster = torchrun.SOURCE.seen(env)
         assert cluster is not None
         assert cluster.tasks == (
             ClusterTask("worker", 0, "job-master-0", 23456),
@@ -192,23 +192,23 @@ class TestTorchrun:
         )
 
     def test_ipv6(self) -> None:
-        cluster = torchrun.seen(TORCHRUN | {"MASTER_ADDR": "fd00::2"})
+        cluster = torchrun.SOURCE.seen(TORCHRUN | {"MASTER_ADDR": "fd00::2"})
         assert cluster is not None
         assert cluster.meeting == "[fd00::2]:29777"
 
     @pytest.mark.parametrize("environment", [{}, {"RANK": "gold"}, {"MASTER_ADDR": "a", "WORLD_SIZE": "4"}])
     def test_absent(self, environment: Environment) -> None:
         """Job scripts often export MASTER_ADDR and WORLD_SIZE for their tasks; only a rank makes one of them."""
-        assert torchrun.seen(environment) is None
+        assert torchrun.SOURCE.seen(environment) is None
 
     @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
     def test_a_missing_variable_is_named(self, name: str) -> None:
         with pytest.raises(UsageError, match=f"^torchrun: {name} is missing in the environment$"):
-            torchrun.seen(changed(TORCHRUN, **{name: None}))
+            torchrun.SOURCE.seen(changed(TORCHRUN, **{name: None}))
 
     @pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
     def test_what_can_be_missing_is_named_too(self, name: str) -> None:
-        cluster = torchrun.seen(changed(TORCHRUN, **{name: None}))
+        cluster = torchrun.SOURCE.seen(changed(TORCHRUN, **{name: None}))
         assert cluster is not None
         assert cluster.notes == (f"{name} is missing: which processes share a node is not told",)
 
@@ -229,7 +229,7 @@ class TestTorchrun:
     )
     def test_what_is_refused(self, values: Environment, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            torchrun.seen(TORCHRUN | values)
+            torchrun.SOURCE.seen(TORCHRUN | values)
 
 
 class TestDetect:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import UsageError
-from paceline.network.cluster import cluster_file
 from paceline.network.cluster.description import ClusterTask
-from paceline.network.cluster.host_lists import listed
+from paceline.network.cluster.host_lists import described, listed, read
 
 LISTS: dict[str, Any] = {"worker_hosts": "b:2222, c:2222", "ps_hosts": "a:2222"}
 
@@ -82,14 +81,14 @@ class TestFile:
     def test_read(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster.toml"
         path.write_text(FILE)
-        cluster = cluster_file.read(path, "worker", 1)
+        cluster = read(path, "worker", 1)
         assert [str(task) for task in cluster.tasks] == ["chief:0", "worker:0", "worker:1", "server:0", "evaluator:0"]
         assert cluster.me == ClusterTask("worker", 1, "c", 2222)
         assert cluster.complete
         assert cluster.source == str(path)
 
     def test_workers_are_enough(self) -> None:
-        cluster = cluster_file.described('[cluster]\nworkers = ["a:1"]', "f.toml")
+        cluster = described('[cluster]\nworkers = ["a:1"]', "f.toml")
         assert cluster.chief == ClusterTask("worker", 0, "a", 1)
         assert cluster.me is None
 
@@ -112,14 +111,14 @@ class TestFile:
     )
     def test_what_is_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            cluster_file.described(text, "f.toml")
+            described(text, "f.toml")
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"no file .*absent.toml \(looked in "):
-            cluster_file.read(tmp_path / "absent.toml")
+            read(tmp_path / "absent.toml")
 
     def test_a_file_that_is_no_text(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster.toml"
         path.write_bytes(b"\xff\xfe")
         with pytest.raises(UsageError, match=r"cluster.toml cannot be read: .*codec"):
-            cluster_file.read(path)
+            read(path)

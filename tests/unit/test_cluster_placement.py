@@ -148,7 +148,7 @@ TASKS = [("0", "0", "0"), ("2", "0", "1"), ("3", "0", "2"), ("1", "1", "0")]
 
 def on_slurm(rank: str, node: str, local: str, **more: str) -> Cluster:
     mine = {"SLURM_PROCID": rank, "SLURM_NODEID": node, "SLURM_LOCALID": local}
-    cluster = slurm.seen(STEP | mine | more)
+    cluster = slurm.SOURCE.seen(STEP | mine | more)
     assert cluster is not None
     return cluster
 
@@ -169,14 +169,14 @@ class TestPlaced:
 
     def test_in_a_batch_script_nobody_is_meant(self) -> None:
         script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
-        cluster = slurm.seen(script)
+        cluster = slurm.SOURCE.seen(script)
         assert cluster is not None
         found = placed(cluster, "ps,worker,ps,worker")
         assert found.me is None
         assert [task.host for task in found.of("server")] == ["a1", "a2"]
 
     def test_on_one_host(self) -> None:
-        cluster = mpi.mpich({"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"})
+        cluster = mpi.MPICH.seen({"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"})
         assert cluster is not None
         assert placed(cluster, "spread", 2).me == ClusterTask("server", 1, "localhost")
 
@@ -190,7 +190,7 @@ class TestPlaced:
             placed(placed(on_slurm(*TASKS[0]), "pack"), "pack")
 
     def test_nodes_that_are_not_told(self) -> None:
-        cluster = mpi.mpich({"PMI_RANK": "1", "PMI_SIZE": "3"})
+        cluster = mpi.MPICH.seen({"PMI_RANK": "1", "PMI_SIZE": "3"})
         assert cluster is not None
         with pytest.raises(UsageError, match="MPICH does not tell which tasks share a node; --placement needs to know"):
             placed(cluster, "pack")

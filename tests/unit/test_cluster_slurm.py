@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
 from paceline.network.cluster.slurm_hostlist import counts, hosts, ports
-from paceline.network.cluster.sources.slurm import seen
+from paceline.network.cluster.sources.slurm import SOURCE
 
 HOSTS = [
     ("pace[1-2]", ["pace1", "pace2"]),
@@ -191,7 +191,7 @@ STEP = {
 
 def step(**changed: str | None) -> Cluster:
     environment = {name: value for name, value in (STEP | changed).items() if value is not None}
-    found = seen(environment)
+    found = SOURCE.seen(environment)
     assert found is not None
     return found
 
@@ -301,7 +301,7 @@ class TestStep:
 
     def test_all_missing_variables_are_named(self) -> None:
         with pytest.raises(UsageError) as caught:
-            seen({"SLURM_STEP_ID": "0"})
+            SOURCE.seen({"SLURM_STEP_ID": "0"})
         assert str(caught.value) == (
             "Slurm: SLURM_PROCID, SLURM_NTASKS or SLURM_STEP_NUM_TASKS, SLURM_NODEID, SLURM_LOCALID, "
             "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST are missing in the environment"
@@ -350,7 +350,7 @@ BATCH = {
 
 class TestBatchScript:
     def test_it_is_no_task(self) -> None:
-        cluster = seen(BATCH)
+        cluster = SOURCE.seen(BATCH)
         assert cluster is not None
         assert cluster.me is None
         assert len(cluster.tasks) == 4
@@ -359,20 +359,20 @@ class TestBatchScript:
         assert "start the tasks with srun" in cluster.notes[0]
 
     def test_a_layout_that_does_not_fit(self) -> None:
-        cluster = seen(BATCH | {"SLURM_NTASKS": "5"})
+        cluster = SOURCE.seen(BATCH | {"SLURM_NTASKS": "5"})
         assert cluster is not None
         assert len(cluster.tasks) == 5
         assert cluster.notes[0] == "SLURM_TASKS_PER_NODE tells of 4 tasks, but there are 5"
 
     def test_on_one_node_the_host_is_told(self) -> None:
-        cluster = seen(BATCH | {"SLURM_JOB_NODELIST": "pace1", "SLURM_TASKS_PER_NODE": "4"})
+        cluster = SOURCE.seen(BATCH | {"SLURM_JOB_NODELIST": "pace1", "SLURM_TASKS_PER_NODE": "4"})
         assert cluster is not None
         assert {task.host for task in cluster.tasks} == {"pace1"}
 
     def test_what_is_missing_is_named(self) -> None:
         with pytest.raises(UsageError, match=r"SLURM_JOB_NODELIST or SLURM_NODELIST, .* are missing"):
-            seen({"SLURM_JOB_ID": "71"})
+            SOURCE.seen({"SLURM_JOB_ID": "71"})
 
 
 def test_outside_of_slurm() -> None:
-    assert seen({"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin"}) is None
+    assert SOURCE.seen({"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin"}) is None

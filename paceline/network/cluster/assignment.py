@@ -103,7 +103,7 @@ def told(environment: Mapping[str, str]) -> Assignment | None:
     """The assignment of PACELINE_TASK, or of PACELINE_TASKS and the number of this process; None: neither is set."""
     name = environment.get("PACELINE_TASK")
     tasks = [one for one in environment.get("PACELINE_TASKS", "").split(",") if one]
-    ranks = torchrun.seen(environment) if tasks else None
+    ranks = torchrun.SOURCE.seen(environment) if tasks else None
     if name is None and tasks:
         name = ",".join(_share(tasks, environment, ranks))
     if name is None:

@@ -1,10 +1,24 @@
-"""Lists of hosts on the command line: `--ps-hosts a:1 --worker-hosts b:1,c:1 --job-name worker --task-index 1`."""
+"""A cluster that the user writes down: in lists of hosts on the command line, or in a file.
+
+`--ps-hosts a:1 --worker-hosts b:1,c:1 --job-name worker --task-index 1`, or:
+
+[cluster]
+chief = "a:2222"                  # may be omitted: then the first worker is the chief
+workers = ["b:2222", "c:2222"]
+servers = ["d:2222"]
+evaluator = "e"
+"""
 
 from __future__ import annotations
 
-from paceline.config.role_names import SINGLE, WORDS
+import tomllib
+from pathlib import Path
+
+from paceline.config.role_names import KINDS, SINGLE, WORDS
 from paceline.errors import UnknownName, UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, address, numbered
+
+KEYS = {kind if kind in SINGLE else f"{kind}s": kind for kind in KINDS}  # of [cluster]
 
 
 def listed(
@@ -15,7 +29,7 @@ def listed(
     job_name: str | None = None,
     task_index: int | None = None,
 ) -> Cluster:
-    """The cluster that the lists describe."""
+    """The cluster of the lists."""
     given = {
         "--chief-hosts": ("chief", chief_hosts),
         "--worker-hosts": ("worker", worker_hosts),
@@ -27,10 +41,46 @@ def listed(
     tasks: list[ClusterTask] = []
     for option, (kind, text) in given.items():
         tasks += numbered(kind, [address(word.strip(), option) for word in text.split(",")] if text.strip() else [])
-    return Cluster("lists of hosts", tuple(tasks), chosen(tasks, job_name, task_index))
+    return Cluster("lists of hosts", tuple(tasks), _chosen(tasks, job_name, task_index))
 
 
-def chosen(tasks: list[ClusterTask], job_name: str | None, task_index: int | None) -> ClusterTask | None:
+def read(path: Path, job_name: str | None = None, task_index: int | None = None) -> Cluster:
+    """The cluster of a file."""
+    if not path.is_file():
+        raise UsageError(f"no file {path} (looked in {Path.cwd()})")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return described(text, str(path), job_name, task_index)
+
+
+def described(text: str, name: str, job_name: str | None = None, task_index: int | None = None) -> Cluster:
+    """The cluster of a file's text."""
+    try:
+        whole = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{name} is not TOML: {error}") from None
+    if unknown := [key for key in whole if key != "cluster"]:
+        raise UnknownName(f"table in {name}:", unknown[0], ["cluster"])
+    cluster = whole.get("cluster")
+    if not isinstance(cluster, dict):
+        raise UsageError(f"{name}: the table [cluster] is missing")
+    if unknown := [key for key in cluster if key not in KEYS]:
+        raise UnknownName(f"key of [cluster] in {name}:", unknown[0], KEYS)
+    tasks: list[ClusterTask] = []
+    for key, kind in KEYS.items():
+        where, value = f"{name}: cluster.{key}", cluster.get(key)
+        if value is not None and kind in SINGLE:
+            tasks += numbered(kind, [address(value, where)])
+        elif isinstance(value, list):
+            tasks += numbered(kind, [address(one, f"{where}[{number}]") for number, one in enumerate(value)])
+        elif value is not None:
+            raise UsageError(f'{where} must be a list: ["host:port", …]')
+    return Cluster(name, tuple(tasks), _chosen(tasks, job_name, task_index))
+
+
+def _chosen(tasks: list[ClusterTask], job_name: str | None, task_index: int | None) -> ClusterTask | None:
     """The task of `--job-name` and `--task-index`; None: neither is given."""
     if job_name is None and task_index is None:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from math import prod
 
 from paceline.errors import UsageError
-from paceline.network.cluster.environment import LIMIT
+from paceline.network.cluster.detect import LIMIT
 
 _WORD = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")
 _PART = re.compile(r"\[([^\]]*)\]|([^\[]+)")

@@ -13,7 +13,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import address
-from paceline.network.cluster.environment import Variables
+from paceline.network.cluster.detect import Variables
 
 NAME = "torchrun's store"
 

@@ -12,11 +12,10 @@ from paceline.config import ports
 from paceline.config.endpoint import Certificates, Endpoint
 from paceline.config.plan import Plan
 from paceline.config.ports import Ports
-from paceline.config.role_names import KINDS
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.assignment import Assignment, in_cluster, told
-from paceline.network.cluster.description import Cluster, ClusterTask
+from paceline.network.cluster.description import Cluster, Slot
 from paceline.network.nodes import agent
 from paceline.network.nodes.coordinator import Coordinator, refuse_open_means
 from paceline.network.nodes.join import JoinRequest
@@ -100,28 +99,13 @@ def _meeting_file(directory: str | None) -> Path | None:
 
 
 def _placed(cluster: Cluster, by: str, servers: int | None) -> Cluster:
-    """By seats; where an engine does not say which tasks share a node, a list of roles goes by rank."""
-    if cluster.seats or "," not in by:
-        return placement.placed(cluster, by, servers if "," not in by else None)
-    listed = _listed(by, [(task.host, task.port) for task in cluster.tasks])
-    me = listed[cluster.tasks.index(cluster.me)] if cluster.me is not None else None
-    return replace(cluster, tasks=tuple(sorted(listed, key=_in_order)), me=me, by_role=True)
-
-
-def _in_order(task: ClusterTask) -> tuple[int, int]:
-    return KINDS.index(task.kind), task.index
-
-
-def _listed(by: str, known: list[tuple[str | None, int | None]]) -> list[ClusterTask]:
-    """The tasks of a list of roles, one for each place that is known."""
-    kinds = placement.roles([(0, number) for number in range(len(known))], by)
-    counts: dict[str, int] = {}
-    tasks = []
-    for number, where in enumerate(known):
-        kind = kinds[0, number]
-        tasks.append(ClusterTask(kind, counts.get(kind, 0), *where))
-        counts[kind] = counts.get(kind, 0) + 1
-    return tasks
+    """By slots; where an engine does not say which tasks share a node, a list of roles goes by rank."""
+    listed = "," in by
+    if listed and not cluster.seats:
+        seats = tuple(Slot(0, rank, task.host, task.port) for rank, task in enumerate(cluster.tasks))
+        own = None if cluster.me is None else seats[cluster.tasks.index(cluster.me)]
+        cluster = replace(cluster, seats=seats, seat=own)
+    return placement.placed(cluster, by, None if listed else servers)
 
 
 def secret_of(directory: str | None) -> bytes:

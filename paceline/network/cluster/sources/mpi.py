@@ -6,34 +6,16 @@ from collections.abc import Mapping
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.environment import EnvironmentSource, Variables
-
-OPEN_MPI, MPICH = "Open MPI", "MPICH"
+from paceline.network.cluster.detect import EnvironmentSource, Variables, any_set
 
 
-def open_mpi_present(environment: Mapping[str, str]) -> bool:
-    return any(environment.get(name) for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+def _open_mpi(given: Variables) -> Cluster:
+    local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    given.need("OMPI_COMM_WORLD_RANK|PMIX_RANK", "OMPI_COMM_WORLD_SIZE", *local)
+    return _ranks(given, ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"), "OMPI_COMM_WORLD_SIZE", *local)
 
 
-def mpich_present(environment: Mapping[str, str]) -> bool:
-    return any(environment.get(name) for name in ("PMI_RANK", "PMI_SIZE"))
-
-
-def open_mpi(environment: Mapping[str, str]) -> Cluster | None:
-    """The ranks of an `mpirun` of Open MPI; None: not under Open MPI."""
-    if not open_mpi_present(environment):
-        return None
-    given = Variables(OPEN_MPI, environment)
-    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    given.need("OMPI_COMM_WORLD_RANK|PMIX_RANK", "OMPI_COMM_WORLD_SIZE", *names)
-    return _ranks(given, ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"), "OMPI_COMM_WORLD_SIZE", *names)
-
-
-def mpich(environment: Mapping[str, str]) -> Cluster | None:
-    """The ranks of an `mpiexec` of MPICH; None: not under MPICH."""
-    if not mpich_present(environment):
-        return None
-    given = Variables(MPICH, environment)
+def _mpich(given: Variables) -> Cluster:
     given.need("PMI_RANK", "PMI_SIZE")
     return _ranks(given, ("PMI_RANK",), "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
@@ -61,9 +43,10 @@ def _open_mpi_job(environment: Mapping[str, str]) -> str | None:
     return None if space is None else "mpi-" + "".join(letter if letter.isalnum() else "-" for letter in space)
 
 
+_in_open_mpi = any_set("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 # mpirun may be started by srun
-OPEN_MPI_SOURCE = EnvironmentSource(
-    OPEN_MPI, "OMPI_COMM_WORLD_RANK", 20, open_mpi_present, open_mpi, _open_mpi_job, ends_all=True
+OPEN_MPI = EnvironmentSource(
+    "Open MPI", "OMPI_COMM_WORLD_RANK", 20, _in_open_mpi, _open_mpi, _open_mpi_job, ends_all=True
 )
 # after Slurm: srun --mpi=pmi2 sets PMI's variables besides its own
-MPICH_SOURCE = EnvironmentSource(MPICH, "PMI_RANK", 40, mpich_present, mpich, ends_all=True)
+MPICH = EnvironmentSource("MPICH", "PMI_RANK", 40, any_set("PMI_RANK", "PMI_SIZE"), _mpich, ends_all=True)

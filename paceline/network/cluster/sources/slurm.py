@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from paceline.errors import UsageError
 from paceline.network.cluster import slurm_hostlist
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.environment import EnvironmentSource, Variables
+from paceline.network.cluster.detect import EnvironmentSource, Variables, any_set
 
 NAME = "Slurm"
 RANK = "SLURM_PROCID"
@@ -21,15 +21,8 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
 _PORTS = "SLURM_STEP_RESV_PORTS"
 
 
-def present(environment: Mapping[str, str]) -> bool:
-    return any(environment.get(name) for name in ("SLURM_JOB_ID", "SLURM_PROCID", *_STEP))
-
-
-def seen(environment: Mapping[str, str]) -> Cluster | None:
-    """The tasks of a job step, all workers until a placement gives them roles; None outside of Slurm."""
-    if not present(environment):
-        return None
-    given = Variables(NAME, environment)
+def _read(given: Variables) -> Cluster:
+    """The tasks of a job step, all workers until a placement gives them roles."""
     if given.text(*_STEP) is None:
         return _allocation(given)
     given.need(
@@ -52,7 +45,8 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
     seats = _seats(hosts, counts, _ports(given, counts))
     by_place = {(seat.node, seat.local): seat for seat in seats}
     places = _places(given, counts, rank, (node, local))
-    tasks = [_task(one, by_place.get(places[one]) if one in places else None) for one in range(size)]
+    known = {one: (seat.host, seat.port) for one, place in places.items() if (seat := by_place.get(place))}
+    tasks = [ClusterTask("worker", one, *known.get(one, (None, None))) for one in range(size)]
     notes = () if seats[0].port else (f"{_PORTS} is not set: srun --resv-ports={max(counts)} reserves ports",)
     return Cluster(source, tuple(tasks), tasks[rank], False, tuple(seats), by_place[node, local], notes=notes)
 
@@ -141,14 +135,10 @@ def _on_this_node(given: Variables, count: int, rank: int) -> list[int]:
     return ranks
 
 
-def _task(rank: int, seat: Slot | None) -> ClusterTask:
-    return ClusterTask("worker", rank) if seat is None else ClusterTask("worker", rank, seat.host, seat.port)
-
-
 def _job(environment: Mapping[str, str]) -> str | None:
     job = environment.get("SLURM_JOB_ID")
     step, again = environment.get("SLURM_STEP_ID", "0"), environment.get("SLURM_RESTART_COUNT", "0")
     return None if job is None else f"slurm-{job}.{step}.{again}"
 
 
-SOURCE = EnvironmentSource(NAME, RANK, 30, present, seen, _job)
+SOURCE = EnvironmentSource(NAME, RANK, 30, any_set("SLURM_JOB_ID", RANK, *_STEP), _read, _job)

@@ -10,27 +10,25 @@ from collections.abc import Mapping
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot, address
-from paceline.network.cluster.environment import EnvironmentSource, Variables
+from paceline.network.cluster.detect import EnvironmentSource, Variables
 
 NAME = "torchrun"
 RANK = "RANK"
 
 
-def present(environment: Mapping[str, str]) -> bool:
+def _present(environment: Mapping[str, str]) -> bool:
     """RANK alone may have another meaning."""
     ours = environment.get("TORCHELASTIC_RUN_ID")
     return bool(ours or (environment.get(RANK) and (environment.get("WORLD_SIZE") or environment.get("MASTER_ADDR"))))
 
 
-def seen(environment: Mapping[str, str]) -> Cluster | None:
-    """The processes of a torchrun; None: not under torchrun."""
-    if not present(environment):
-        return None
-    given = Variables(NAME, environment)
+def _read(given: Variables) -> Cluster:
     given.need(RANK, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     size = given.size("WORLD_SIZE")
     rank = given.needed(RANK, below=("WORLD_SIZE", size))
-    meeting = f"{_host(given)}:{given.text('MASTER_PORT')}"
+    master = given.text("MASTER_ADDR") or ""
+    bracketed = f"[{master}]" if ":" in master and not master.startswith("[") else master
+    meeting = f"{bracketed}:{given.text('MASTER_PORT')}"
     host, port = address(meeting, f"{NAME}: MASTER_ADDR and MASTER_PORT")
     agent = (given.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() in ("true", "1")
     counts, notes = _counts(given, size)
@@ -39,18 +37,16 @@ def seen(environment: Mapping[str, str]) -> Cluster | None:
     else:
         hosts = {} if agent else {0: host}
     tasks = tuple(ClusterTask("worker", one, hosts.get(one), None if one or agent else port) for one in range(size))
-    seats = tuple(Slot(node, local) for node, count in enumerate(counts) for local in range(count))
-    if seats:
-        seats = tuple(
-            Slot(seat.node, seat.local, task.host, task.port) for seat, task in zip(seats, tasks, strict=True)
+    places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    seats = tuple(Slot(*place, task.host, task.port) for place, task in zip(places, tasks, strict=False))
+    own = seats[rank] if seats else None
+    told = (given.number("GROUP_RANK"), given.number("LOCAL_RANK"))
+    if own is not None and told != (own.node, own.local):
+        raise UsageError(
+            f"{NAME}: RANK {rank} would be process {own.local} of node {own.node}, "
+            f"but LOCAL_RANK is {told[1]} and GROUP_RANK is {told[0]}"
         )
-        _check_own(given, seats[rank])
-    return Cluster(NAME, tasks, tasks[rank], False, seats, seats[rank] if seats else None, meeting, tuple(notes))
-
-
-def _host(given: Variables) -> str:
-    host = given.text("MASTER_ADDR") or ""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return Cluster(NAME, tasks, tasks[rank], False, seats, own, meeting, tuple(notes))
 
 
 def _counts(given: Variables, size: int) -> tuple[list[int], list[str]]:
@@ -74,14 +70,5 @@ def _counts(given: Variables, size: int) -> tuple[list[int], list[str]]:
     return [], ["how many processes other nodes have is not told"]
 
 
-def _check_own(given: Variables, seat: Slot) -> None:
-    told = (given.number("GROUP_RANK"), given.number("LOCAL_RANK"))
-    if told != (seat.node, seat.local):
-        raise UsageError(
-            f"{NAME}: RANK {given.text(RANK)} would be process {seat.local} of node {seat.node}, "
-            f"but LOCAL_RANK is {told[1]} and GROUP_RANK is {told[0]}"
-        )
-
-
 # torchrun may be started by mpirun or srun, whose variables its processes inherit
-SOURCE = EnvironmentSource(NAME, RANK, 10, present, seen)
+SOURCE = EnvironmentSource(NAME, RANK, 10, _present, _read)
