@@ -11,6 +11,7 @@ import pytest
 from remote_ends import opened, small
 
 from paceline.network.nodes.board_replication import PAIR, BoardReplica
+from paceline.network.secure.channel import ProtocolError
 from paceline.processes.memory.board import FAILED, GENERATION, RUNNING, STOP, STOPPING, Board
 from paceline.processes.memory.run_memory import RunMemory
 
@@ -120,14 +121,14 @@ def test_nobody_takes_a_stop_back(both: Both) -> None:
 @pytest.mark.parametrize("number", [-1, -(1 << 63), (1 << 63) - 1, None])
 def test_a_word_beyond_the_board_is_refused_and_nothing_is_written(both: Both, number: int | None) -> None:
     before = both.one.words.tobytes()
-    with pytest.raises(ValueError, match="beyond"):
+    with pytest.raises(ProtocolError, match="beyond"):
         both.here.hear(pairs((both.one.number("t", 0), 5), (both.one.common if number is None else number, 1)))
     assert both.one.words.tobytes() == before
 
 
 @pytest.mark.parametrize("size", [1, 8, 15, 17, 24])
 def test_half_a_pair_is_refused(both: Both, size: int) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - numpy's
+    with pytest.raises(ProtocolError, match="no pairs"):
         both.here.hear(bytes(size))
 
 
@@ -219,5 +220,5 @@ def test_a_return_to_a_checkpoint_lowers_it(stages: Stages) -> None:
 
 def test_a_version_that_there_is_not_is_refused(stages: Stages) -> None:
     one, _, here, _ = stages
-    with pytest.raises(ValueError, match="beyond"):
+    with pytest.raises(ProtocolError, match="beyond"):
         here.hear(pairs((one.board.common + 1, 5)))

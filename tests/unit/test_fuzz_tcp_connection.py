@@ -360,7 +360,7 @@ def test_boards(data: bytes) -> None:
             before, stop = board.words.tobytes(), board.run[STOP]
             try:
                 mirror.hear(sent)
-            except ValueError:
+            except ProtocolError:
                 assert board.words.tobytes() == before
             assert board.run[STOP] >= stop
             mirror.news()
@@ -422,7 +422,7 @@ def test_counts(data: bytes) -> None:
     near, far = socket.socketpair()
     bulk = Bulk(Channel(near, limits=LIMITS))
     with far, contextlib.suppress(ProtocolError):
-        bulk.counted(data)
+        bulk.acknowledge(data)
     bulk.channel.close()
     assert 0 <= bulk.taken <= 1
 
@@ -458,5 +458,5 @@ def test_the_board_is_as_large_as_it_is() -> None:
     mirror = BoardReplica(board)
     rows = np.stack([np.arange(board.common), np.full(board.common, 2)], axis=1)
     mirror.hear(rows.astype(np.int64).tobytes())
-    with pytest.raises(ValueError, match="beyond"):
+    with pytest.raises(ProtocolError, match="beyond"):
         mirror.hear((rows + np.array([1, 0])).astype(np.int64).tobytes())

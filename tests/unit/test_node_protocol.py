@@ -240,7 +240,7 @@ def test_batches_are_counted() -> None:
     one, other = (Bulk(Channel(end, limits=LIMITS)) for end in (near, far))
     try:
         assert not one.busy
-        one.give(protocol.after(protocol.pair(3, 4)), protocol.layout(b"{}", 5))
+        one.give(protocol.after(3, 4), protocol.layout(b"{}", 5))
         one.give()
         assert (one.busy, one.pending) == (True, True)
         one.feed()
@@ -248,13 +248,13 @@ def test_batches_are_counted() -> None:
         kinds = []
         for kind, payload in other.channel.receive():
             kinds.append(kind)
-            if kind == NodeMessage.TAKEN and other.counted(payload):
-                other.answer()
+            if kind == NodeMessage.TAKEN:
+                other.acknowledge(payload)
         assert kinds == [NodeMessage.AFTER, NodeMessage.LAYOUT, NodeMessage.TAKEN, NodeMessage.TAKEN]
         assert one.busy
         for kind, payload in one.channel.receive():
             assert kind == NodeMessage.TAKEN
-            assert not one.counted(payload)
+            one.acknowledge(payload)
         assert not one.busy
         assert not other.busy
     finally:
@@ -296,6 +296,6 @@ def test_a_count_of_another_length_is_refused(size: int) -> None:
     near, far = socket.socketpair()
     bulk = Bulk(Channel(near, limits=LIMITS))
     with far, pytest.raises(ProtocolError):
-        bulk.counted(bytes(size))
+        bulk.acknowledge(bytes(size))
     bulk.channel.close()
     assert bulk.taken == 0

@@ -18,11 +18,10 @@ from paceline import signals
 from paceline.config.from_plan import forkable, ready_task
 from paceline.errors import PacelineError
 from paceline.network.nodes import protocol
-from paceline.network.nodes.join import JoinRequest, NothingToDo, channel_of, welcomed
-from paceline.network.nodes.join_wait import rejoin_time
+from paceline.network.nodes.board_replication import RemoteWakeups
+from paceline.network.nodes.join import JoinRequest, NothingToDo, channel_of, rejoin_time, welcomed
 from paceline.network.nodes.node_memory import NodeMemory
 from paceline.network.nodes.protocol import NodeMessage
-from paceline.network.nodes.remote_wakeups import RemoteWakeups
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
 from paceline.processes.memory.board import STOP
 from paceline.processes.roles.main import RoleContext
@@ -51,6 +50,7 @@ class Agent:
         self._bulk = protocol.Bulk(channel_of(way))
         self._bulk.channel.send_json(NodeMessage.BULK, {"node": int(welcome["node"]), "nonce": nonce})
         self._node = node = NodeMemory(way.node, welcome, log)
+        self.patience = node.plan.patience
         self._children = Children()
         self._remote = RemoteWakeups(self._children.selector, node.board, node.pipes)
         self._heard = time.monotonic()
@@ -62,18 +62,11 @@ class Agent:
         self._ready = False
         self._patience = Patience(node.plan, node.board)
 
-    @property
-    def patience(self) -> float:
-        return self._node.plan.patience
-
     def run(self) -> bool:
         """True: the run is over. False: the coordinator is gone, and so are this node's roles."""
         # engines send SIGUSR1 to all tasks for an end in order: the coordinator gets it too, and tells every agent
-        handlers: dict[signal.Signals, signals.Handler] = {
-            signal.SIGINT: self._signalled,
-            signal.SIGTERM: self._signalled,
-            signal.SIGUSR1: signal.SIG_IGN,
-        }
+        handlers: dict[signal.Signals, signals.Handler] = {signal.SIGUSR1: signal.SIG_IGN}
+        handlers |= dict.fromkeys((signal.SIGINT, signal.SIGTERM), self._signalled)
         with signals.handling(handlers), self._children.awake():
             try:
                 return self._take_part()
@@ -155,12 +148,17 @@ class Agent:
             match kind:
                 case NodeMessage.BOARD:
                     node.take_words(payload)
-                    if payload:
-                        self._wake_roles()
+                    if payload:  # roles of other agents read their own wakeup pipes
+                        for place in self._remote:
+                            if node.has_role_of(place):
+                                self._remote.set(place, False)
+                        self._remote.ring_local(node.wakeup)
                 case NodeMessage.START:
                     self._start(plain(payload)["part"])
                 case NodeMessage.KILL:
-                    self._kill(plain(payload)["part"])
+                    name = plain(payload)["part"]
+                    for child in [one for one in self._children.running if str(one.part) == name]:
+                        self._children.kill(child)
                 case NodeMessage.BYE:
                     self._gone = plain(payload)
                     return
@@ -174,17 +172,9 @@ class Agent:
                 case NodeMessage.FILE:
                     node.inbox.take(payload)
                 case NodeMessage.TAKEN:
-                    if self._bulk.counted(payload):
-                        self._bulk.answer()
+                    self._bulk.acknowledge(payload)
         if time.monotonic() - self._heard > self.patience:
             raise Closed(f"it has not been heard for {self.patience:g} s")
-
-    def _wake_roles(self) -> None:
-        """Wake the roles on this node's memory. Those of other agents read their own wakeup pipes."""
-        for place in self._remote:
-            if self._node.has_role_of(place):
-                self._remote.set(place, False)
-        self._remote.ring_local(self._node.wakeup)
 
     def _start(self, name: str) -> None:
         """Fork a role, as the coordinator has decided."""
@@ -200,22 +190,14 @@ class Agent:
         if self._node.handover is not None:
             self._node.handover.close()
 
-    def _kill(self, name: str) -> None:
-        for child in self._children.running:
-            if str(child.part) == name:
-                self._children.kill(child)
-
     def _note_end(self, ended: Ended) -> None:
         for message in ended.messages:
             self._forward(ended.child, message)
         self._ended.append(ended)
         if ended.code == 0 and not self._node.shared and not self._children.running:
-            self._return_files()
-
-    def _return_files(self) -> None:
-        root = Path(self._node.plan.directory)
-        chosen = [path for folder in RETURNED for path in sorted((root / folder).rglob("*")) if path.is_file()]
-        self._bulk.give(protocol.files(root, chosen))
+            root = Path(self._node.plan.directory)
+            chosen = [path for folder in RETURNED for path in sorted((root / folder).rglob("*")) if path.is_file()]
+            self._bulk.give(protocol.files(root, chosen))
 
     def _forward(self, child: Child, message: Message) -> None:
         self._control.send_json(NodeMessage.SAID, {"part": str(child.part), "message": message})

@@ -1,15 +1,22 @@
 """The boards of all nodes kept alike: each side sends the other the words that have changed.
 
-Words have one writer at a time, so what one side has written and what the other has do not meet in one word. The words
-of the whole run are written after all others: who reads that the run is ready, or goes back, finds the rest in place.
+A word has one writer at a time, so two sides never write the same word. The words of the whole run are written after
+all others: a process that reads that the run is ready, or returns to a checkpoint, finds the rest in place.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import selectors
+from collections.abc import Iterator
+
 import numpy as np
 
+from paceline.network.secure.channel import ProtocolError
 from paceline.processes.memory.board import CLOCKS, GENERATION, RUN, STOP, Board
 from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.memory.wakeup import Wakeup
 
 PAIR = 16  # bytes: a word's number, and its value
 _LAST = (GENERATION, STOP)
@@ -53,13 +60,15 @@ class BoardReplica:
         return pairs
 
     def hear(self, pairs: bytes | bytearray) -> None:
-        """Write down what the other says. Numbers that do not exist raise ValueError."""
+        """Write the other side's words on this board. ProtocolError: the board has no such words."""
+        if len(pairs) % PAIR:
+            raise ProtocolError(f"{len(pairs)} bytes are no pairs of words")
         rows = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
         if not len(rows):
             return
         most = self._board.common + len(self._counts)
         if rows[:, 0].min() < 0 or rows[:, 0].max() >= most:
-            raise ValueError(f"a word beyond the {most} of the board")
+            raise ProtocolError(f"a word beyond the {most} of the board")
         words = rows[rows[:, 0] < self._board.common]
         index, values = words[:, 0], words[:, 1].copy()
         if self._ahead:
@@ -78,9 +87,42 @@ class BoardReplica:
             self._told[one] = pending[one]
 
     def _hear_version(self, number: int, version: int) -> None:
-        """Answers bring versions too, and may have been quicker. Only a return to a checkpoint lowers one: then it is
-        lower than what was told last."""
+        """Write a version, unless a reply has brought a newer one. Only a return to a checkpoint lowers a version: then
+        it is lower than the last that was sent."""
         assert self._memory is not None
         if version < self._counts[number] or version > self._memory.versions()[number]:
             self._memory.set_version(number, version)
         self._counts[number] = version
+
+
+class RemoteWakeups:
+    """Reads the wakeup pipes of roles on other nodes: a process that wakes such a role wakes this one instead, which
+    sends the news to the other nodes."""
+
+    def __init__(self, selector: selectors.BaseSelector, board: Board, pipes: list[int]) -> None:
+        self._selector, self._board, self._pipes = selector, board, pipes
+        self._places: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._places))
+
+    def set(self, place: int, remote: bool) -> None:
+        """Whether the role of a pipe is on another node."""
+        if remote and place not in self._places:
+            self._places.add(place)
+            self._selector.register(self._pipes[2 * place], selectors.EVENT_READ)
+        elif not remote and place in self._places:
+            self._places.discard(place)
+            self._selector.unregister(self._pipes[2 * place])
+        self._board.sleeping[place] = int(remote)
+
+    def drain(self) -> None:
+        for place in self._places:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._pipes[2 * place], 4096)
+
+    def ring_local(self, wakeup: Wakeup) -> None:
+        """Wake every role of this node."""
+        for place in range(self._board.roles):
+            if place not in self._places:
+                wakeup.ring(place)

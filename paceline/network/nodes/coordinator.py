@@ -12,7 +12,7 @@ from typing import Any
 from paceline.config.endpoint import Endpoint
 from paceline.config.plan import Plan
 from paceline.errors import RunError, UsageError
-from paceline.network.nodes.join_wait import JoinWait, Verdict
+from paceline.network.nodes.join import JoinWait, Verdict
 from paceline.network.nodes.peers import FAULTS, Peer, PeerConnections, Refusal
 from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.nodes.routes import Routes
@@ -68,9 +68,8 @@ class Coordinator:
         supervisor.elsewhere = self
         self._board, self._outcome, self._tell = supervisor.board, supervisor.outcome, tell
         self._here = here
-        self._peers = PeerConnections(
-            supervisor.launched, supervisor.directory, supervisor.processes.selector, port, tell
-        )
+        selector = supervisor.processes.selector
+        self._peers = PeerConnections(supervisor.launched, supervisor.directory, selector, port, tell)
         self._away: dict[str, float] = {}  # roles without a process, and since when
         began = time.monotonic()
         names = [str(child.part) for child in supervisor.children]
@@ -107,6 +106,10 @@ class Coordinator:
     def _child(self, name: str) -> Child | None:
         return next((child for child in self.supervisor.children if str(child.part) == name), None)
 
+    def _absent(self) -> list[Child]:
+        """The roles without a process."""
+        return [child for child in self.supervisor.children if str(child.part) in self._away]
+
     # what the supervisor calls
 
     def start(self, child: Child) -> bool:
@@ -135,17 +138,12 @@ class Coordinator:
         """Hear what other nodes say, decide, and send them what they need."""
         self._peers.remote.drain()
         self._peers.admit(self._choose)
-        for peer in self._peers:
-            try:
-                for kind, told in self._peers.received(peer):
-                    self._decide(peer, kind, told)
-            except FAULTS as error:
-                self._lost(peer, str(error))
-        for peer in self._peers:
-            try:
-                self._peers.send_news(peer)
-            except FAULTS as error:
-                self._lost(peer, str(error))
+        for act in (self._receive, self._peers.send_news):
+            for peer in self._peers:
+                try:
+                    act(peer)
+                except FAULTS as error:
+                    self._lost(peer, str(error))
         self._let_leave()
         self._look_for_the_missing()
         self._watch_routes()
@@ -159,9 +157,8 @@ class Coordinator:
                 if child is not None and not child.done:
                     child.done = True
                     self._peers.say(peer, NodeMessage.KILL, {"part": str(part)})
-        for name in self._away:
-            if (child := self._child(name)) is not None:
-                child.done = True
+        for child in self._absent():
+            child.done = True
 
     def release(self) -> None:
         """The run is over: warn of roles that never came, and let every agent go."""
@@ -216,17 +213,18 @@ class Coordinator:
         other = self._peers.of(child.part)
         return f"{name} is played already, by a process on {other.host}" if other is not None else ""
 
-    def _decide(self, peer: Peer, kind: int, told: dict[str, Any]) -> None:
-        match kind:
-            case NodeMessage.READY:
-                self._ready(peer, told)
-            case NodeMessage.SAID:
-                if (child := self._child(told["part"])) is not None:
-                    self.supervisor.heard(child, told["message"])
-            case NodeMessage.DIED:
-                self._died_there(peer, told)
-            case NodeMessage.LEAVES:
-                self._asked_to_leave(peer)
+    def _receive(self, peer: Peer) -> None:
+        for kind, told in self._peers.received(peer):
+            match kind:
+                case NodeMessage.READY:
+                    self._ready(peer, told)
+                case NodeMessage.SAID:
+                    if (child := self._child(told["part"])) is not None:
+                        self.supervisor.heard(child, told["message"])
+                case NodeMessage.DIED:
+                    self._died_there(peer, told)
+                case NodeMessage.LEAVES:
+                    self._asked_to_leave(peer)
 
     def _ready(self, peer: Peer, told: dict[str, Any]) -> None:
         peer.ready, peer.shared, home = True, bool(told["shared"]), int(told["beside"])
@@ -260,9 +258,13 @@ class Coordinator:
                 self._peers.say(peer, NodeMessage.BYE, {"over": True, "left": True})
                 self._lost(peer, "it was asked to leave", excused=True)
 
-    def _worker_and_host(self, rank: int) -> str:
+    def _process_of(self, rank: int) -> tuple[Role, Peer | None]:
+        """The process of a worker, and its node; None: this one."""
         part = next(child.part for child in self.supervisor.children if rank in ranks(child.part, self._plan))
-        peer = self._peers.of(part)
+        return part, self._peers.of(part)
+
+    def _worker_and_host(self, rank: int) -> str:
+        part, peer = self._process_of(rank)
         return f"{part} on {peer.host}" if peer is not None else f"{part} on the hub's own node"
 
     def _watch_routes(self) -> None:
@@ -271,14 +273,11 @@ class Coordinator:
         if self._board.run[STOP] != RUNNING:
             return
         for rank in self._routes.look():
-            name = self._worker_and_host(rank)
-            part = next(child.part for child in self.supervisor.children if rank in ranks(child.part, self._plan))
-            peer = self._peers.of(part)
+            part, peer = self._process_of(rank)
             if part.kind != "worker" or peer is None or str(part) in self._given_up:
                 continue
-            self.supervisor.warn(
-                f"{name} has not reached its server for {self._plan.patience:g} s: going on without it until it can"
-            )
+            name, limit = self._worker_and_host(rank), f"{self._plan.patience:g} s"
+            self.supervisor.warn(f"{name} has not reached its server for {limit}: going on without it until it can")
             self._given_up.add(str(part))
             self._peers.say(peer, NodeMessage.KILL, {"part": str(part)})
 
@@ -317,14 +316,12 @@ class Coordinator:
         """Do not wait for ever for roles without a process: another node takes them, or the run continues without."""
         now, stop = time.monotonic(), self._board.run[STOP]
         if stop != RUNNING:
-            for name in list(self._away):
-                child = self._child(name)
-                assert child is not None
+            for child in self._absent():
                 if stop != FAILED and child.part.kind == "evaluator":
                     self._move(child)  # it evaluates at least the last checkpoint
                 elif stop == FAILED or child.part.kind != "server":
-                    self._away.pop(name)
-                    self._unfilled.append(name)
+                    del self._away[str(child.part)]
+                    self._unfilled.append(str(child.part))
                     self.supervisor.finished(child)
             if not self._complete and self._outcome.interrupted:
                 self.supervisor.end_all()  # no step has been made: there is nothing to save
@@ -332,44 +329,38 @@ class Coordinator:
         if not self._complete:
             self._gather(now)
             return
-        for name, since in list(self._away.items()):
-            child = self._child(name)
-            if child is not None and self._must_be_played(child.part):
+        for child in self._absent():
+            if self._must_be_played(child.part):
                 if child.part.kind != "evaluator":
                     self.supervisor.launched.raise_alarm()  # others wait for it
-                if now - since > self._plan.patience:
+                if now - self._away[str(child.part)] > self._plan.patience:
                     self._move(child)
 
     def _gather(self, now: float) -> None:
         """Before the first step: wait for all roles as long as `--join` allows, then act by `--join-policy`."""
         if self._board.run[STOP] == FAILED:
             return
+        missing = [child for child in self._absent() if child.part.kind != "evaluator"]
+        limit = f"{self._gathering.join:g} s"
         match self._gathering.look(self._away, now, lambda text: self._tell("say", text)):
             case Verdict.COMPLETE:
                 if not self._gathering.never_came():
                     self._tell("say", self._gathering.complete)
                 self._begin_all()
             case Verdict.WITHOUT:
-                self._begin_without([name for name in self._away if name != "evaluator"])
+                for child in missing:  # servers are started here; workers may join later
+                    self.supervisor.warn(f"{child.part} did not join within {limit}: going on without it")
+                    if self._must_be_played(child.part):
+                        self._move(child)
+                    else:
+                        self.supervisor.recovery.take_back_words(child.part, awaited=False)
+                self._begin_all()
             case Verdict.FAIL:
-                names = ", ".join(name for name in self._away if name != "evaluator")
                 text = (
-                    f"{names} did not join within {self._gathering.join:g} s; --join allows more time, and "
-                    "--join-policy go-on trains without the missing roles"
+                    f"{', '.join(str(child.part) for child in missing)} did not join within {limit}; --join allows "
+                    "more time, and --join-policy go-on trains without the missing roles"
                 )
                 self.supervisor.fail(RunError(text))
-
-    def _begin_without(self, missing: list[str]) -> None:
-        """The time to join has passed: missing servers are started here; missing workers may join later."""
-        for name in missing:
-            child = self._child(name)
-            assert child is not None
-            self.supervisor.warn(f"{name} did not join within {self._gathering.join:g} s: going on without it")
-            if self._must_be_played(child.part):
-                self._move(child)
-            else:
-                self.supervisor.recovery.take_back_words(child.part, awaited=False)
-        self._begin_all()
 
     def _begin_all(self) -> None:
         self._complete = True

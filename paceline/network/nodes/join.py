@@ -1,12 +1,13 @@
-"""How an agent comes to its hub: where that is, and how it is asked to take part."""
+"""Joining a run on several nodes: how an agent asks the hub to take part, and how long the hub waits for all roles."""
 
 from __future__ import annotations
 
 import platform
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from paceline.config.endpoint import Endpoint
@@ -19,7 +20,9 @@ from paceline.network.secure.admission import Refused, enter
 from paceline.network.secure.channel import Channel, Closed, plain
 
 TRY_AGAIN = 0.25  # seconds between two tries to reach the hub
-PATIENT = 3.0  # before people are told that it is not there yet
+PATIENT = 3.0  # seconds before the user is told that it is not there yet
+POLICIES = ("fail", "go-on", "wait")  # what to do when a role has not joined in time
+FIRST, EVERY, LATER = 5.0, 5.0, 30.0  # seconds to the first line about missing roles, between lines, after a minute
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,15 @@ def _answer(channel: Channel, until: float) -> dict[str, Any]:
         while time.monotonic() < until:
             selector.select(1.0)
             for kind, payload in channel.receive():
-                told = plain(payload) if kind in (NodeMessage.WELCOME, NodeMessage.REFUSE) else {}
-                if kind == NodeMessage.REFUSE and told.get("idle"):
-                    raise NothingToDo(str(told.get("why", "")))
-                if kind == NodeMessage.REFUSE and told.get("again"):
-                    raise TimeoutError(str(told.get("why", "")))
-                if kind == NodeMessage.REFUSE:
-                    raise protocol.Unwelcome(f"the hub does not take this process: {told.get('why', '')}")
-                if kind == NodeMessage.WELCOME:
-                    return dict(told)
+                match kind, plain(payload):
+                    case NodeMessage.WELCOME, told:
+                        return dict(told)
+                    case NodeMessage.REFUSE, {"idle": True, "why": why}:
+                        raise NothingToDo(str(why))
+                    case NodeMessage.REFUSE, {"again": True, "why": why}:
+                        raise TimeoutError(str(why))
+                    case NodeMessage.REFUSE, told:
+                        raise UsageError(f"the hub does not take this process: {told.get('why', '')}")
     raise TimeoutError("it did not answer")
 
 
@@ -102,3 +105,54 @@ def channel_of(way: JoinRequest) -> Channel:
     assert way.node.secret is not None
     connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=tls.client_side(way.node))
     return Channel(connection, limits=protocol.LIMITS)
+
+
+class Verdict(Enum):
+    """What is decided about the missing roles."""
+
+    WAIT = auto()
+    COMPLETE = auto()  # every role has joined
+    WITHOUT = auto()  # the time has passed: continue without the missing roles
+    FAIL = auto()  # the time has passed: the run fails
+
+
+class JoinWait:
+    """The roles of a run that have to come from other processes. Nobody begins a step before they are there.
+
+    The evaluator is not waited for: it follows checkpoints, whenever it comes.
+    """
+
+    def __init__(self, roles: Iterable[str], here: Collection[str], *, join: float, policy: str, began: float) -> None:
+        self.join, self.policy, self._began = join, policy, began
+        self._roles = [name for name in roles if name != "evaluator"]
+        self.came = {name for name in self._roles if name in here}  # at any time, perhaps gone since
+        self._next = began + FIRST
+
+    def look(self, away: Collection[str], now: float, say: Callable[[str], None]) -> Verdict:
+        """Decide, and report the missing roles every few seconds. `away`: roles without a process."""
+        missing = [name for name in self._roles if name in away]
+        if not missing:
+            return Verdict.COMPLETE
+        if now - self._began > self.join and self.policy != "wait":
+            return Verdict.WITHOUT if self.policy == "go-on" else Verdict.FAIL
+        if now >= self._next:
+            waited = now - self._began
+            self._next = now + (EVERY if waited < 60 else LATER)
+            limit = f" of {self.join:g} s" if self.policy != "wait" else " s, without limit"
+            there = f"{len(self._roles) - len(missing)} of {len(self._roles)} roles have joined"
+            say(f"waiting for {', '.join(missing)}: {there} ({waited:.0f}{limit})")
+        return Verdict.WAIT
+
+    @property
+    def complete(self) -> str:
+        """The line for a run whose roles have all joined."""
+        return f"all {len(self._roles)} roles have joined"
+
+    def never_came(self) -> list[str]:
+        return [name for name in self._roles if name not in self.came]
+
+
+def rejoin_time(patience: float, join: float) -> float:
+    """Seconds that an agent looks for a hub that it has lost. A chief that is restarted has to load its program, its
+    data and a checkpoint, perhaps on another machine: that takes longer than noticing that it is gone."""
+    return min(join, max(5 * patience, 60.0))

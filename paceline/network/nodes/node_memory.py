@@ -48,8 +48,7 @@ class NodeMemory:
         self._take_memory(node.secret, int(welcome["servers"]), int(welcome["beside"]))
         self.wakeup = Wakeup(self.board, self.pipes, self.board.launcher)
         self.mirror = BoardReplica(self.board, int(welcome["clock"]) - time.monotonic_ns())
-        saved = [self.board.number("saved", rank) for rank in range(self.plan.workers)]
-        self.mirror.withheld = frozenset(saved)
+        self.mirror.withheld = frozenset(self.board.number("saved", rank) for rank in range(self.plan.workers))
         self._shipped = [0] * self.plan.workers
         self.memory: RunMemory | None = None  # once it is laid out
         self._segment: Segment | None = None
@@ -90,10 +89,7 @@ class NodeMemory:
 
     def take_words(self, payload: bytearray) -> None:
         """Write the coordinator's news on the board."""
-        try:
-            self.mirror.hear(payload)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from error
+        self.mirror.hear(payload)
         if not payload:
             return
         board, node, notice = self.board, self.node.number, self.board.get("notice")
@@ -158,8 +154,7 @@ class NodeMemory:
             if board.saved[rank] != number:
                 return  # it has changed while it was copied: copy it again
             self._shipped[rank] = number
-            pairs = protocol.pair(board.number("saved", rank), number)
-            bulk.give(protocol.pieces(parts), protocol.after(pairs))
+            bulk.give(protocol.pieces(parts), protocol.after(board.number("saved", rank), number))
 
     def close(self) -> None:
         if self.handover is not None:

@@ -18,8 +18,7 @@ from paceline.network.cluster.assignment import Assignment, in_cluster, told
 from paceline.network.cluster.description import Cluster, Slot
 from paceline.network.nodes import agent
 from paceline.network.nodes.coordinator import Coordinator, refuse_open_means
-from paceline.network.nodes.join import JoinRequest
-from paceline.network.nodes.join_wait import POLICIES
+from paceline.network.nodes.join import POLICIES, JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
 from paceline.processes.supervisor.supervisor import Supervisor
@@ -70,15 +69,15 @@ def engaged(
     if len(cluster.tasks) == 1:  # a cluster of one is this machine
         return _only(cluster)
     by = by or os.environ.get("PACELINE_PLACEMENT")
-    if not cluster.by_role and cluster.me is not None:
+    if cluster.me is not None and not cluster.by_role:
         if by is None:
             by = "pack" if servers is None or servers > 0 else ",".join(["worker"] * len(cluster.tasks))
         cluster = _placed(cluster, by, servers)
-    elif by is not None and cluster.me is not None:
+    elif cluster.me is not None and by is not None:
         raise UsageError(f"{cluster.source} names the role of every task; --placement is for engines that do not")
     if rule is not None:
         cluster = addresses.called(cluster, addresses.site_rule(rule))
-    return in_cluster(cluster, os.environ, _meeting_file(directory))
+    return in_cluster(cluster, os.environ, None if directory is None else Path(directory).absolute() / "hub")
 
 
 def _only(cluster: Cluster) -> Assignment | None:
@@ -92,10 +91,6 @@ def _only(cluster: Cluster) -> Assignment | None:
             "and waits for no other: add --evaluator to that one's command, or list the evaluator in the cluster"
         )
     return Assignment(cluster.source, ("chief",), 1, 0, False, alone=True)
-
-
-def _meeting_file(directory: str | None) -> Path | None:
-    return Path(directory).absolute() / "hub" if directory is not None else None
 
 
 def _placed(cluster: Cluster, by: str, servers: int | None) -> Cluster:
@@ -147,8 +142,8 @@ def take_part(
     say: Callable[[str], None],
     objects: dict[str, Any] | None = None,
 ) -> int:
-    """Be an agent: one role of a run whose hub is another process. Gives the exit code. `objects`: what has no
-    name to go by, and every process of the run must bring itself."""
+    """Be an agent: one role of a run whose hub is another process. Gives the exit code. `objects`: task, scheme and
+    hooks without a name, which every process of the run must bring itself."""
     secret = secret_of(directory)
     certificates = None if network.tls == GENERATED else certificates_of(network.tls, directory)
     allowed = network.ports or ports.of_environment(os.environ)
@@ -180,9 +175,6 @@ def hub_of(
     allowed = network.ports or ports.of_environment(os.environ)
     node = Endpoint(0, address, secret_of(directory), certificates, network.share, ports=allowed)
 
-    def listening(host: str, chosen: int) -> None:
-        given.announce((host, chosen), os.environ, say)
-
     def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Supervisor:
         if allowed is not None and plan.collective in ("gloo", "nccl"):
             say(f"warning: --collective {plan.collective} listens on ports of its own choice, not only on {allowed}")
@@ -195,7 +187,7 @@ def hub_of(
             here=set(given.roles),
             join=network.join,
             join_policy=network.join_policy,
-            listening=listening,
+            listening=lambda host, chosen: given.announce((host, chosen), os.environ, say),
             **rest,
         )
         hub.at_end = given.withdraw
@@ -208,11 +200,8 @@ def counted(given: Assignment, settings: dict[str, Any], scheme: Scheme) -> dict
     """The settings of a run whose cluster says how many of each there are."""
     servers = settings.get("servers") or 1 if given.alone else given.servers
     for name, there in (("workers", given.workers), ("servers", servers)):
-        if (
-            settings.get(name) is not None
-            and settings[name] != there
-            and not (name == "servers" and not scheme.methods)
-        ):
+        counts = name == "workers" or scheme.methods
+        if counts and settings.get(name) not in (None, there):
             raise UsageError(f"--{name} {settings[name]}, but {given.source} has {there}; omit --{name}")
     if scheme.methods and not servers:
         raise UsageError(f"{scheme.name} needs a server, and {given.source} has none: make one task a ps")

@@ -12,11 +12,10 @@ from typing import Any
 
 from paceline.network.nodes import protocol
 from paceline.network.nodes.agent import RETURNED
-from paceline.network.nodes.board_replication import BoardReplica
+from paceline.network.nodes.board_replication import BoardReplica, RemoteWakeups
 from paceline.network.nodes.memory_handover import MemoryHandover, identity
 from paceline.network.nodes.node_memory import SHARED
 from paceline.network.nodes.protocol import NodeMessage
-from paceline.network.nodes.remote_wakeups import RemoteWakeups
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
@@ -44,7 +43,6 @@ class Peer:
     number: int
     channel: Channel
     host: str
-    address: str
     nonce: str
     mirror: BoardReplica
     machine: str = ""  # identifies its host
@@ -59,7 +57,6 @@ class Peer:
     parts: list[Role] = field(default_factory=list)  # the roles that it has
     filled: list[Role] = field(default_factory=list)  # the roles whose state has been sent there
     starts: list[Role] = field(default_factory=list)  # the roles to start once the node has received all they need
-    inbox: protocol.Inbox | None = None
     leaving: float = 0.0  # since when it has been asked to leave
     saves: bool = False  # a checkpoint is written before it leaves
 
@@ -95,6 +92,7 @@ class PeerConnections:
         self._newcomers: dict[Channel, float] = {}  # admitted and silent so far; since when
         self._registered: dict[int, int] = {}  # descriptors in the selector, and their events
         self._count = 0  # of peers that there have been
+        self._inbox = protocol.Inbox(directory.path, RETURNED, lambda text: tell("warn", text))
         self._nonce = os.urandom(16).hex()
         (directory.path / SHARED).write_text(self._nonce, encoding="ascii")
         node = launched.context.node
@@ -139,11 +137,6 @@ class PeerConnections:
                 self._selector.modify(descriptor, events)
         self._registered = wanted
 
-    def _forget_descriptor(self, channel: Channel) -> None:
-        """Before a channel is closed: its descriptor may soon be that of another connection."""
-        if self._registered.pop(channel.fileno(), None) is not None:
-            self._selector.unregister(channel.fileno())
-
     def admit(self, choose: Choose) -> None:
         """Take in new connections: the first and the second of each agent."""
         if self._handover is not None:
@@ -164,8 +157,7 @@ class PeerConnections:
                     raise ProtocolError(f"a newcomer sent no first message within {FIRST:g} s")
             except FAULTS as error:
                 self._newcomers.pop(channel, None)
-                self._forget_descriptor(channel)
-                channel.close()
+                self._close(channel)
                 self._tell("warn", f"closed a connection: {error}")
 
     def _join(self, channel: Channel, told: dict[str, Any], choose: Choose) -> None:
@@ -184,25 +176,22 @@ class PeerConnections:
             return
         self._count += 1
         now = time.monotonic()
-        nonce, host, address = (str(told[key]) for key in ("nonce", "host", "address"))
-        peer = Peer(self._count, channel, host, address, nonce, BoardReplica(self._board), heard=now)
+        host, nonce, machine = str(told["host"]), str(told["nonce"]), str(told.get("machine", ""))
+        peer = Peer(self._count, channel, host, nonce, BoardReplica(self._board), machine, heard=now)
         peer.parts = [part_of(name) for name in chosen]
-        peer.machine = str(told.get("machine", ""))
         beside = self._beside(peer)
         self._peers[peer.number] = peer
         store = self._launched.context.node.store
-        channel.send_json(
-            NodeMessage.WELCOME,
-            {
-                "plan": asdict(self._launched.plan),
-                "node": peer.number,
-                "servers": self._board.servers,
-                "nonce": self._nonce,
-                "beside": beside,
-                "store": store[:2] if store is not None else None,
-                "clock": time.monotonic_ns(),
-            },
-        )
+        welcome = {
+            "plan": asdict(self._launched.plan),
+            "node": peer.number,
+            "servers": self._board.servers,
+            "nonce": self._nonce,
+            "beside": beside,
+            "store": store[:2] if store is not None else None,
+            "clock": time.monotonic_ns(),
+        }
+        channel.send_json(NodeMessage.WELCOME, welcome)
 
     def _beside(self, peer: Peer) -> int:
         """The node whose memory a newcomer may share: the first on its host. -1: none."""
@@ -229,7 +218,8 @@ class PeerConnections:
         return True
 
     def _close(self, channel: Channel) -> None:
-        self._forget_descriptor(channel)
+        if self._registered.pop(channel.fileno(), None) is not None:  # soon it may be that of another connection
+            self._selector.unregister(channel.fileno())
         channel.close()
 
     def say(self, peer: Peer, kind: int, told: dict[str, Any]) -> None:
@@ -267,10 +257,7 @@ class PeerConnections:
             peer.heard = time.monotonic()
             match kind:
                 case NodeMessage.BOARD if peer.home is None:
-                    try:
-                        peer.mirror.hear(payload)
-                    except ValueError as error:
-                        raise ProtocolError(str(error)) from error
+                    peer.mirror.hear(payload)
                     if payload:
                         self.remote.ring_local(self._launched.wakeup)
                 case NodeMessage.FROZEN:
@@ -295,19 +282,15 @@ class PeerConnections:
             case NodeMessage.PIECES if self._launched.opened():
                 own = [rank for rank in range(self._launched.plan.workers) if self._board.node[rank] == peer.number]
                 names = [KEEP + name for rank in own for name in own_names(self._launched.memory, rank)]
-                protocol.write_piece(
-                    payload, self._launched.memory.segment, WritableRanges(self._launched.memory.spans(names))
-                )
+                areas = WritableRanges(self._launched.memory.spans(names))
+                protocol.write_piece(payload, self._launched.memory.segment, areas)
             case NodeMessage.AFTER:
                 peer.mirror.hear(payload)
                 self.remote.ring_local(self._launched.wakeup)
             case NodeMessage.FILE:
-                if peer.inbox is None:
-                    peer.inbox = protocol.Inbox(self._directory.path, RETURNED, lambda text: self._tell("warn", text))
-                peer.inbox.take(payload)
+                self._inbox.take(payload)
             case NodeMessage.TAKEN:
-                if peer.bulk.counted(payload):
-                    peer.bulk.answer()
+                peer.bulk.acknowledge(payload)
             case _:
                 raise ProtocolError(f"{NodeMessage(kind).name} over the connection for bulk data")
 

@@ -16,7 +16,6 @@ from enum import IntEnum
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from paceline.errors import PacelineError
 from paceline.network.secure.channel import Channel, ProtocolError, plain
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import Segment
@@ -84,18 +83,14 @@ class Bulk:
             kind, parts = chunk
             self.channel.send(kind, *parts)
 
-    def answer(self) -> None:
-        """Answer a batch."""
-        self.channel.send(NodeMessage.TAKEN, _LENGTH.pack(1))
-
-    def counted(self, payload: bytes | bytearray) -> bool:
-        """Read a TAKEN. True: it ends a batch of the other side, which is to be answered."""
+    def acknowledge(self, payload: bytes | bytearray) -> None:
+        """Read a TAKEN: the other side has received a batch, or it has sent one, which is answered."""
         if len(payload) != _LENGTH.size:
             raise ProtocolError("a word of another length")
         if _LENGTH.unpack(payload)[0]:
             self.taken += 1
-            return False
-        return True
+        else:
+            self.channel.send(NodeMessage.TAKEN, _LENGTH.pack(1))
 
 
 def layout(text: bytes, size: int) -> Chunks:
@@ -123,14 +118,9 @@ def write_piece(payload: bytearray, segment: Segment, areas: WritableRanges | No
     segment.memory[offset : offset + size] = memoryview(payload)[_PIECE.size :]
 
 
-def after(pairs: bytes) -> Chunks:
-    """Words of the board that are true once everything sent before has arrived."""
-    yield NodeMessage.AFTER, (pairs,)
-
-
-def pair(number: int, value: int) -> bytes:
-    """One word of the board, as mirrors send them."""
-    return _PIECE.pack(number, value)
+def after(number: int, value: int) -> Chunks:
+    """A word of the board that is true once everything sent before has arrived."""
+    yield NodeMessage.AFTER, (_PIECE.pack(number, value),)
 
 
 def files(root: Path, chosen: Iterable[Path]) -> Chunks:
@@ -208,9 +198,3 @@ class Inbox:
 def _own(path: Path, mode: str) -> IO[bytes]:
     """Open a file; a symbolic link is refused."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-
-
-class Unwelcome(PacelineError):
-    """The coordinator has refused this agent."""
-
-    exit_code = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.network.nodes.join_wait import JoinWait, Verdict, rejoin_time
+from paceline.network.nodes.join import JoinWait, Verdict, rejoin_time
 from paceline.network.nodes.participate import Network
 
 ROLES = ["chief", "worker:1", "worker:2", "server:0", "evaluator"]
