@@ -1,7 +1,7 @@
-"""A worker's way to servers of other nodes: the same lanes, filled on the other side by a connection to each server.
+"""A worker's calls to servers of other nodes: its mailboxes there are filled over a connection to each server.
 
-A server is called by the address that it has written on the board. If a connection breaks, a new one is made as soon as
-somebody listens there again; both sides then say how far each lane is, so nothing is lost and nothing performed twice.
+The worker connects to the address that the server has written on the board. If a connection breaks, it makes a new one
+as soon as a server listens there again; both sides then say how far each mailbox is: no call is lost or repeated.
 """
 
 from __future__ import annotations
@@ -13,18 +13,10 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 
 from paceline.errors import PacelineError, RunError
-from paceline.network.calls.tcp_connection import (
-    AGAIN,
-    HELLO,
-    POST,
-    REPLY,
-    WELCOME,
-    CallMessage,
-    Message,
-    TcpConnection,
-)
+from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, TcpConnection
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
@@ -54,8 +46,18 @@ def words_of(address: str) -> tuple[int, int]:
     return (high - (1 << 64) if high >> 63 else high), (low - (1 << 64) if low >> 63 else low)
 
 
+def connected(memory: RunMemory, shard: int, areas: WritableRanges) -> TcpConnection:
+    """A connection to a server, by the address on the board. OSError: it may be about to start, or to be replaced."""
+    board, node = memory.board, memory.node
+    assert node.secret is not None
+    address, port = address_of(board.server_high[shard], board.server_low[shard]), board.server_port[shard]
+    connection = enter(address, port, node.secret, timeout=REACH, tls=tls.client_side(node))
+    notice_within(connection, memory.plan.patience / 3)
+    return TcpConnection(connection, memory.segment, areas, port)
+
+
 class TcpClient:
-    """One worker's connections. `lanes` are its own, in the order of their numbers."""
+    """One worker's connections. `mailboxes` are its own, in the order of their numbers."""
 
     def __init__(self, memory: RunMemory, rank: int, mailboxes: list[Mailbox], ended: Callable[[], bool]) -> None:
         self._memory, self._rank, self._mailboxes, self._ended = memory, rank, mailboxes, ended
@@ -107,7 +109,7 @@ class TcpClient:
                 self._drop(shard)
             if port and time.monotonic() - self._tried.get(shard, -1.0) >= AGAIN_AFTER and not self._ended():
                 self._tried[shard] = time.monotonic()
-                self._connect(shard, port)
+                self._connect(shard)
             if not port:
                 self._lost.pop(shard, None)  # no process listens there: the server is down, not the route
             elif not self._met.get(shard):
@@ -121,22 +123,16 @@ class TcpClient:
         if self._board.unreached[self._rank] != since:
             self._board.unreached_server[self._rank], self._board.unreached[self._rank] = shard, since
 
-    def _connect(self, shard: int, port: int) -> None:
-        memory, board = self._memory, self._board
-        assert memory.node.secret is not None
-        address = address_of(board.server_high[shard], board.server_low[shard])
+    def _connect(self, shard: int) -> None:
         try:
-            connection = enter(address, port, memory.node.secret, timeout=REACH, tls=tls.client_side(memory.node))
+            wire = connected(self._memory, shard, WritableRanges(self._memory.spans_from_server(self._rank)))
         except Refused as error:
-            raise RunError(f"worker:{self._rank} was refused by server:{shard} at {address}:{port}: {error}") from error
+            raise RunError(f"worker:{self._rank} was refused by server:{shard}: {error}") from error
         except OSError:
-            return  # it may be about to begin, or about to be replaced
-        notice_within(connection, memory.plan.patience / 3)
-        wire = TcpConnection(connection, memory.segment, WritableRanges(memory.spans_from_server(self._rank)))
-        wire.port = port
+            return
         self._wires[shard], self._met[shard] = wire, False
-        memory.wakeup.attend(wire.fileno(), lambda: self._pull(shard, wire))
-        self._guarded(shard, wire, lambda: wire.send(Message(HELLO, self._rank, board.get("generation"))))
+        self._memory.wakeup.attend(wire.fileno(), lambda: self._pull(shard, wire))
+        self._guarded(shard, wire, lambda: wire.send(Message(HELLO, self._rank, self._board.get("generation"))))
 
     def _drop(self, shard: int) -> None:
         wire, self._met[shard] = self._wires.get(shard), False
@@ -159,15 +155,8 @@ class TcpClient:
                 self._memory.wakeup.modify(wire.fileno(), wire.events)
 
     def _pull(self, shard: int, wire: TcpConnection) -> None:
-        def both() -> None:
-            if wire.pending:
-                wire.push()
-            wire.pull(
-                lambda message: self._take(shard, wire, message),
-                lambda message, pieces: self._look(shard, wire, message, pieces),
-            )
-
-        self._guarded(shard, wire, both)
+        take, look = partial(self._take, shard, wire), partial(self._look, shard, wire)
+        self._guarded(shard, wire, lambda: wire.pull(take, look))
 
     def expect(self, mailbox: Mailbox, landing: ReceiveBuffer) -> None:
         """The call in a mailbox probably has a result that may be received there."""
@@ -250,7 +239,7 @@ class TcpClient:
                 elif answered == mine:
                     wire.send(Message(AGAIN, mailbox.index, mine))
         else:
-            raise ProtocolError(f"{CallMessage(message.kind).name} for mailbox {message.mailbox}")
+            raise ProtocolError(f"{message.name} for mailbox {message.mailbox}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse a reply that cannot be decoded."""
@@ -280,39 +269,32 @@ class TcpClient:
         """The worker starts to compute: send and receive in the background."""
         if self.busy():
             if self._courier is None:
-                self._courier = BackgroundSender(self)
-            self._courier.wake()
+                self._courier = BackgroundSender(self._at_work)
+            self._courier.wanted.set()
 
-    def at_work(self) -> list[tuple[TcpConnection, Callable[[], None]]]:
-        """The connections that there are, and what to do when one has news."""
-        return [
-            (wire, lambda shard=shard, wire=wire: self._pull(shard, wire))  # type: ignore[misc]
-            for shard, wire in list(self._wires.items())
-            if wire is not None
-        ]
+    def _at_work(self) -> list[tuple[TcpConnection, Callable[[], None]]]:
+        """The connections while something is still to be sent or received, and what to do when one has news."""
+        wires = list(self._wires.items()) if self.busy() else []
+        return [(wire, partial(self._pull, shard, wire)) for shard, wire in wires if wire is not None]
 
 
 class BackgroundSender:
-    """A thread that sends and receives while its worker computes, and sleeps otherwise."""
+    """A thread that sends and receives while its worker computes, and sleeps otherwise. `at_work`: the connections, and
+    what to do when one has news; none when nothing is to be sent or received."""
 
-    def __init__(self, reach: TcpClient) -> None:
-        self._reach, self._wanted = reach, threading.Event()
+    def __init__(self, at_work: Callable[[], list[tuple[TcpConnection, Callable[[], None]]]]) -> None:
+        self._at_work, self.wanted = at_work, threading.Event()
         threading.Thread(target=self._run, name="courier", daemon=True).start()
-
-    def wake(self) -> None:
-        self._wanted.set()
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            with contextlib.suppress(OSError, ValueError, PacelineError):  # its worker will find what is wrong
-                while self._reach.busy():
+            self.wanted.wait()
+            self.wanted.clear()
+            with contextlib.suppress(OSError, ValueError, PacelineError):  # its worker finds the same error
+                while connections := self._at_work():
                     poll, handlers = select.poll(), {}
-                    for wire, take_in in self._reach.at_work():
+                    for wire, take_in in connections:
                         handlers[wire.fileno()] = take_in
                         poll.register(wire.fileno(), wire.events)
-                    if not handlers:
-                        break
                     for descriptor, _ in poll.poll(100):
                         handlers[descriptor]()

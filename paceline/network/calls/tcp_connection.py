@@ -47,6 +47,10 @@ class Message(NamedTuple):
     more: int = 0
     words: array[int] = array("q")
 
+    @property
+    def name(self) -> str:
+        return CallMessage(self.kind).name
+
 
 Take = Callable[[Message], None]
 Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
@@ -55,8 +59,8 @@ Look = Callable[[Message, Pieces], Sequence[memoryview] | None]
 class TcpConnection:
     """One connection. Nothing here waits: `push` and `pull` do what can be done now."""
 
-    def __init__(self, connection: socket.socket, segment: Segment, areas: WritableRanges) -> None:
-        self.connection, self.areas = connection, areas
+    def __init__(self, connection: socket.socket, segment: Segment, areas: WritableRanges, port: int = 0) -> None:
+        self.connection, self.areas, self.port = connection, areas, port  # `port`: that it was reached at
         connection.setblocking(False)
         self._secure = isinstance(connection, ssl.SSLSocket)
         self._memory = memoryview(segment.memory)
@@ -68,7 +72,6 @@ class TcpConnection:
         self.elsewhere = False  # they go where `look` has chosen
         self.lock = threading.RLock()  # a BackgroundSender may use it while the worker computes
         self.peer = -1  # the rank or server at the other end, after its HELLO
-        self.port = 0  # that it was reached at
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -79,7 +82,7 @@ class TcpConnection:
 
     @property
     def events(self) -> int:
-        """What to wait for."""
+        """The events to poll for."""
         return select.POLLIN | select.POLLOUT if self._out.pending else select.POLLIN
 
     def send(self, message: Message, pieces: Pieces = (), data: Sequence[memoryview | Piece] | None = None) -> None:
@@ -102,20 +105,21 @@ class TcpConnection:
         with self.lock:
             self._out.move(self._memory, mailbox, place, size, to)
 
-    def push(self) -> bool:
-        """Send as much as goes now; True when everything is sent."""
+    def push(self) -> None:
+        """Send as much as goes now."""
         with self.lock:
             try:
                 self._out.push()
             except OSError as error:
                 raise Closed(str(error)) from error
-            return not self._out.pending
 
     def pull(self, take: Take, look: Look | None = None) -> None:
-        """Receive what has arrived. `look` gets each message before its pieces are received, and may refuse it, or
-        choose where they go; `take` gets the complete message. Without TLS no more than one message is received: poll
-        tells of the next."""
+        """Send what is pending, and receive what has arrived. `look` gets each message before its pieces are received,
+        and may refuse it, or choose where they go; `take` gets the complete message. Without TLS no more than one
+        message is received: poll tells of the next."""
         with self.lock:
+            if self._out.pending:
+                self.push()
             while self._message is not None or self._heard(look):
                 while self._into:
                     into = self._into[0]

@@ -1,7 +1,7 @@
-"""A server's side of connections with other nodes: workers whose calls come from there, and servers that follow it.
+"""A server's side of connections with other nodes: of workers whose calls come from there, and servers that follow it.
 
-Calls are received into the lanes of this node's memory, and then count as posted: the desk does not know the
-difference. Answers go back from the same lanes.
+Calls are received into the mailboxes of this node's memory, and then count as posted, as those of this node's workers.
+Replies go back from the same mailboxes.
 """
 
 from __future__ import annotations
@@ -11,30 +11,21 @@ import json
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from paceline.config import build
 from paceline.errors import PacelineError
-from paceline.network.calls.tcp_client import AGAIN_AFTER, REACH, address_of, words_of
-from paceline.network.calls.tcp_connection import (
-    AGAIN,
-    HELLO,
-    ORDER,
-    POST,
-    REPLY,
-    WELCOME,
-    CallMessage,
-    Message,
-    TcpConnection,
-)
+from paceline.network.calls.tcp_client import AGAIN_AFTER, connected, words_of
+from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, TcpConnection
 from paceline.network.secure import tls
-from paceline.network.secure.admission import AdmissionListener, enter, listener, notice_within
+from paceline.network.secure.admission import AdmissionListener, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, got, put, understood
 from paceline.processes.calls.zero_copy import PendingReplies
 from paceline.processes.memory.board import GENERATION, MAILBOXES, STOP
-from paceline.processes.memory.byte_ranges import Piece, ShardRange, WritableRanges, of_words
+from paceline.processes.memory.byte_ranges import Piece, Pieces, ShardRange, WritableRanges, of_words
 from paceline.processes.memory.call_codec import check, decode
 from paceline.processes.memory.packed_words import member_of, method_of
 from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, RunMemory
@@ -45,7 +36,7 @@ _NO_TENSOR = torch.empty(0)
 
 
 class TcpServer:
-    """Who comes in: one connection for each worker of another node, and for each server that follows from there."""
+    """One connection for each worker of another node, and for each server there that follows this one."""
 
     def __init__(self, memory: RunMemory, shard: int, mailboxes: list[Mailbox]) -> None:
         assert memory.node.secret is not None
@@ -85,12 +76,8 @@ class TcpServer:
             self._wakeup.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
 
     def _pull(self, wire: TcpConnection) -> None:
-        def both() -> None:
-            if wire.pending:
-                wire.push()
-            wire.pull(lambda message: self._take(wire, message), lambda message, _: self._look(wire, message))
-
-        self._guarded(wire, both)
+        take, look = partial(self._take, wire), partial(self._look, wire)
+        self._guarded(wire, lambda: wire.pull(take, look))
 
     def _guarded(self, wire: TcpConnection, act: Callable[[], object]) -> None:
         try:
@@ -109,9 +96,12 @@ class TcpServer:
         self._wakeup.ignore(wire.fileno())
         wire.close()
 
-    def _look(self, wire: TcpConnection, message: Message) -> None:
-        """What may be known of a message before its pieces are received, which takes longer."""
-        if message.kind == POST and 0 <= wire.peer < self._board.workers and message.mailbox // MAILBOXES == wire.peer:
+    def _owns(self, wire: TcpConnection, mailbox: int) -> bool:
+        return 0 <= wire.peer < self._board.workers and mailbox // MAILBOXES == wire.peer
+
+    def _look(self, wire: TcpConnection, message: Message, _: Pieces) -> None:
+        """Check and decode a call before its pieces are received, which takes longer."""
+        if message.kind == POST and self._owns(wire, message.mailbox):
             self._check(wire, message)
             mailbox, words = self._mailboxes[message.mailbox], message.words.tolist()
             request = understood(self._memory, mailbox, words, message.value, self._methods, self._bounds)
@@ -121,7 +111,7 @@ class TcpServer:
         board = self._board
         if message.kind == HELLO and wire in self._unknown:
             self._greet(wire, message)
-        elif message.kind == POST and 0 <= wire.peer < board.workers and message.mailbox // MAILBOXES == wire.peer:
+        elif message.kind == POST and self._owns(wire, message.mailbox):
             mailbox = self._mailboxes[message.mailbox]
             if board.posted[mailbox.index] == message.number:
                 return  # it came before, over a connection that has broken since
@@ -129,12 +119,12 @@ class TcpServer:
             mailbox.request[HEAD_WORDS - 1] = message.value
             put(mailbox.request, message.words)
             board.posted[mailbox.index] = message.number
-        elif message.kind == AGAIN and 0 <= wire.peer < board.workers and message.mailbox // MAILBOXES == wire.peer:
+        elif message.kind == AGAIN and self._owns(wire, message.mailbox):
             mailbox = self._mailboxes[message.mailbox]
             if board.answered[self._shard][mailbox.index] == message.number:
                 self.answer(mailbox)
         else:
-            raise ProtocolError(f"{CallMessage(message.kind).name} from {wire.peer}")
+            raise ProtocolError(f"{message.name} from {wire.peer}")
 
     def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse a call that a worker of this scheme cannot make: mailboxes are performed without further checks."""
@@ -211,10 +201,8 @@ class TcpServer:
 
     def _tell_order(self, wire: TcpConnection, position: int) -> None:
         board = self._board
-        at = position % len(board.ring)
-        number = board.ring_numbers[at]
-        words = array("q", [board.run[GENERATION]])
-        wire.send(Message(ORDER, wire.peer, position, board.ring[at], number, words))
+        at, words = position % len(board.ring), array("q", [board.run[GENERATION]])
+        wire.send(Message(ORDER, wire.peer, position, board.ring[at], board.ring_numbers[at], words))
 
     def close(self) -> None:
         """The last answers go, then the door is shut."""
@@ -247,24 +235,15 @@ class OrderFollower:
             self._take(message)
 
     def _reconnect(self) -> bool:
-        memory, board = self._memory, self._board
-        port = board.server_port[0]
+        port = self._board.server_port[0]
         if self._wire is not None and self._wire.port != port:
             self._drop()
-        if self._wire is not None:
-            return False
-        if port and time.monotonic() - self._tried >= AGAIN_AFTER:
+        if self._wire is None and port and time.monotonic() - self._tried >= AGAIN_AFTER:
             self._tried = time.monotonic()
-            assert memory.node.secret is not None
-            address = address_of(board.server_high[0], board.server_low[0])
             with contextlib.suppress(OSError, PacelineError):
-                connection = enter(address, port, memory.node.secret, timeout=REACH, tls=tls.client_side(memory.node))
-                notice_within(connection, memory.plan.patience / 3)
-                self._wire = wire = TcpConnection(connection, memory.segment, WritableRanges(()))
-                wire.port = port
-                memory.wakeup.attend(wire.fileno(), self._pull)
-                peer = board.server_place(self._shard)
-                wire.send(Message(HELLO, peer, self.generation, self.ordered))
+                self._wire = wire = connected(self._memory, 0, WritableRanges(()))
+                self._memory.wakeup.attend(wire.fileno(), self._pull)
+                wire.send(Message(HELLO, self._board.server_place(self._shard), self.generation, self.ordered))
         return self._wire is None
 
     def _drop(self) -> None:
@@ -278,8 +257,6 @@ class OrderFollower:
         if wire is None:
             return
         try:
-            if wire.pending:
-                wire.push()
             wire.pull(self._take)
             self._memory.wakeup.modify(wire.fileno(), wire.events)
         except (Closed, ProtocolError):
@@ -288,7 +265,7 @@ class OrderFollower:
     def _take(self, message: Message) -> None:
         board = self._board
         if message.kind != ORDER or len(message.words) != 1:
-            raise ProtocolError(f"{CallMessage(message.kind).name} from the first server")
+            raise ProtocolError(f"{message.name} from the first server")
         generation, entry = message.words[0], message.value
         if not (entry < len(board.posted) if entry >= 0 else self._is_member(entry)):
             raise ProtocolError(f"an order of the first server for {entry}, which there is not")
