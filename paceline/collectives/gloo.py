@@ -14,13 +14,4 @@ class GlooCollective(Connected):
     name = "gloo"
 
     def group(self, memory: RunMemory, request: GroupRequest) -> TorchGroup:
-        return TorchGroup(
-            self.name,
-            request.store,
-            request.name,
-            request.place,
-            len(request.members),
-            address=memory.node.address,
-            device=request.device,
-            ring=request.ring,
-        )
+        return TorchGroup(self.name, request, memory.node.address)

@@ -23,15 +23,6 @@ class TcpCollective(Connected):
     def group(self, memory: RunMemory, request: GroupRequest) -> TcpGroup:
         node = memory.node
         assert node.store is not None
-        connections = connected(
-            request.store,
-            request.name,
-            request.place,
-            [f"worker:{rank}" for rank in request.members],
-            listener_of(node),
-            node.store[2],
-            tls.client_side(node),
-            patience=UNREACHED * memory.plan.patience,
-            building=request.building,
-        )
+        patience = UNREACHED * memory.plan.patience
+        connections = connected(request, listener_of(node), node.store[2], tls.client_side(node), patience=patience)
         return TcpGroup(request.place, len(request.members), connections, watch=memory.wakeup, ring=request.ring)

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from net_ends import PATIENCE, SECRET
 
-from paceline.network.means.group import Exchange, GroupBuilder, Header
+from paceline.network.means.group import Exchange, GroupBuilder, GroupRequest, Header
 from paceline.network.means.peer_connections import PeerListener, connected
 from paceline.network.means.tcp_group import TcpGroup
 from paceline.network.secure.admission import AdmissionListener, listener
@@ -91,7 +92,7 @@ class Company:
         return made
 
     def building(self, name: str, place: int, patience: float) -> GroupBuilder:
-        names = [f"worker:{rank}" for rank in range(self.size)]
+        members, cpu = list(range(self.size)), torch.device("cpu")
         wakeup = self.wakeup[place]
 
         def ring() -> None:
@@ -99,9 +100,9 @@ class Company:
 
         def make(building: GroupBuilder) -> TcpGroup:
             store = StoreClient(LOCAL, self.port, SECRET, patience=PATIENCE)
-            mine, secret, tls = self.listeners[place], SECRET, self.tls[1]
+            request = GroupRequest(store, name, members, place, cpu, building, ring)
             try:
-                found = connected(store, name, place, names, mine, secret, tls, patience=patience, building=building)
+                found = connected(request, self.listeners[place], SECRET, self.tls[1], patience=patience)
             finally:
                 store.close()
             return TcpGroup(place, self.size, found, watch=wakeup, ring=ring)

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.network.means.group import Broken, Header
+from paceline.network.means.group import Broken, GroupRequest, Header
 from paceline.network.means.process_group import TorchGroup
 from paceline.network.secure import secret
 from paceline.network.secure.admission import AdmissionListener, listener
@@ -229,6 +230,11 @@ def test_a_lost_connection_is_made_again() -> None:
         assert not desk._clients  # whoever has gone leaves nothing behind
 
 
+def asked(store: StoreClient, name: str, place: int, size: int, device: torch.device) -> GroupRequest:
+    builder: Any = None  # torch's groups do not ask whether they are still wanted
+    return GroupRequest(store, name, list(range(size)), place, device, builder, lambda: None)
+
+
 def joined(size: int, place: tuple[str, int, bytes], prefix: str) -> list[TorchGroup]:
     """A group of threads of this process."""
     groups: list[TorchGroup | None] = [None] * size
@@ -236,7 +242,7 @@ def joined(size: int, place: tuple[str, int, bytes], prefix: str) -> list[TorchG
     def join(k: int) -> None:
         store = StoreClient(*place, patience=5.0)
         cpu = torch.device("cpu")
-        groups[k] = TorchGroup("gloo", store, prefix, k, size, address="127.0.0.1", device=cpu, ring=lambda: None)
+        groups[k] = TorchGroup("gloo", asked(store, prefix, k, size, cpu), "127.0.0.1")
         store.close()  # it is needed only as long as they look for each other
 
     threads = [threading.Thread(target=join, args=(k,)) for k in range(size)]
@@ -293,7 +299,7 @@ def test_nccl_takes_the_same_operations_on_a_gpu() -> None:
     device = torch.device("cuda", 0)
     with served() as (place, _):
         store = StoreClient(*place, patience=30.0)  # alone: NCCL refuses two members on one GPU
-        group = TorchGroup("nccl", store, "g/3", 0, 1, address="127.0.0.1", device=device, ring=lambda: None)
+        group = TorchGroup("nccl", asked(store, "g/3", 0, 1, device), "127.0.0.1")
         for count in (5, 700_001):
             vector = torch.randn(count, device=device)
             finished(group.start(vector, Header(1, 3, 1.0)), 30.0)

@@ -1,8 +1,8 @@
-"""What the members of a group send each other for a mean, whatever carries the bytes.
+"""A group: what its members send each other for a mean, whatever carries the bytes.
 
 No all-reduce of a library is used: it adds in an order of its own, and our means have the bits of a sum in the order of
-the ranks. Of small vectors every member gets all and adds them up itself. Of large ones every member gets its slice of
-all vectors, adds those up, and sends the result to all: as much traffic as a ring has.
+the ranks. Every member gets all small vectors and adds them up itself. Of large vectors every member gets its slice,
+adds the slices up, and sends the result to all: as much traffic as a ring has.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Header:
 
 @dataclass(frozen=True)
 class VectorPiece:
-    """A part of a large vector, cut among the members."""
+    """A part of a large vector, sharded over the members."""
 
     low: int
     high: int
@@ -90,16 +90,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Of one that is over: Broken if it failed."""
-
-    @property
-    def failed(self) -> bool:
-        """Of one that is over: whether nothing has come of it."""
-        try:
-            self.finish()
-        except Exception:
-            return True
-        return False
+        """Of an exchange that is over: Broken if it failed."""
 
 
 class Group(ABC):
@@ -146,8 +137,8 @@ class Group(ABC):
 
 
 class GroupBuilder:
-    """A group that is being made, aside: who makes one waits for the others, and somebody may die meanwhile. `make`
-    gets the building, which says whether the group is still wanted."""
+    """Makes a group in a thread: making it waits for the other members, any of which may die meanwhile. `make` gets
+    this builder, which says whether the group is still wanted."""
 
     def __init__(self, make: Callable[[GroupBuilder], Group], ring: Callable[[], None]) -> None:
         self._group: Group | None = None
@@ -163,8 +154,7 @@ class GroupBuilder:
                 self._group.bury()
             ring()
 
-        self._thread = threading.Thread(target=build, daemon=True)
-        self._thread.start()
+        threading.Thread(target=build, daemon=True).start()
 
     @property
     def over(self) -> bool:
@@ -183,7 +173,7 @@ class GroupBuilder:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """A group that is to be made: of whom, under which name in the store."""
+    """A group that is to be made: its members, and its name in the store."""
 
     store: StoreClient
     name: str

@@ -7,6 +7,7 @@ gives its cells to a newcomer. The board says which workers are alive, never a t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -51,7 +52,6 @@ class GroupFormation:
     """One worker's groups, and its part in forming them."""
 
     def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker, had: Taken) -> None:
-        assert memory.node.store is not None, "a launcher that wants means across processes gives them a store"
         self.memory, self.rank, self._wait_for = memory, rank, wait_for
         self._board, self._wakeup = memory.board, memory.wakeup
         self._maker, self._had = maker, had
@@ -69,13 +69,13 @@ class GroupFormation:
         self.generation = 0  # how often the run had returned to a checkpoint when this worker last did
 
     def circle(self, workers: tuple[int, ...], everybody: bool) -> MeanGroup:
-        name = "all" if everybody else "-".join(map(str, workers))
-        key = f"{self.generation}/{name}"
+        key = f"{self.generation}/{'all' if everybody else '-'.join(map(str, workers))}"
         if key not in self._circles:
             self._circles[key] = MeanGroup(key, workers)
+        circle = self._circles[key]
         self._uses += 1
-        self._circles[key].used = self._uses
-        return self._circles[key]
+        circle.used = self._uses
+        return circle
 
     def rung(self) -> bool:
         """Whether the store has changed since this worker last looked."""
@@ -335,10 +335,9 @@ class GroupFormation:
         return self.memory.device(self.rank) if self.on_gpu else torch.device("cpu")
 
     def _new_store(self) -> StoreClient:
-        address, port, secret = self.memory.node.store or ("", 0, b"")
-        return StoreClient(
-            address, port, secret, patience=self.memory.plan.patience, tls=tls.client_side(self.memory.node)
-        )
+        node = self.memory.node
+        assert node.store is not None, "a launcher that wants means across processes gives them a store"
+        return StoreClient(*node.store, patience=self.memory.plan.patience, tls=tls.client_side(node))
 
     def wait_for_exchange(self, exchange: Exchange, circle: MeanGroup) -> None:
         """Wait until an exchange is over; Broken if the group has changed."""
@@ -356,8 +355,11 @@ class GroupFormation:
             # a member that had this mean and then ended the run has sent its part: it may still arrive
             if board.run[STOP] != FAILED:
                 self._wakeup.wait(there, min(LAST, self.memory.plan.patience / 4))
-            if not exchange.over or exchange.failed:
-                raise
+            if exchange.over:
+                with contextlib.suppress(Exception):
+                    exchange.finish()
+                    return
+            raise
         if not exchange.over:
             raise Broken
         exchange.finish()

@@ -1,7 +1,7 @@
 """The members of a mean, and what they write in the store before they form a group. Plain data and words of the board.
 
-A *circle* is all means among the same workers. Its members are written in the supervisor's store, each with
-the number of its life: one record, replaced as a whole by the first worker that finds it outdated.
+A *circle* is all means among the same workers. One record in the supervisor's store lists its members, each with the
+number of its life. The first worker that finds the record outdated replaces it as a whole.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class MeanGroup:
     groups: dict[int, Group] = field(default_factory=dict)  # by the shape of what is averaged
     done: int | None = None  # means that it has had here; None: it is new here
     kept: Tensor | None = None  # the last mean, kept for members that missed it
-    took: dict[str, int] = field(
-        default_factory=dict
-    )  # the members that took part in it, each at which of its own means
+    took: dict[str, int] = field(default_factory=dict)  # its members, and which of its own means it was for each
     joiner: tuple[int, int] | None = None  # a worker that waits to be taken in, and its life
     called: bool = False  # a member asks for another group
     used: int = 0  # when, as a count

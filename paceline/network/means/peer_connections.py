@@ -15,22 +15,22 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 
 from paceline.config.endpoint import Endpoint
 from paceline.config.ports import Ports
 from paceline.errors import RunError
-from paceline.network.means.group import GroupBuilder
+from paceline.network.means.group import GroupRequest
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, Refused, enter, listener
-from paceline.network.secure.store_client import StoreClient
 
 TROUBLE = "trouble"  # the key, behind the name of a group, that says why it does not come about
 NAME = 32  # bytes: the name of a connection
 AGAIN_AFTER = 0.05  # seconds between two tries to connect
 REACH = 2.0  # that one try may take
 LOOK = 1.0  # between two looks at whether a group is still wanted
+ADVICE = "workers must be able to reach each other's ports (--ports fixes them)"
 UNCLAIMED = 1024  # connections that no group has claimed yet; the oldest are closed
 
 
@@ -40,8 +40,8 @@ def name_of(group: str, to: int, by: int) -> bytes:
 
 
 class PeerListener:
-    """Where other workers' connections come in. A thread attends to it, so that a stranger is turned away in time also
-    while the worker computes."""
+    """Accepts the connections of other workers, in a thread: strangers are turned away in time also while the worker
+    computes."""
 
     def __init__(
         self,
@@ -90,13 +90,15 @@ class PeerListener:
             with self._changed:
                 for connection in self._named.values():  # what it sends is for the group that claims it
                     poll.register(connection, select.POLLRDHUP)
-            poll.poll(1000 * LOOK)
+            news = {descriptor for descriptor, _ in poll.poll(1000 * LOOK)}
+            with self._changed:  # close those whose other side has gone before a group claimed them
+                for name in [name for name, connection in self._named.items() if connection.fileno() in news]:
+                    self._named.pop(name).close()
             for connection in self._gate.pump():
                 connection.setblocking(False)
                 self._unnamed[connection.fileno()] = connection, b""
             for descriptor in list(self._unnamed):
                 self._hear(descriptor)
-            self._forget_gone()
         self._gate.close()
         with self._changed:
             for connection in (*self._named.values(), *(connection for connection, _ in self._unnamed.values())):
@@ -130,16 +132,6 @@ class PeerListener:
                 before.close()
             self._changed.notify_all()
 
-    def _forget_gone(self) -> None:
-        """Close those whose other side has gone before anybody took them."""
-        with self._changed:
-            poll, names = select.poll(), {}
-            for name, connection in self._named.items():
-                names[connection.fileno()] = name
-                poll.register(connection.fileno(), select.POLLRDHUP)
-            for descriptor, _ in poll.poll(0):
-                self._named.pop(names[descriptor]).close()
-
 
 _listeners: dict[Endpoint, PeerListener] = {}
 _making = threading.Lock()
@@ -150,8 +142,7 @@ def _say(text: str) -> None:
 
 
 def listener_of(node: Endpoint) -> PeerListener:
-    """That of this process: made when it is needed first, and there until the process ends. Workers in one process
-    share it."""
+    """The listener of this process, made at the first call. Workers in one process share it."""
     assert node.store is not None, "a launcher that wants means across processes gives them a store"
     with _making:
         if node not in _listeners:
@@ -163,33 +154,24 @@ def listener_of(node: Endpoint) -> PeerListener:
 
 
 def connected(
-    store: StoreClient,
-    group: str,
-    place: int,
-    names: Sequence[str],
-    own: PeerListener,
-    secret: bytes,
-    tls: ssl.SSLContext | None,
-    *,
-    patience: float,
-    building: GroupBuilder,
+    request: GroupRequest, own: PeerListener, secret: bytes, tls: ssl.SSLContext | None, *, patience: float
 ) -> dict[int, socket.socket]:
-    """A connection to each other member, by its place. `names`: what an error calls the members. Whether they are alive
-    is not decided here: RunError means that one of them could not be reached for `patience` seconds, though the group
-    was wanted all the time."""
-    store.set(f"{group}/{place}", json.dumps([own.address, own.port]))
+    """A connection to each other member, by its place. Whether members are alive is not decided here: RunError means
+    that one of them could not be reached for `patience` seconds, though the group was wanted all the time."""
+    place, group = request.place, request.name
+    request.store.set(f"{group}/{place}", json.dumps([own.address, own.port]))
     until = time.monotonic() + patience
     found: dict[int, socket.socket] = {}
     try:
         for other in range(place):
-            found[other] = _reached(store, group, place, other, names, secret, tls, until, building)
-        for other in range(place + 1, len(names)):
+            found[other] = _reached(request, other, secret, tls, until)
+        for other in range(place + 1, len(request.members)):
             try:
-                found[other] = own.take(name_of(group, place, other), lambda: building.wanted, until)
+                found[other] = own.take(name_of(group, place, other), lambda: request.building.wanted, until)
             except TimeoutError:
                 raise RunError(
-                    f"{names[other]} did not connect to {names[place]} at {own.address}:{own.port} for a mean within "
-                    f"{patience:g} s; workers must be able to reach each other's ports (--ports fixes them)"
+                    f"worker:{request.members[other]} did not connect to worker:{request.members[place]} at "
+                    f"{own.address}:{own.port} for a mean within {patience:g} s; {ADVICE}"
                 ) from None
     except BaseException:
         for connection in found.values():
@@ -199,21 +181,14 @@ def connected(
 
 
 def _reached(
-    store: StoreClient,
-    group: str,
-    place: int,
-    other: int,
-    names: Sequence[str],
-    secret: bytes,
-    tls: ssl.SSLContext | None,
-    until: float,
-    building: GroupBuilder,
+    request: GroupRequest, other: int, secret: bytes, tls: ssl.SSLContext | None, until: float
 ) -> socket.socket:
-    """A connection to an earlier member, tried again and again: its port may belong to another process for a moment, if
-    it has just died. What is wrong meanwhile is written down in the store: members that only wait do not know it."""
+    """A connection to an earlier member. It is tried again and again: the member's port may belong to another process
+    for a moment, if it has just died. The store gets the trouble meanwhile, for members that only wait."""
+    store, group, place = request.store, request.name, request.place
     where: tuple[str, int] | None = None
     told = ""
-    while building.wanted:
+    while request.building.wanted:
         try:
             if where is None:
                 store.wait([f"{group}/{other}"], timedelta(seconds=LOOK))
@@ -230,10 +205,8 @@ def _reached(
             return connection
         except (OSError, Refused) as error:
             at = f" at {where[0]}:{where[1]}" if where is not None else ""
-            trouble = (
-                f"{names[place]} cannot reach {names[other]}{at} for a mean: {error}; workers must be able to reach "
-                "each other's ports (--ports fixes them)"
-            )
+            members = f"worker:{request.members[place]} cannot reach worker:{request.members[other]}"
+            trouble = f"{members}{at} for a mean: {error}; {ADVICE}"
             if time.monotonic() >= until:
                 raise RunError(trouble) from error
             if where is not None and trouble != told:

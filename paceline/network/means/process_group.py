@@ -1,6 +1,6 @@
-"""Some workers joined by torch.distributed (Gloo or NCCL), for vectors of one length.
+"""A group of workers in torch.distributed (Gloo or NCCL), for vectors of one length.
 
-The connections are torch's own: they are neither authenticated nor encrypted. For networks that are trusted.
+The connections are torch's own: neither authenticated nor encrypted. For networks that are trusted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
 
-from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, VectorPiece, pieces
-from paceline.network.secure.store_client import StoreClient
+from paceline.network.means.group import HEAD, Broken, Exchange, Group, GroupRequest, Header, VectorPiece, pieces
 from paceline.state import Vector, mean_into
 
 SMALL = 2 << 20  # bytes of all vectors together up to which every member adds them up itself
@@ -59,22 +58,12 @@ class Operations(Exchange):
 class TorchGroup(Group):
     """The workers of one circle, as a process group of torch's."""
 
-    def __init__(
-        self,
-        backend: str,
-        store: StoreClient,
-        prefix: str,
-        place: int,
-        size: int,
-        *,
-        address: str,
-        device: torch.device,
-        ring: Callable[[], None],
-    ) -> None:
+    def __init__(self, backend: str, request: GroupRequest, address: str) -> None:
+        place, size = request.place, len(request.members)
         super().__init__(place, size)
-        self._ring, self._polled = ring, backend == "nccl"
-        self._store = store  # torch holds it by its C++ half only
-        within = PrefixStore(prefix, store)
+        self._ring, self._polled = request.ring, backend == "nccl"
+        self._store = request.store  # torch holds it by its C++ half only
+        within = PrefixStore(request.name, request.store)
         self._works: Sequence[Any] = ()
         self._backend: Any
         if backend == "nccl":
@@ -82,7 +71,7 @@ class TorchGroup(Group):
             options = nccl.Options()
             options._timeout = LONGEST
             self._backend = nccl(within, place, size, options)
-            self._backend.eager_connect_single_device(device)
+            self._backend.eager_connect_single_device(request.device)
         else:
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()

@@ -14,9 +14,10 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import ClassVar, Protocol
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 from paceline.errors import RunError, SchemeError
 from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, pieces
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
+from paceline.processes.memory.wakeup import Wakeup
 from paceline.state import Vector, mean_into
 
 
@@ -39,16 +41,6 @@ SLICE = 1 << 20  # bytes of a message of a large vector
 LIMITS: dict[int, int] = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
 MOST_ROOMS = 16  # lengths of vectors for which memory is kept
 LOOK = 100  # milliseconds between two looks at whether a group is still there
-
-
-class Watch(Protocol):
-    """What polls connections while the worker waits: its wakeup."""
-
-    def attend(self, descriptor: int, take_in: Callable[[], None], events: int = select.POLLIN) -> None: ...
-
-    def modify(self, descriptor: int, events: int) -> None: ...
-
-    def ignore(self, descriptor: int) -> None: ...
 
 
 class GroupPeer:
@@ -69,7 +61,7 @@ class GroupPeer:
         self.events = 0  # that are waited for
 
     def expect(self, kind: int, into: Sequence[memoryview]) -> None:
-        """So many messages, to be received there."""
+        """Expect a message for each of these buffers, and receive it there."""
         self.due[kind].extend(into)
         self.missing[kind] += len(into)
 
@@ -101,7 +93,7 @@ class TcpGroup(Group):
     any_length: ClassVar[bool] = True
 
     def __init__(
-        self, place: int, size: int, connections: Mapping[int, socket.socket], *, watch: Watch, ring: Callable[[], None]
+        self, place: int, size: int, connections: dict[int, socket.socket], *, watch: Wakeup, ring: Callable[[], None]
     ) -> None:
         super().__init__(place, size)
         self._watch, self._ring = watch, ring
@@ -186,13 +178,12 @@ class TcpGroup(Group):
     def _begun(self) -> None:
         """Take what came early, and wait for the rest."""
         for peer in self._peers:
-            self._guarded(peer, lambda peer=peer: self._take_early(peer))  # type: ignore[misc]
+            self._guarded(peer, partial(self._take_early, peer))
 
     def _take_early(self, peer: GroupPeer) -> None:
         while peer.early and peer.due[peer.early[0][0]]:
             kind, payload = peer.early.popleft()
-            into = self._place(peer, kind, len(payload))
-            into[:] = payload
+            self._place(peer, kind, len(payload))[:] = payload
             self._came(peer, kind)
 
     def _room(self, peer: GroupPeer, kind: int, length: int) -> memoryview | None:
@@ -260,10 +251,7 @@ class TcpGroup(Group):
                 self._send(peer, SUM, sent)
 
     def _send(self, peer: GroupPeer, kind: int, *parts: bytes | memoryview) -> None:
-        def send() -> None:
-            peer.channel.send(kind, *parts)
-
-        self._guarded(peer, send)
+        self._guarded(peer, lambda: peer.channel.send(kind, *parts))
 
     def _guarded(self, peer: GroupPeer, act: Callable[[], None]) -> None:
         """Do something with a connection. What goes wrong ends the exchange, and is raised where it is waited for."""
@@ -289,12 +277,13 @@ class TcpGroup(Group):
     def _watched(self, peer: GroupPeer, events: int) -> None:
         if events == peer.events:
             return
+        descriptor = peer.channel.fileno()
         if not events:
-            self._watch.ignore(peer.channel.fileno())
+            self._watch.ignore(descriptor)
         elif peer.events:
-            self._watch.modify(peer.channel.fileno(), events)
+            self._watch.modify(descriptor, events)
         else:
-            self._watch.attend(peer.channel.fileno(), lambda: self._news(peer), events)
+            self._watch.attend(descriptor, partial(self._news, peer), events)
         peer.events = events
 
     def _all_sent(self) -> bool:
