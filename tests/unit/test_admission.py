@@ -49,7 +49,7 @@ def proof_for(stranger: socket.socket) -> bytes:
     """A right answer to the gate's greeting."""
     version, nonce = handshake.greeted(exactly(stranger, handshake.GREETING))
     assert version == handshake.VERSION
-    return handshake.answer(SECRET, nonce, handshake.nonce())
+    return handshake.answer(SECRET, nonce, os.urandom(32))
 
 
 def test_the_proofs_are_what_the_page_says() -> None:
@@ -130,13 +130,13 @@ def test_the_gates_own_words_are_no_proof() -> None:
         greeting = exactly(one, handshake.GREETING)
         nonce = handshake.greeted(greeting)[1]
         one.sendall(greeting + greeting)  # the size of an answer, and more
-        other.sendall(handshake.MAGIC + nonce + handshake.gate_proof(SECRET, handshake.nonce(), nonce))
+        other.sendall(handshake.MAGIC + nonce + handshake.gate_proof(SECRET, os.urandom(32), nonce))
         door.until(lambda: len(door.gate) == 0)
         assert door.admitted == []
 
 
 def test_a_gate_cannot_send_the_clients_words_back() -> None:
-    greeting = handshake.greeting(handshake.nonce())
+    greeting = handshake.greeting(os.urandom(32))
     for part in (slice(None), slice(-handshake.PROOF, None)):  # all of it, or only the client's proof
         with impostor(greeting, echo=part) as place, pytest.raises(Refused, match="could not prove that it knows"):
             enter(*place, SECRET, timeout=PATIENCE)

@@ -12,10 +12,12 @@ import hmac
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import RunError
+from paceline.network.secure.handshake import received
 
 _NONCE = 32
 _AT_ONCE = 250  # descriptors in one message, below the kernel's limit
@@ -34,6 +36,10 @@ def identity() -> str:
 
 def _place(run: str, node: int) -> str:
     return f"\0paceline-{run}-{node}"
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    return received(connection, size, "another node of this host", time.monotonic() + _PATIENCE, "too early")
 
 
 def _proof(secret: bytes, run: str, node: int, nonce: bytes) -> bytes:
@@ -71,8 +77,7 @@ class MemoryHandover:
         credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():
             return
-        caller.settimeout(_PATIENCE)
-        said = _exactly(caller, _NONCE + hashlib.sha256().digest_size)
+        said = _received(caller, _NONCE + hashlib.sha256().digest_size)
         if not hmac.compare_digest(said[_NONCE:], _proof(self._secret, self._run, self._node, said[:_NONCE])):
             return
         caller.sendall(_COUNT.pack(len(self._descriptors)))
@@ -91,7 +96,7 @@ def taken(run: str, node: int, secret: bytes, most: int) -> list[int]:
         connection.connect(_place(run, node))
         nonce = os.urandom(_NONCE)
         connection.sendall(nonce + _proof(secret, run, node, nonce))
-        (count,) = _COUNT.unpack(_exactly(connection, _COUNT.size))
+        (count,) = _COUNT.unpack(_received(connection, _COUNT.size))
         if count != most:
             raise RunError(f"a node of this host has {count} descriptors, not {most}: another paceline?")
         while len(found) < count:
@@ -100,13 +105,3 @@ def taken(run: str, node: int, secret: bytes, most: int) -> list[int]:
                 raise ConnectionResetError("it has closed")
             found += received
     return found
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    said = b""
-    while len(said) < count:
-        part = connection.recv(count - len(said))
-        if not part:
-            raise ConnectionResetError("it has closed")
-        said += part
-    return said

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.network.secure.outbound import WOULD_BLOCK, OutboundQueue
+from paceline.network.secure.tls import cause
 
 HEADER = struct.Struct("<HHQ")  # kind, flags (0), length of the payload
 MOST_PENDING = 1 << 30  # bytes
@@ -30,6 +31,7 @@ _BUFFER = 1 << 16
 _SHARE = 1 << 20  # bytes of one `receive`, about: a peer that sends without end must not starve the others
 _SMALL = 1 << 12  # parts up to this size are copied together: that is cheaper than one more entry
 
+Messages = list[tuple[int, bytearray]]  # kind and payload of each
 Room = Callable[[int, int], memoryview | None]
 
 
@@ -117,10 +119,8 @@ class Channel:
         self._push()
         if (waiting := self._out.pending) > self._most_pending:
             self.close()
-            raise ProtocolError(
-                f"the other side does not take what it is sent: {waiting:,} bytes wait, "
-                f"{self._most_pending:,} are allowed"
-            )
+            allowed = f"{waiting:,} bytes wait, {self._most_pending:,} are allowed"
+            raise ProtocolError(f"the other side does not take what it is sent: {allowed}")
 
     def send_json(self, kind: int, value: Any) -> None:
         self.send(kind, json.dumps(value, separators=(",", ":")).encode())
@@ -146,7 +146,7 @@ class Channel:
             self._out.push()
         except (OSError, ValueError) as error:
             # messages of the other side may still be there to be read
-            self._lose(f"the connection is broken: {_cause(error)}")
+            self._lose(f"the connection is broken: {cause(error)}")
             raise Closed(str(self._lost)) from error
 
     def _lose(self, why: str) -> None:
@@ -155,13 +155,13 @@ class Channel:
 
     # receiving
 
-    def receive(self) -> list[tuple[int, bytearray]]:
+    def receive(self) -> Messages:
         """The complete messages that have arrived, (kind, payload) each; of a flood, the first part.
 
         Closed: the other side has closed, and all its messages have been given. ProtocolError: bytes that are no
         message, which close the channel.
         """
-        found: list[tuple[int, bytearray]] = []
+        found: Messages = []
         share = _SHARE
         while share > 0:
             into = self._into
@@ -176,9 +176,9 @@ class Channel:
                 break
             except ssl.SSLError as error:
                 self.close()
-                raise ProtocolError(f"what came in is not TLS of this connection: {_cause(error)}") from error
+                raise ProtocolError(f"what came in is not TLS of this connection: {cause(error)}") from error
             except (OSError, ValueError) as error:
-                return self._ended(found, f"the connection is broken: {_cause(error)}", error)
+                return self._ended(found, f"the connection is broken: {cause(error)}", error)
             if not count:
                 inside = self._header or self._into is not None
                 return self._ended(found, f"the other side has closed{' inside a message' if inside else ''}", None)
@@ -187,14 +187,12 @@ class Channel:
                 self._complete(found)
         return found
 
-    def _ended(
-        self, found: list[tuple[int, bytearray]], why: str, error: Exception | None
-    ) -> list[tuple[int, bytearray]]:
+    def _ended(self, found: Messages, why: str, error: Exception | None) -> Messages:
         if not found:
             raise Closed(self._lost or why) from error
         return found  # the next call comes here again
 
-    def _take(self, count: int, found: list[tuple[int, bytearray]]) -> None:
+    def _take(self, count: int, found: Messages) -> None:
         """Cut what is in the buffer into messages."""
         at = 0
         while at < count:
@@ -230,7 +228,7 @@ class Channel:
         self._kind, self._payload, self._filled = kind, bytearray(length if into is None else 0), 0
         self._into = memoryview(self._payload) if into is None else into
 
-    def _complete(self, found: list[tuple[int, bytearray]]) -> None:
+    def _complete(self, found: Messages) -> None:
         self._into = None
         found.append((self._kind, self._payload))
 
@@ -262,9 +260,3 @@ def _refuse_depth(value: Any) -> None:
 
 def _name(kind: int) -> str:
     return kind.name if isinstance(kind, Enum) else str(kind)
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason or "TLS ended"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Generator
 
 from paceline.errors import PacelineError
+from paceline.network.secure.outbound import WOULD_BLOCK
 
 MAGIC = b"paceline"
 VERSION = 1  # of all protocols over these connections
@@ -34,7 +35,6 @@ ANSWER = len(MAGIC) + NONCE + PROOF
 REFUSAL = b"refused".ljust(PROOF, b"\0")
 
 _NUMBER = struct.Struct("<I")
-_WAITING = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Refused(PacelineError):
@@ -43,10 +43,6 @@ class Refused(PacelineError):
 
 class TurnedAway(Exception):
     """Why a connection is refused."""
-
-
-def nonce() -> bytes:
-    return os.urandom(NONCE)
 
 
 def greeting(gate: bytes) -> bytes:
@@ -63,12 +59,6 @@ def answer(secret: bytes, gate: bytes, client: bytes) -> bytes:
     return MAGIC + client + client_proof(secret, gate, client)
 
 
-def answered(message: bytes) -> tuple[bytes, bytes]:
-    """The client's nonce and proof."""
-    at = len(MAGIC)
-    return message[at : at + NONCE], message[at + NONCE :]
-
-
 def client_proof(secret: bytes, gate: bytes, client: bytes) -> bytes:
     return hmac.digest(secret, b"client" + _NUMBER.pack(VERSION) + gate + client, hashlib.sha256)
 
@@ -77,24 +67,21 @@ def gate_proof(secret: bytes, gate: bytes, client: bytes) -> bytes:
     return hmac.digest(secret, b"gate" + _NUMBER.pack(VERSION) + client + gate, hashlib.sha256)
 
 
-_same = hmac.compare_digest  # takes the same time for any two values
-
-
 def gate_side(connection: socket.socket, secret: bytes) -> Generator[None, None, None]:
     """The listener's side of a handshake. Yields instead of waiting; returns when the other has proved the secret."""
     while isinstance(connection, ssl.SSLSocket):
         try:
             connection.do_handshake()
             break
-        except _WAITING:
+        except WOULD_BLOCK:
             yield
-    ours = nonce()
+    ours = os.urandom(NONCE)
     yield from _say(connection, greeting(ours))
     heard = b""
     while len(heard) < ANSWER:
         try:
             piece = connection.recv(ANSWER - len(heard))  # not a byte more
-        except _WAITING:
+        except WOULD_BLOCK:
             yield
             continue
         if not piece:
@@ -102,8 +89,8 @@ def gate_side(connection: socket.socket, secret: bytes) -> Generator[None, None,
         heard += piece
         if not MAGIC.startswith(heard[: len(MAGIC)]):
             raise TurnedAway(_described(heard))
-    theirs, proof = answered(heard)
-    if not _same(proof, client_proof(secret, ours, theirs)):
+    theirs, proof = heard[len(MAGIC) : -PROOF], heard[-PROOF:]
+    if not hmac.compare_digest(proof, client_proof(secret, ours, theirs)):
         with contextlib.suppress(OSError):  # as far as it can be said at once
             connection.send(REFUSAL)
         raise TurnedAway("it has another secret")
@@ -114,7 +101,7 @@ def _say(connection: socket.socket, message: bytes) -> Generator[None, None, Non
     while message:
         try:
             message = message[connection.send(message) :]
-        except _WAITING:
+        except WOULD_BLOCK:
             yield
 
 
@@ -127,27 +114,28 @@ def _described(heard: bytes) -> str:
 
 def prove(connection: socket.socket, secret: bytes, peer: str, until: float) -> None:
     """The client's side of a handshake, which waits until that moment."""
-    start = _hear(connection, len(MAGIC), peer, until, "without a greeting; does it expect TLS?")
+    start = received(connection, len(MAGIC), peer, until, "without a greeting; does it expect TLS?")
     if start != MAGIC:
         raise Refused(f"{peer} does not speak paceline's protocol; is it the right address and port?")
-    rest = _hear(connection, GREETING - len(start), peer, until, "in the middle of its greeting")
+    rest = received(connection, GREETING - len(start), peer, until, "in the middle of its greeting")
     version, theirs = greeted(start + rest)
     if version != VERSION:
         raise Refused(
             f"{peer} speaks version {version} of the protocol, this side version {VERSION}; "
             "install the same paceline on all nodes"
         )
-    ours = nonce()
+    ours = os.urandom(NONCE)
     connection.settimeout(left(until, peer))
     connection.sendall(answer(secret, theirs, ours))
-    proof = _hear(connection, PROOF, peer, until, "before it had answered")
-    if _same(proof, REFUSAL):
+    proof = received(connection, PROOF, peer, until, "before it had answered")
+    if hmac.compare_digest(proof, REFUSAL):
         raise Refused(f"{peer} has another secret; PACELINE_SECRET (or its file) must be the same for all tasks")
-    if not _same(proof, gate_proof(secret, theirs, ours)):
+    if not hmac.compare_digest(proof, gate_proof(secret, theirs, ours)):
         raise Refused(f"{peer} could not prove that it knows the secret; it is not a node of this cluster")
 
 
-def _hear(connection: socket.socket, size: int, peer: str, until: float, when: str) -> bytes:
+def received(connection: socket.socket, size: int, peer: str, until: float, when: str) -> bytes:
+    """Receive just as many bytes, waiting until that moment. `when`: what an error says of an early end."""
     heard = b""
     while len(heard) < size:
         connection.settimeout(left(until, peer))

@@ -19,40 +19,32 @@ def fresh() -> bytes:
     return os.urandom(32)
 
 
-def text(secret: bytes) -> str:
-    return secret.hex()
-
-
 def parse(text: str, where: str = "the secret") -> bytes:
     """The secret of its hexadecimal text; `where` is what an error calls it."""
     digits = text.strip()
+    advice = "`openssl rand -hex 32` makes a good one"
     if not re.fullmatch(r"(?:[0-9a-fA-F]{2})*", digits):
-        raise UsageError(
-            f"{where} is not written in pairs of hexadecimal digits; `openssl rand -hex 32` makes a good one"
-        )
-    if not SHORTEST <= len(digits) // 2 <= LONGEST:
-        raise UsageError(
-            f"{where} has {len(digits) // 2} bytes; {SHORTEST} to {LONGEST} are allowed: "
-            "`openssl rand -hex 32` makes a good one"
-        )
+        raise UsageError(f"{where} is not written in pairs of hexadecimal digits; {advice}")
+    if not SHORTEST <= (size := len(digits) // 2) <= LONGEST:
+        raise UsageError(f"{where} has {size} bytes; {SHORTEST} to {LONGEST} are allowed: {advice}")
     return bytes.fromhex(digits)
 
 
 def write(path: Path, secret: bytes) -> None:
-    """Replace a file by one that no other user can read at any moment."""
+    """Write the secret's file, or replace it."""
     try:
-        atomic_files.write_bytes(path, f"{text(secret)}\n".encode(), private=True)
+        atomic_files.write_bytes(path, f"{secret.hex()}\n".encode(), private=True)
     except OSError as error:
         raise UsageError(f"the secret's file {path} cannot be written: {error.strerror}") from error
 
 
 def read(path: Path) -> bytes:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name must not hold us up
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # do not wait for a pipe of that name
     except OSError as error:
         raise UsageError(f"the secret's file {path} cannot be read: {error.strerror}") from error
     try:
-        _refuse_if_shared(path, os.fstat(handle))  # of the file that was opened: the name may be another's by now
+        _refuse_if_shared(path, os.fstat(handle))  # of the open file: another file may have its name by now
         content = os.read(handle, 4 * LONGEST)
     finally:
         os.close(handle)
@@ -60,7 +52,7 @@ def read(path: Path) -> bytes:
 
 
 def of_environment(env: Mapping[str, str]) -> bytes | None:
-    """What the variables say. An empty one is refused: it was meant to hold a secret."""
+    """The secret of the variables. An empty variable is refused: it was meant to hold a secret."""
     if VALUE in env:
         return parse(env[VALUE], VALUE)
     if FILE in env:
@@ -71,14 +63,14 @@ def of_environment(env: Mapping[str, str]) -> bytes | None:
 
 
 def of_user() -> bytes:
-    """The secret of this user, made when it is asked for the first time."""
+    """The secret of this user, made at the first call."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
     folder = (Path(home) if Path(home).is_absolute() else Path.home() / ".config") / "paceline"
     path = folder / "secret"
     if not path.exists():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_files.write_if_missing(path, f"{text(fresh())}\n".encode())
+            atomic_files.write_if_missing(path, f"{fresh().hex()}\n".encode())
         except OSError as error:
             raise UsageError(
                 f"the user's secret {path} cannot be made: {error.strerror}; set {VALUE} or {FILE} instead"

@@ -100,7 +100,14 @@ class StoreClient(Store):
                     time.sleep(RETRY)
 
     def _answered(self, request: bytes, number: int, until: float) -> list[bytes]:
-        channel = self._opened(until)
+        if self._channel is None:
+            left = max(until - time.monotonic(), RETRY)
+            try:
+                connection = enter(*self._place, self._secret, timeout=left, tls=self._tls)
+            except Refused as error:
+                raise StoreError(str(error)) from error
+            self._channel = Channel(connection, limits={ANSWER: LONGEST})
+        channel = self._channel
         channel.send(REQUEST, request)
         channel.flush(max(until - time.monotonic(), 0.0))
         poll = select.poll()
@@ -117,16 +124,6 @@ class StoreClient(Store):
             if left <= 0:
                 raise TimeoutError("no answer in time")
             poll.poll(left * 1000)
-
-    def _opened(self, until: float) -> Channel:
-        if self._channel is None:
-            left = max(until - time.monotonic(), RETRY)
-            try:
-                connection = enter(*self._place, self._secret, timeout=left, tls=self._tls)
-            except Refused as error:
-                raise StoreError(str(error)) from error
-            self._channel = Channel(connection, limits={ANSWER: LONGEST})
-        return self._channel
 
 
 def _bytes(value: Any) -> bytes:

@@ -86,13 +86,13 @@ def contexts(c: Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"{c.certificate} and {c.key} are not a certificate and its key, in PEM and without a password: "
-                f"{_cause(error)}"
+                f"{cause(error)}"
             ) from error
         trusted = c.authority or c.certificate
         try:
             context.load_verify_locations(cafile=trusted)
         except OSError as error:
-            raise UsageError(f"{trusted} holds no certificates to trust, in PEM: {_cause(error)}") from error
+            raise UsageError(f"{trusted} holds no certificates to trust, in PEM: {cause(error)}") from error
     return server, client
 
 
@@ -132,7 +132,8 @@ def _generate(folder: Path) -> None:
     settings.unlink()
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
+    """Why the system or TLS refuses something."""
     if isinstance(error, ssl.SSLError):
         return error.reason or str(error)
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
