@@ -127,7 +127,7 @@ def test_checkpoints_go_on_while_a_worker_cannot_reach_the_server(
     with begun(tmp_path, hosts, scheme) as story:
         with hosts["h2"].cut_from(hosts["h3"]):
             story.until(lambda: "worker:1 on h3 cannot reach server:0" in story.told(), "the cut is told")
-            story.until(lambda: "going on without it" in story.told(), "nobody waits for worker:1 any longer")
+            story.until(lambda: "continuing without it" in story.told(), "nobody waits for worker:1 any longer")
             story.until_it_gets_on()
             story.until_saved()
             story.until_saved()

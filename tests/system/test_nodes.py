@@ -165,7 +165,7 @@ def test_a_server_that_nobody_comes_for_moves_to_a_node_that_is_left(tmp_path: P
             launcher=made.launcher,
         )
     finished(story, 400, over=2)
-    assert story.told("server:0 goes on at")
+    assert story.told("server:0 moves to")
 
 
 def test_a_node_may_have_several_roles_and_they_share_its_memory(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_the_first_of_two_servers_goes_on_elsewhere_and_the_other_follows_it_the
             launcher=made.launcher,
         )
     finished(story, 400, over=2)
-    assert story.told("server:0 goes on at")
+    assert story.told("server:0 moves to")
 
 
 def test_nodes_that_share_no_disk_are_sent_the_checkpoint_and_send_back_their_logs(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_an_evaluator_whose_node_is_lost_goes_on_at_the_hub(tmp_path: Path) -> N
 
         def look(status: Status) -> None:
             lost(status)
-            if any("evaluator goes on at" in text for text in told):
+            if any("evaluator moves to" in text for text in told):
                 gate.touch()
 
         lost, told = Once(100, lambda: made.cut("evaluator")), []

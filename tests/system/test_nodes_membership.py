@@ -89,14 +89,14 @@ def test_a_run_that_somebody_does_not_join_in_time_fails_and_says_who(tmp_path: 
 @pytest.mark.parametrize("scheme", ["sync", "async", "easgd"])
 def test_or_it_goes_on_without_them_and_says_so_at_the_end(tmp_path: Path, scheme: str) -> None:
     result = finished(absent(tmp_path, scheme, "go-on", "worker:2"), 200, over=3)
-    assert "worker:2 did not join within 3 s: going on without it" in result.warnings
+    assert "worker:2 did not join within 3 s: continuing without it" in result.warnings
     assert "worker:2 never joined" in result.warnings
     assert replay(tmp_path / "run").match
 
 
 def test_a_server_that_does_not_join_is_played_where_there_is_room(tmp_path: Path) -> None:
     story = absent(tmp_path, "sync", "go-on", "server:0")
-    assert story.told("server:0 goes on at")
+    assert story.told("server:0 moves to")
     finished(story, 200)
 
 

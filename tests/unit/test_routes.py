@@ -40,7 +40,7 @@ def test_it_is_told_soon_and_given_up_after_patience_once(board: Board) -> None:
     assert not told
     cut(board, 1, 4.0)
     assert not looking.look()
-    assert told == ["worker:1 on h1 cannot reach server:0, which listens; it goes on trying"]
+    assert told == ["worker:1 on h1 cannot reach server:0, which listens; it keeps trying"]
     cut(board, 1, 11.0)
     assert looking.look() == [1]
     assert not looking.look()

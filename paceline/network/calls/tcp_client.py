@@ -251,7 +251,7 @@ class TcpClient:
             raise ProtocolError(f"an answer of {count} values, not 1")
 
     def void(self) -> None:
-        """The run has gone back to a checkpoint, and so have the servers: earlier calls get no reply."""
+        """Run and servers have returned to a checkpoint: earlier calls get no reply."""
         for shard in self._wires:
             for mailbox in self._mailboxes:
                 self._board.answered[shard][mailbox.index] = self._board.posted[mailbox.index]

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,9 +31,14 @@ from paceline.processes.memory.call_codec import check, decode
 from paceline.processes.memory.packed_words import member_of, method_of
 from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, RunMemory
 from paceline.processes.memory.segment import WORD
+from paceline.scheme import ServerMethod
 
-LAST = 10.0  # seconds that the last answers may take to go
+LAST = 10.0  # seconds that the last replies may take
 _NO_TENSOR = torch.empty(0)
+
+
+def _takes_any_number(method: ServerMethod[Any, Any]) -> bool:
+    return any(one.kind is one.VAR_POSITIONAL for one in method.signature.parameters.values())
 
 
 class TcpServer:
@@ -47,18 +53,11 @@ class TcpServer:
         self._methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
         self._bounds = memory.bounds(shard)
         # how many values each takes; None: any number
-        self._takes = [
-            None
-            if any(one.kind is one.VAR_POSITIONAL for one in method.signature.parameters.values())
-            else len(method.parameters)
-            for method in self._methods
-        ]
+        self._takes = [None if _takes_any_number(method) else len(method.parameters) for method in self._methods]
         self._wires: dict[int, TcpConnection] = {}  # by rank; followers after the ranks
         self._unknown: set[TcpConnection] = set()  # admitted, before their HELLO
         listening = listener(memory.node.address, memory.node.ports)
-        self._gate = AdmissionListener(
-            listening, memory.node.secret, tls=tls.server_side(memory.node), log=lambda text: print(text)
-        )
+        self._gate = AdmissionListener(listening, memory.node.secret, tls=tls.server_side(memory.node), log=print)
         high, low = words_of(memory.node.address)
         self._board.server_high[shard], self._board.server_low[shard] = high, low
         self._board.server_port[shard] = port = listening.getsockname()[1]
@@ -173,7 +172,7 @@ class TcpServer:
         wire = self._wires.get(mailbox.rank)
         if wire is None:
             return  # it will ask when it is back
-        if mailbox.told is None:  # a predecessor has performed it, if anybody has
+        if mailbox.told is None:  # it was performed by a predecessor of this server, if at all
             mailbox.told = array("q", got(mailbox.reply))
             mailbox.pieces = of_words(mailbox.told, self._cutting) if mailbox.told else []
         told = mailbox.told if self._cutting.lead else array("q")
@@ -205,7 +204,7 @@ class TcpServer:
         wire.send(Message(ORDER, wire.peer, position, board.ring[at], board.ring_numbers[at], words))
 
     def close(self) -> None:
-        """The last answers go, then the door is shut."""
+        """Send the last replies, then close all connections."""
         until = time.monotonic() + LAST
         while any(wire.pending for wire in self._wires.values()) and time.monotonic() < until:
             self._wakeup.wait(lambda: not any(wire.pending for wire in self._wires.values()), 0.1)
@@ -223,7 +222,7 @@ class OrderFollower:
         self._memory, self._shard, self._board = memory, shard, memory.board
         self._wire: TcpConnection | None = None
         self._tried = 0.0
-        self._early: list[Message] = []  # of a generation that this server has not gone back to yet
+        self._early: list[Message] = []  # of a generation that this server has not returned to yet
         self.ordered, self.generation = self._board.performed[shard], self._board.get("generation")
         memory.wakeup.restless = self._reconnect
 

@@ -143,11 +143,9 @@ def _share(tasks: list[str], environment: Mapping[str, str], ranks: Cluster | No
         return [tasks[int(index)]]
     if not index and ranks is not None and ranks.me is not None and ranks.me.index < len(tasks):
         return tasks[ranks.me.index :: len(ranks.tasks)]
-    told = (
-        f"RANK is {ranks.me.index}"
-        if ranks is not None and ranks.me
-        else f"JOB_COMPLETION_INDEX is {index or 'not set'}"
-    )
+    told = f"JOB_COMPLETION_INDEX is {index or 'not set'}"
+    if ranks is not None and ranks.me:
+        told = f"RANK is {ranks.me.index}"
     raise UsageError(f"PACELINE_TASKS names {len(tasks)} tasks, and {told}; it says which of them this process is")
 
 

@@ -82,9 +82,7 @@ class Cluster:
     @property
     def incomplete(self) -> tuple[ClusterTask, ...]:
         """The tasks whose address is not complete. The evaluator needs none."""
-        return tuple(
-            task for task in self.tasks if task.kind != "evaluator" and (task.host is None or task.port is None)
-        )
+        return tuple(one for one in self.tasks if one.kind != "evaluator" and None in (one.host, one.port))
 
     @property
     def complete(self) -> bool:
@@ -117,9 +115,8 @@ class Cluster:
         for kind in KINDS:
             indices = [task.index for task in self.of(kind)]
             if indices != list(range(len(indices))):
-                raise UsageError(
-                    f"{self.source}: the {kind}s are numbered {_some(list(map(str, indices)))}, not from 0 without gaps"
-                )
+                found = _some(list(map(str, indices)))
+                raise UsageError(f"{self.source}: the {kind}s are numbered {found}, not from 0 without gaps")
         for kind in SINGLE:
             if len(self.of(kind)) > 1:
                 raise UsageError(f"{self.source}: there can be one {kind}, not {len(self.of(kind))}")

@@ -104,10 +104,8 @@ def present(environment: Mapping[str, str]) -> list[EnvironmentSource]:
 
 
 def seen(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster that an environment describes; None: this process is alone.
-
-    TF_CONFIG names the role of each task, so it takes precedence over the variables of engines.
-    """
+    """The cluster that an environment describes; None: this process is alone. TF_CONFIG takes precedence: it names the
+    role of each task."""
     found = present(environment)
     named = tf_config.seen(environment)
     if named is not None:

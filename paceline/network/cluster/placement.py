@@ -80,9 +80,8 @@ def _by_policy(ordered: list[Place], policy: str, servers: int | None) -> dict[P
     serving = set(POLICIES[policy](ordered, servers))
     training = [place for place in ordered if place not in serving]
     if not training:
-        raise UsageError(
-            f"{policy}: {max(servers or 0, len(serving))} servers among {len(ordered)} tasks leave no worker"
-        )
+        count = max(servers or 0, len(serving))
+        raise UsageError(f"{policy}: {count} servers among {len(ordered)} tasks leave no worker")
     kinds = {place: "server" if place in serving else "worker" for place in ordered}
     return kinds | {training[0]: "chief"}
 
@@ -109,8 +108,5 @@ def _per_node(ordered: list[Place], servers: int | None) -> list[Place]:
     return _spread(ordered, len(nodes))
 
 
-POLICIES: dict[str, Callable[[list[Place], int | None], list[Place]]] = {
-    "pack": _pack,
-    "spread": _spread,
-    "ps-per-node": _per_node,
-}
+Policy = Callable[[list[Place], int | None], list[Place]]
+POLICIES: dict[str, Policy] = {"pack": _pack, "spread": _spread, "ps-per-node": _per_node}

@@ -120,8 +120,7 @@ class Group(ABC):
 
     @abstractmethod
     def large_mean(self, like: Vector) -> Vector:
-        """Their mean. Not copied: it is there until the next mean's second half, which nobody begins before all have
-        had this one."""
+        """Their mean, not copied: valid until the next mean's second half, which begins when all have this one."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, root: int) -> Exchange:

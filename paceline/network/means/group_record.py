@@ -26,7 +26,7 @@ class MeanGroup:
     key: str  # in the store
     workers: tuple[int, ...]  # its members if all are alive
     attempt: int = 0  # the record whose group this worker is in; 0: in none
-    failed: int = 0  # records up to this one are not gone back to
+    failed: int = 0  # this worker does not return to records up to this one
     trying: int = 0  # the record whose group it is forming
     members: Lives = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)  # by the shape of what is averaged
@@ -48,7 +48,7 @@ class MeanGroup:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """Who is to form a group, as it is written down. Nobody is asked twice under the same number."""
+    """The members of the next group, as the store has them. No worker is asked twice under the same number."""
 
     attempt: int
     members: Lives
@@ -128,10 +128,8 @@ def parted(board: Board, members: Lives) -> bool:
 
 
 def proposal(board: Board, circle: MeanGroup, record: GroupRecord, me: int, *, hold: bool) -> Lives | None:
-    """The members of the next group; None as long as another worker is to be waited for.
-
-    A member of the last record that has not died is in: the word that says so may not have arrived here yet.
-    """
+    """The members of the next group; None: wait for another worker first. A member of the last record that has not died
+    is in: the board's word that it is alive may not have arrived here yet."""
     members: Lives = {}
     for rank in circle.workers:
         if rank == me:

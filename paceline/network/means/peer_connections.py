@@ -25,7 +25,7 @@ from paceline.network.means.group import GroupRequest
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, Refused, enter, listener
 
-TROUBLE = "trouble"  # the key, behind the name of a group, that says why it does not come about
+TROUBLE = "trouble"  # the key, below that of a group, that says why the group cannot be formed
 NAME = 32  # bytes: the name of a connection
 AGAIN_AFTER = 0.05  # seconds between two tries to connect
 REACH = 2.0  # that one try may take
@@ -69,7 +69,7 @@ class PeerListener:
                 if name in self._named:
                     return self._named.pop(name)
                 if self._closed or not wanted():
-                    raise ConnectionAbortedError("nobody wants the connection any more")
+                    raise ConnectionAbortedError("the connection is not wanted any more")
                 left = until - time.monotonic()
                 if left <= 0:
                     raise TimeoutError("it did not connect")
@@ -213,4 +213,4 @@ def _reached(
                 store.set(f"{group}/{TROUBLE}", trouble)
                 told = trouble
             time.sleep(AGAIN_AFTER)
-    raise ConnectionAbortedError("nobody wants the group any more")
+    raise ConnectionAbortedError("the group is not wanted any more")

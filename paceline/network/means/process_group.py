@@ -135,8 +135,7 @@ class TorchGroup(Group):
         return Operations(works, self._ring, self._polled)
 
     def bury(self) -> None:
-        """An operation under way ends when the others let go of the group too, which may take a while: that is waited
-        for aside, and so is the closing of the connections."""
+        """Leave the group. A thread waits for operations under way, which end when the others leave too, and closes."""
         backend, works, self._backend, self._works = self._backend, self._works, None, ()
         if backend is None:
             return

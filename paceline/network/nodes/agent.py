@@ -133,7 +133,7 @@ class Agent:
         told = self._gone or {}
         if told.get("left") and self._signals:
             name = signal.Signals(self._signals[0]).name
-            return 128 + self._signals[0], f"{self._way}: asked to leave ({name}); the run goes on without it"
+            return 128 + self._signals[0], f"{self._way}: asked to leave ({name}); the run continues without it"
         return int(told.get("code", 0)), str(told.get("text") or "the run is over")
 
     def _signalled(self, number: int, _: object) -> None:
@@ -168,7 +168,8 @@ class Agent:
                 case NodeMessage.LAYOUT:
                     node.lay_out(plain(payload), self._objects)
                 case NodeMessage.PIECES:
-                    node.write_piece(payload)
+                    assert node.memory is not None
+                    protocol.write_piece(payload, node.memory.segment, None)
                 case NodeMessage.FILE:
                     node.inbox.take(payload)
                 case NodeMessage.TAKEN:
@@ -218,8 +219,7 @@ class Agent:
             self._children.kill(child)
 
     def _tell_coordinator(self) -> None:
-        """Send parts of snapshots first, then the words of the board, then the roles that have ended: in the order in
-        which they happened."""
+        """Send in the order of events: parts of snapshots, then the words of the board, then roles that have ended."""
         self._node.ship_parts(self._bulk)
         self._bulk.feed()
         news, now = self._node.news(), time.monotonic()
@@ -244,10 +244,9 @@ def serve(
     log: Callable[[str], None],
     objects: dict[str, Any] | None = None,
 ) -> int:
-    """Take part until the run is over; gives the exit code. An agent without connection to the coordinator kills its
-    roles at once, and joins again if the coordinator is back in time (`rejoin_time`). `limit`: seconds to wait for it
-    at first; `find`: where it is, as far as that is known; `objects`: task, scheme and hooks that have no name, which
-    every node must bring itself."""
+    """Take part until the run is over; gives the exit code. An agent that loses the coordinator kills its roles, and
+    joins again if the coordinator is back in time (`rejoin_time`). `limit`: seconds to wait for it at first; `find`:
+    its address, once known; `objects`: task, scheme and hooks without a name, which every node must bring itself."""
     first, join = True, limit
     while True:
         nonce = os.urandom(16).hex()

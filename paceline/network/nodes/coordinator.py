@@ -37,8 +37,7 @@ def refuse_open_means(collective: str, encrypted: bool) -> None:
 
 
 class Coordinator:
-    """Runs a plan whose roles are on several nodes. `here`: the roles of this node. It has a supervisor, whose part for
-    the roles elsewhere it is."""
+    """Runs a plan whose roles are on several nodes: its supervisor those of this node (`here`), agents the others."""
 
     def __init__(
         self,
@@ -88,19 +87,15 @@ class Coordinator:
         self._board.put("joined", 0)
         listening(node.address, self._peers.port)
 
-    @property
-    def _plan(self) -> Plan:
-        return self.supervisor.plan
-
     def _mark(self, part: Role, node: int) -> None:
         """Write on the board on which node a role is."""
-        for rank in ranks(part, self._plan):
+        for rank in ranks(part, self.supervisor.plan):
             self._board.node[rank] = node
         if part.kind == "server":
             self._board.server_node[part.index] = node
 
     def _set_remote(self, part: Role, remote: bool) -> None:
-        for place in places(part, self._plan):
+        for place in places(part, self.supervisor.plan):
             self._peers.remote.set(place, remote)
 
     def _child(self, name: str) -> Child | None:
@@ -241,8 +236,8 @@ class Coordinator:
             self.supervisor.start(child)
 
     def _asked_to_leave(self, peer: Peer) -> None:
-        """A signal has asked an agent to end. Only this agent leaves: the run ends by a signal to the chief. An engine
-        that ends a run signals all its tasks, so the agent stays until a signal to the chief would have been seen."""
+        """A signal has asked an agent to end. Only a signal to the chief ends the run. An engine that ends a run sends
+        one to all tasks, so the agent stays until a signal to the chief would have been seen."""
         if not peer.leaving:
             peer.leaving = time.monotonic()
             peer.saves = self._complete and any(part.kind == "server" for part in peer.parts)
@@ -253,14 +248,15 @@ class Coordinator:
         """Let the agents leave that were asked to, unless the run ends: then they end with it, in order."""
         for peer in [one for one in self._peers if one.leaving]:
             waited = time.monotonic() - peer.leaving
-            kept = peer.saves and self._board.get("written") < peer.leaving * 1e9 and waited < self._plan.patience
+            saving = peer.saves and self._board.get("written") < peer.leaving * 1e9
+            kept = saving and waited < self.supervisor.plan.patience
             if self._board.run[STOP] == RUNNING and waited > TOGETHER and not kept:
                 self._peers.say(peer, NodeMessage.BYE, {"over": True, "left": True})
                 self._lost(peer, "it was asked to leave", excused=True)
 
     def _process_of(self, rank: int) -> tuple[Role, Peer | None]:
         """The process of a worker, and its node; None: this one."""
-        part = next(child.part for child in self.supervisor.children if rank in ranks(child.part, self._plan))
+        part = next(child.part for child in self.supervisor.children if rank in ranks(child.part, self.supervisor.plan))
         return part, self._peers.of(part)
 
     def _worker_and_host(self, rank: int) -> str:
@@ -276,8 +272,8 @@ class Coordinator:
             part, peer = self._process_of(rank)
             if part.kind != "worker" or peer is None or str(part) in self._given_up:
                 continue
-            name, limit = self._worker_and_host(rank), f"{self._plan.patience:g} s"
-            self.supervisor.warn(f"{name} has not reached its server for {limit}: going on without it until it can")
+            name, limit = self._worker_and_host(rank), f"{self.supervisor.plan.patience:g} s"
+            self.supervisor.warn(f"{name} has not reached its server for {limit}: continuing without it until it can")
             self._given_up.add(str(part))
             self._peers.say(peer, NodeMessage.KILL, {"part": str(part)})
 
@@ -333,7 +329,7 @@ class Coordinator:
             if self._must_be_played(child.part):
                 if child.part.kind != "evaluator":
                     self.supervisor.launched.raise_alarm()  # others wait for it
-                if now - self._away[str(child.part)] > self._plan.patience:
+                if now - self._away[str(child.part)] > self.supervisor.plan.patience:
                     self._move(child)
 
     def _gather(self, now: float) -> None:
@@ -349,7 +345,7 @@ class Coordinator:
                 self._begin_all()
             case Verdict.WITHOUT:
                 for child in missing:  # servers are started here; workers may join later
-                    self.supervisor.warn(f"{child.part} did not join within {limit}: going on without it")
+                    self.supervisor.warn(f"{child.part} did not join within {limit}: continuing without it")
                     if self._must_be_played(child.part):
                         self._move(child)
                     else:
@@ -368,7 +364,7 @@ class Coordinator:
         self.supervisor.wakeup.ring_all()
 
     def _must_be_played(self, part: Role) -> bool:
-        held = self._plan.exact or self._plan.quorum == "hold"
+        held = self.supervisor.plan.exact or self.supervisor.plan.quorum == "hold"
         return part.kind in ("server", "evaluator") or (part.kind == "worker" and held)
 
     def _move(self, child: Child) -> None:
@@ -379,10 +375,10 @@ class Coordinator:
         self._away.pop(name)
         if least is not None and len(least.parts) < len(self._here) and child.part.kind != "evaluator":
             least.parts.append(child.part)
-            self._tell("warn", f"{name} goes on at {least.host}: nobody else has come for it")
+            self._tell("warn", f"{name} moves to {least.host}: no other process has come for it")
         else:
             self._here.add(name)
             kind = "say" if name == "evaluator" else "warn"
-            self._tell(kind, f"{name} goes on at the hub's own node: nobody else has come for it")
+            self._tell(kind, f"{name} moves to the hub's own node: no other process has come for it")
         self.supervisor.recovery.restore_absent(child.part)
         self.supervisor.start(child)

@@ -117,10 +117,8 @@ class Verdict(Enum):
 
 
 class JoinWait:
-    """The roles of a run that have to come from other processes. Nobody begins a step before they are there.
-
-    The evaluator is not waited for: it follows checkpoints, whenever it comes.
-    """
+    """The roles that other processes bring. No step begins before they have joined, except the evaluator, which follows
+    checkpoints whenever it comes."""
 
     def __init__(self, roles: Iterable[str], here: Collection[str], *, join: float, policy: str, began: float) -> None:
         self.join, self.policy, self._began = join, policy, began
@@ -153,6 +151,6 @@ class JoinWait:
 
 
 def rejoin_time(patience: float, join: float) -> float:
-    """Seconds that an agent looks for a hub that it has lost. A chief that is restarted has to load its program, its
-    data and a checkpoint, perhaps on another machine: that takes longer than noticing that it is gone."""
+    """Seconds that an agent looks for a hub that it has lost: a restarted chief has to load its program, its data and a
+    checkpoint, perhaps on another machine."""
     return min(join, max(5 * patience, 60.0))

@@ -51,7 +51,6 @@ class NodeMemory:
         self.mirror.withheld = frozenset(self.board.number("saved", rank) for rank in range(self.plan.workers))
         self._shipped = [0] * self.plan.workers
         self.memory: RunMemory | None = None  # once it is laid out
-        self._segment: Segment | None = None
 
     def _take_memory(self, secret: bytes, servers: int, beside: int) -> None:
         """Use the memory of another node of this host, or make memory of this node's own."""
@@ -124,7 +123,7 @@ class NodeMemory:
             raise ProtocolError("a layout that is too large")
         os.ftruncate(self.state, 0)
         os.ftruncate(self.state, size)
-        self._segment = segment = Segment(self.state, size)
+        segment = Segment(self.state, size)
         segment.memory[WORD : WORD + len(text)] = text
         segment.words[0] = len(text)
         self.board.put("size", size)
@@ -133,13 +132,8 @@ class NodeMemory:
         self.memory.open()
         self.mirror.open(self.memory)
 
-    def write_piece(self, payload: bytearray) -> None:
-        """Write a piece of the state that the coordinator has sent."""
-        assert self._segment is not None
-        protocol.write_piece(payload, self._segment, None)
-
     def ship_parts(self, bulk: protocol.Bulk) -> None:
-        """Send what this node's workers have put aside for a checkpoint, then the word on the board that says so."""
+        """Send the parts of a snapshot that workers of this node have copied, then the word of the board about it."""
         board, memory = self.board, self.memory
         if self.guest or memory is None:
             return

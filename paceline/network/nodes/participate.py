@@ -81,8 +81,7 @@ def engaged(
 
 
 def _only(cluster: Cluster) -> Assignment | None:
-    """What this process is in a cluster of one task. An engine that has started one process says nothing of workers;
-    who names one chief or worker means one."""
+    """The assignment in a cluster of one task. An engine that has started one process says nothing of workers."""
     if cluster.me is None or not cluster.by_role:
         return None
     if cluster.me not in cluster.tasks:

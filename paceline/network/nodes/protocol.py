@@ -99,7 +99,7 @@ def layout(text: bytes, size: int) -> Chunks:
 
 
 def pieces(chosen: Iterable[tuple[int, memoryview]]) -> Chunks:
-    """Bytes, and where they belong in the other's memory."""
+    """Bytes, and their offsets in the memory of the other node."""
     for offset, data in chosen:
         for at in range(0, len(data), CHUNK):
             part = data[at : at + CHUNK]

@@ -23,11 +23,15 @@ class Routes:
         self._given_up: set[int] = set()
 
     def look(self) -> list[int]:
-        """The workers that the run goes on without from now on. As long as that is not decided for somebody, the
-        others' patience with it does not run out."""
+        """The workers that the run continues without from now on. Until that is decided, no process that waits for such
+        a worker times out."""
         board, now = self._board, time.monotonic_ns()
         alive = {rank for rank in range(board.workers) if board.alive[rank]}
-        cut = {rank for rank in range(board.workers) if self._is_cut(rank)}
+        cut = {
+            rank
+            for rank in range(board.workers)
+            if board.unreached[rank] and board.node[rank] >= 0 and board.server_port[board.unreached_server[rank]]
+        }
         for rank in set(self._told) - cut:
             shard, since = self._told.pop(rank)
             self._given_up.discard(rank)
@@ -38,7 +42,7 @@ class Routes:
             shard, waited = board.unreached_server[rank], (now - board.unreached[rank]) / 1e9
             if waited > min(TELL, self._patience / 3) and rank not in self._told:
                 self._told[rank] = (shard, board.unreached[rank])
-                self._warn(f"{self._name(rank)} cannot reach server:{shard}, which listens; it goes on trying")
+                self._warn(f"{self._name(rank)} cannot reach server:{shard}, which listens; it keeps trying")
             if rank not in alive or alive <= cut:  # if no worker reaches the server, the cause is the server
                 continue
             board.put("alarm", board.get("alarm") + 1)
@@ -46,7 +50,3 @@ class Routes:
                 self._given_up.add(rank)
                 found.append(rank)
         return found
-
-    def _is_cut(self, rank: int) -> bool:
-        board = self._board
-        return bool(board.unreached[rank] and board.node[rank] >= 0 and board.server_port[board.unreached_server[rank]])

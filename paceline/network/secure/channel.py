@@ -84,8 +84,7 @@ class Channel:
         self._connection.close()
 
     def part(self, timeout: float) -> None:
-        """Shut down sending, and wait for the other side to close: it receives everything, and what it still sends is
-        dropped."""
+        """Shut down sending, and wait until the other side has received everything and closes; drop what it sends."""
         until = time.monotonic() + timeout
         try:
             self._connection.shutdown(socket.SHUT_WR)

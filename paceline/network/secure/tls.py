@@ -54,8 +54,8 @@ def generated(directory: Path) -> Certificates:
 
 
 def generated_by(hub: tuple[str, int], directory: Path) -> Certificates:
-    """The certificate that the hub has generated. It is there before the hub listens: who finds a hub and no
-    certificate does not see the hub's directory. OSError: there is no hub yet."""
+    """The certificate that the hub has generated before it listens: a process that finds a hub and no certificate
+    does not see the hub's directory. OSError: there is no hub yet."""
     folder = directory / _FOLDER
     until = time.monotonic() + LATE
     while not folder.exists():
