@@ -61,14 +61,12 @@ def _words(text: str, where: str) -> Iterator[str]:
     at = 0
     while True:
         match = _WORD.match(text, at)
-        if match is None:
+        at = at if match is None else match.end()
+        if match is None or text[at : at + 1] not in ("", ","):
             raise UsageError(f"{where}: cannot read {text!r} at {text[at : at + 12]!r}; it should look like c[01-03,7]")
         yield match[0]
-        at = match.end()
         if at == len(text):
             return
-        if text[at] != ",":
-            raise UsageError(f"{where}: cannot read {text!r} at {text[at : at + 12]!r}; it should look like c[01-03,7]")
         at += 1
 
 

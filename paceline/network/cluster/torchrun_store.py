@@ -14,6 +14,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from paceline.errors import UsageError
 from paceline.network.cluster.description import address
 from paceline.network.cluster.detect import Variables
+from paceline.network.cluster.sources import torchrun
 
 NAME = "torchrun's store"
 
@@ -21,8 +22,7 @@ NAME = "torchrun's store"
 def present(environment: Mapping[str, str]) -> bool:
     """Whether an agent serves a store for this process."""
     given = Variables(NAME, environment)
-    own = (given.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() in ("true", "1")
-    return own and given.text("MASTER_ADDR") is not None and given.text("MASTER_PORT") is not None
+    return torchrun.has_agent(given) and None not in (given.text("MASTER_ADDR"), given.text("MASTER_PORT"))
 
 
 def publish(environment: Mapping[str, str], hub: str, seconds: float = 60.0) -> None:

@@ -22,6 +22,11 @@ def _present(environment: Mapping[str, str]) -> bool:
     return bool(ours or (environment.get(RANK) and (environment.get("WORLD_SIZE") or environment.get("MASTER_ADDR"))))
 
 
+def has_agent(given: Variables) -> bool:
+    """Whether torchrun's agent listens at the meeting point."""
+    return (given.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() in ("true", "1")
+
+
 def _read(given: Variables) -> Cluster:
     given.need(RANK, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     size = given.size("WORLD_SIZE")
@@ -30,7 +35,7 @@ def _read(given: Variables) -> Cluster:
     bracketed = f"[{master}]" if ":" in master and not master.startswith("[") else master
     meeting = f"{bracketed}:{given.text('MASTER_PORT')}"
     host, port = address(meeting, f"{NAME}: MASTER_ADDR and MASTER_PORT")
-    agent = (given.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() in ("true", "1")
+    agent = has_agent(given)
     counts, notes = _counts(given, size)
     if len(counts) == 1:  # all on this host
         hosts: dict[int, str] = dict.fromkeys(range(size), "localhost" if agent else host)
