@@ -163,7 +163,6 @@ class GroupFormation:
         circle.trying = record.attempt
         self._store.set(f"{place}/at/{self.rank}", stand.written())
         self._ring()
-        building: GroupBuilder | None = None
         group: Group | None = None
         try:
             self._gather(place, record.members, circle)
@@ -174,13 +173,12 @@ class GroupFormation:
                 return False
             circle.members = {rank: record.members[rank] for rank in future.members}
             if len(future.members) > 1:
-                building = self._build(place, future.members)
-                group = self._built(building, circle)
+                group = self._made(place, future.members, circle)
                 self._hand_over(circle, group, stands, future, meeting)
         except BaseException as error:
             circle.members = {}
-            if building is not None:
-                building.give_up()
+            if group is not None:
+                group.bury()
             if isinstance(error, Broken):
                 return False
             raise
@@ -249,12 +247,7 @@ class GroupFormation:
         self._store.set(f"{place}/at/{self.rank}", b"here")
         self._ring()
         self._gather(place, circle.members, circle)
-        building = self._build(place, sorted(circle.members))
-        try:
-            circle.groups[meeting.shape] = self._built(building, circle)
-        except BaseException:
-            building.give_up()
-            raise
+        circle.groups[meeting.shape] = self._made(place, sorted(circle.members), circle)
         self._bound_groups(circle)
 
     def _gather(self, place: str, members: Lives, circle: MeanGroup) -> None:
@@ -273,11 +266,12 @@ class GroupFormation:
         if not complete:
             raise Broken
 
-    def _build(self, place: str, members: list[int]) -> GroupBuilder:
+    def _made(self, place: str, members: list[int], circle: MeanGroup) -> Group:
+        """Make a group, together with its other members."""
         store = self._builders.pop() if self._builders else self._new_store()
         self._maker.prepare(self.memory)
 
-        def made(building: GroupBuilder) -> Group:
+        def make(building: GroupBuilder) -> Group:
             mine = members.index(self.rank)
             request = GroupRequest(store, place, members, mine, self._device(), building, self._ring_self)
             try:
@@ -288,11 +282,13 @@ class GroupFormation:
             self._builders.append(store)
             return group
 
-        return GroupBuilder(made, self._ring_self)
-
-    def _built(self, building: GroupBuilder, circle: MeanGroup) -> Group:
-        self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
-        return building.group()
+        building = GroupBuilder(make, self._ring_self)
+        try:
+            self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
+            return building.group()
+        except BaseException:
+            building.give_up()
+            raise
 
     def _wait_in(self, circle: MeanGroup, ready: Callable[[], bool], what: str) -> None:
         """Wait for the others of a group; after a timeout, raise the cause that one of them has written, if any."""
