@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.config.role_names import WORDS, kind_of, of_rank, parsed, role_of_task, written
 from paceline.errors import UnknownName, UsageError
 from paceline.network.cluster import addresses, detect, torchrun_store
-from paceline.network.cluster.description import Cluster, ClusterTask, address
+from paceline.network.cluster.description import Cluster, address
 from paceline.network.cluster.sources import torchrun
 from paceline.runs import atomic_files
 
@@ -85,14 +85,16 @@ class Assignment:
             misleading = ipaddress.ip_address(host).is_loopback and any(_elsewhere(one) for one in self.hosts)
             if not misleading and _is_own(host):
                 return host, port
-        return _own_address(interface, infiniband, self.one_host), port
+        known = addresses.interfaces()
+        return addresses.own_address(known, interface, infiniband=infiniband, one_host=self.one_host), port
 
     def own(self, hub: Where, interface: str | None, infiniband: bool, environment: Mapping[str, str]) -> str:
         """The address at which other nodes reach this one: by default, that of the route to the hub."""
         if given := environment.get("PACELINE_ADDRESS"):
             return _resolved(given)
         if interface is not None or not infiniband:
-            return _own_address(interface, infiniband, self.one_host)
+            known = addresses.interfaces()
+            return addresses.own_address(known, interface, infiniband=infiniband, one_host=self.one_host)
         family, *_, place = socket.getaddrinfo(*hub, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(place)  # sends nothing
@@ -170,7 +172,7 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
     """The assignment of this process in a cluster; None: it is no task of it."""
     if cluster.me is None:
         return None
-    chief = cluster.chief
+    chief, rank = cluster.chief, cluster.rank(cluster.me)  # where no chief is named, worker 0 has rank 0
     hub = (chief.host, chief.port) if chief.host is not None else None
     store = torchrun_store.present(environment)
     if (given := environment.get("PACELINE_MEET")) is not None:
@@ -182,7 +184,7 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
         meet = _common_file(environment)
     return Assignment(
         cluster.source,
-        (role_of(cluster, cluster.me),),
+        (written(cluster.me.kind, cluster.me.index) if rank is None else of_rank(rank),),
         len(cluster.training),
         len(cluster.of("server")),
         bool(cluster.of("evaluator")),
@@ -193,12 +195,6 @@ def in_cluster(cluster: Cluster, environment: Mapping[str, str], meet: Path | No
         frozenset(task.host for task in cluster.tasks if task.host is not None),
         cluster.me.port,
     )
-
-
-def role_of(cluster: Cluster, task: ClusterTask) -> str:
-    """The role of a task. Where the cluster names no chief, worker 0 has rank 0."""
-    rank = cluster.rank(task)
-    return written(task.kind, task.index) if rank is None else of_rank(rank)
 
 
 def _common_file(environment: Mapping[str, str]) -> Path:
@@ -236,7 +232,3 @@ def _is_own(host: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def _own_address(interface: str | None, infiniband: bool, one_host: bool) -> str:
-    return addresses.own_address(addresses.interfaces(), interface, infiniband=infiniband, one_host=one_host)
