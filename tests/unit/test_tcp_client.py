@@ -14,7 +14,7 @@ import torch
 from memory_fixture import Company, Theatre, waiting
 from remote_ends import LENGTH, Server, bytes_of, is_open, opened, said, server, small, worker
 
-from paceline.network.calls import tcp_server as doors
+from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import address_of, words_of
 from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
 from paceline.network.calls.tcp_server import OrderFollower
@@ -282,7 +282,7 @@ class _followed:  # noqa: N801
     def __init__(self, memory: RunMemory, monkeypatch: pytest.MonkeyPatch) -> None:
         self._near, far = socket.socketpair()
         self._near.setblocking(False)
-        monkeypatch.setattr(doors, "enter", lambda *_, **__: far)
+        monkeypatch.setattr(tcp_client, "enter", lambda *_, **__: far)
         memory.board.server_port[0] = 1
         self._following = OrderFollower(memory, 1)
         self._following._reconnect()
