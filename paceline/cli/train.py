@@ -110,7 +110,7 @@ def _assignment(asked: TrainOptions, servers: int | None) -> Assignment | None:
         cluster_options.known(asked.on)
         return None
     lists = (asked.worker_hosts, asked.ps_hosts, asked.chief_hosts, asked.evaluator_hosts)
-    found = participate.engaged(
+    found = participate.assigned(
         lambda: cluster_options.described(lists, asked.job_name, asked.task_index, asked.cluster),
         asked.placement,
         servers,

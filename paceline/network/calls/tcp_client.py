@@ -65,12 +65,12 @@ class TcpClient:
         self._wires: dict[int, TcpConnection | None] = {}
         self._tried: dict[int, float] = {}
         self._met: dict[int, bool] = {}  # whether a server has said how far it is
-        self._lost: dict[int, int] = {}  # since when one that listens has not been reached, ns
+        self._lost: dict[int, int] = {}  # since when a server that listens has not been reached, ns
         self._version = memory.version_words()[0]
         self._cuttings = [ShardRange.of(memory, shard) for shard in range(memory.plan.servers)]
         self._courier: BackgroundSender | None = None
         self._landings: dict[int, ReceiveBuffer] = {}  # by mailbox
-        self._coming: dict[int, Pieces] = {}  # by server: what goes to one now
+        self._coming: dict[int, Pieces] = {}  # by server: the pieces that are being received
         self.ahead: set[int] = set()  # mailboxes whose replies are not awaited yet
         self._begun = False
         self.latest = 0  # the highest number of a call that any server knows of this worker
@@ -118,7 +118,7 @@ class TcpClient:
         return any(wire is None for wire in self._wires.values())
 
     def _tell_cut(self) -> None:
-        """Write down on the board, which the hub reads, whether a server is out of reach."""
+        """Tell the hub, by the board, whether a server is out of reach."""
         shard, since = min(self._lost.items(), key=lambda one: one[1], default=(0, 0))
         if self._board.unreached[self._rank] != since:
             self._board.unreached_server[self._rank], self._board.unreached[self._rank] = shard, since
@@ -159,11 +159,11 @@ class TcpClient:
         self._guarded(shard, wire, lambda: wire.pull(take, look))
 
     def expect(self, mailbox: Mailbox, landing: ReceiveBuffer) -> None:
-        """The call in a mailbox probably has a result that may be received there."""
+        """Receive the result of the call in a mailbox in this buffer, if it fits."""
         self._landings[mailbox.index] = landing
 
     def landed(self, mailbox: Mailbox) -> ReceiveBuffer | None:
-        """Where a call's result has come, if all of it has come where it was expected."""
+        """The buffer of a call's result, if the parts of all servers were received there."""
         landing = self._landings.pop(mailbox.index, None)
         if landing is not None and len(landing.came) != self._memory.plan.servers:
             landing.put_back(self._memory.segment)
@@ -171,7 +171,7 @@ class TcpClient:
         return landing
 
     def forget(self) -> None:
-        """Nothing is waited for any more."""
+        """No reply is awaited any more."""
         self.ahead.clear()
         self._landings.clear()
 
@@ -195,7 +195,7 @@ class TcpClient:
         return bool(board.posted[mailbox] == message.number != board.answered[shard][mailbox])
 
     def _look(self, shard: int, wire: TcpConnection, message: Message, pieces: Pieces) -> list[memoryview] | None:
-        """Check an answer before its pieces are received, and say where they go."""
+        """Check a reply before its pieces are received, and choose where they are received."""
         if message.kind != REPLY or message.mailbox // MAILBOXES != self._rank or not self._wanted(shard, message):
             return None
         if len(message.words):

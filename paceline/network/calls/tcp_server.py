@@ -168,10 +168,10 @@ class TcpServer:
         return not self._memory.beside(rank)
 
     def answer(self, mailbox: Mailbox) -> None:
-        """A call of another node's worker is performed: its answer goes there."""
+        """Send the reply to a call of another node's worker, which has been performed."""
         wire = self._wires.get(mailbox.rank)
         if wire is None:
-            return  # it will ask when it is back
+            return  # it asks again when it has reconnected
         if mailbox.told is None:  # it was performed by a predecessor of this server, if at all
             mailbox.told = array("q", got(mailbox.reply))
             mailbox.pieces = of_words(mailbox.told, self._cutting) if mailbox.told else []
@@ -216,7 +216,7 @@ class TcpServer:
 
 
 class OrderFollower:
-    """How a server on another node than the first hears of the order of the calls."""
+    """Receives the order of calls, for a server that does not share memory with the first server."""
 
     def __init__(self, memory: RunMemory, shard: int) -> None:
         self._memory, self._shard, self._board = memory, shard, memory.board
@@ -227,7 +227,7 @@ class OrderFollower:
         memory.wakeup.restless = self._reconnect
 
     def go_back(self, generation: int) -> None:
-        """The order starts again."""
+        """The run has returned to a checkpoint: the order starts again."""
         self.ordered, self.generation = 0, generation
         early, self._early = self._early, []
         for message in early:

@@ -33,7 +33,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What a worker says beside its vector."""
+    """The numbers that a worker sends with its vector."""
 
     index: int  # which mean of this circle it is at,
     number: int  # and which of its own
@@ -81,7 +81,7 @@ def pieces(v: Vector, size: int, place: int, most: int) -> list[VectorPiece]:
 
 
 class Exchange(ABC):
-    """Something that is under way among the members."""
+    """An operation among the members that is under way."""
 
     @property
     @abstractmethod
@@ -132,7 +132,7 @@ class Group(ABC):
 
     @abstractmethod
     def bury(self) -> None:
-        """Let go of the group, now, whatever is under way."""
+        """Leave the group now, whatever is under way."""
 
 
 class GroupBuilder:

@@ -27,7 +27,7 @@ FIRST, EVERY, LATER = 5.0, 5.0, 30.0  # seconds to the first line about missing 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """How the hub is reached, and what this agent brings."""
+    """The address of the hub, and the roles and the endpoint of this agent."""
 
     host: str
     port: int
@@ -82,7 +82,7 @@ def welcomed(
 
 
 def _answer(channel: Channel, until: float) -> dict[str, Any]:
-    """What the hub says to a newcomer; it may have to wait for its predecessor to be known dead."""
+    """The hub's answer, which may take a while: the hub must know first that the role's last process is dead."""
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         while time.monotonic() < until:
@@ -101,7 +101,7 @@ def _answer(channel: Channel, until: float) -> dict[str, Any]:
 
 
 def channel_of(way: JoinRequest) -> Channel:
-    """A connection to the hub, which has proved itself."""
+    """An authenticated connection to the hub."""
     assert way.node.secret is not None
     connection = enter(way.host, way.port, way.node.secret, timeout=5.0, tls=tls.client_side(way.node))
     return Channel(connection, limits=protocol.LIMITS)

@@ -32,7 +32,7 @@ GENERATED = "generated"  # as --tls has it
 
 @dataclass(frozen=True)
 class Network:
-    """How this process is reached, as the options say."""
+    """The options that say how other nodes reach this process."""
 
     interface: str | None = None
     infiniband: bool = True
@@ -50,14 +50,14 @@ class Network:
 
 
 def here(directory: str | Path | None) -> Assignment | None:
-    """What this process is in the cluster that the environment shows; None: it is alone."""
-    return engaged(lambda: detect.seen(os.environ), None, None, None, str(directory) if directory else None)
+    """The assignment of this process in the cluster of the environment; None: it is alone."""
+    return assigned(lambda: detect.seen(os.environ), None, None, None, str(directory) if directory else None)
 
 
-def engaged(
+def assigned(
     found: Callable[[], Cluster | None], by: str | None, servers: int | None, rule: str | None, directory: str | None
 ) -> Assignment | None:
-    """What this process is in its cluster; None: it is alone, and launches everything itself."""
+    """The assignment of this process in its cluster; None: it is alone, and launches everything itself."""
     direct = told(os.environ)
     if direct is not None:
         return direct
@@ -166,7 +166,7 @@ def take_part(
 def hub_of(
     given: Assignment, network: Network, directory: str, say: Callable[[str], None]
 ) -> Callable[..., Supervisor]:
-    """What makes the launcher of a run whose chief this process has."""
+    """What makes the supervisor of a run whose chief is on this node."""
     if given.alone:
         return Supervisor
     address, port = given.listen(network.interface, network.infiniband, os.environ)
@@ -196,7 +196,7 @@ def hub_of(
 
 
 def counted(given: Assignment, settings: dict[str, Any], scheme: Scheme) -> dict[str, Any]:
-    """The settings of a run whose cluster says how many of each there are."""
+    """The settings of a run, with the numbers of workers and servers in its cluster."""
     servers = settings.get("servers") or 1 if given.alone else given.servers
     for name, there in (("workers", given.workers), ("servers", servers)):
         counts = name == "workers" or scheme.methods

@@ -75,7 +75,7 @@ Choose = Callable[[list[str]], list[str] | Refusal]
 
 
 class PeerConnections:
-    """All peers by number. What is to be decided about their roles is left to the coordinator."""
+    """All peers by number. The coordinator decides about their roles."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class PeerConnections:
     # receiving
 
     def received(self, peer: Peer) -> Iterator[tuple[int, Any]]:
-        """The messages of a peer that are to be decided about, in their order; the others are done here."""
+        """The messages of a peer that the coordinator decides about, in their order; the others are handled here."""
         for kind, payload in peer.channel.receive():
             peer.heard = time.monotonic()
             match kind:

@@ -1,7 +1,7 @@
 """Workers that cannot reach a server although the coordinator reaches both: when to warn, and when to stop waiting.
 
 Each worker writes on the board since when a server that listens has been out of its reach. A node that the hub does not
-hear either is lost as a whole, which is the hub's own matter.
+reach either is lost as a whole, which the coordinator handles.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def _set_tcp(connection: socket.socket, **settings: int) -> None:
 def enter(
     address: str, port: int, secret: bytes, *, timeout: float, tls: ssl.SSLContext | None = None
 ) -> socket.socket:
-    """A connection through the gate at that address; blocking. An OSError (TimeoutError) means: try again later."""
+    """Connect to an AdmissionListener and prove the secret; blocking. OSError (TimeoutError): try again later."""
     until = time.monotonic() + timeout
     peer = f"{address}:{port}"
     connection = socket.create_connection((address, port), timeout)
