@@ -311,7 +311,7 @@ def test_flush_waits_no_longer_than_it_is_told(pair: Pair) -> None:
     assert not near.flush(0.05)
     assert 0.05 <= time.monotonic() - began < PATIENCE
     awaited(far, 1, near)
-    assert near.flush(None)
+    assert near.flush(20)
 
 
 def test_a_closed_channel_says_so(pair: Pair) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import selectors
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -83,20 +82,18 @@ def welcomed(
 
 def _answer(channel: Channel, until: float) -> dict[str, Any]:
     """The hub's answer, which may take a while: the hub must know first that the role's last process is dead."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        while time.monotonic() < until:
-            selector.select(1.0)
-            for kind, payload in channel.receive():
-                match kind, plain(payload):
-                    case NodeMessage.WELCOME, told:
-                        return dict(told)
-                    case NodeMessage.REFUSE, {"idle": True, "why": why}:
-                        raise NothingToDo(str(why))
-                    case NodeMessage.REFUSE, {"again": True, "why": why}:
-                        raise TimeoutError(str(why))
-                    case NodeMessage.REFUSE, told:
-                        raise UsageError(f"the hub does not take this process: {told.get('why', '')}")
+    while time.monotonic() < until:
+        channel.wait(1.0)
+        for kind, payload in channel.receive():
+            match kind, plain(payload):
+                case NodeMessage.WELCOME, told:
+                    return dict(told)
+                case NodeMessage.REFUSE, {"idle": True, "why": why}:
+                    raise NothingToDo(str(why))
+                case NodeMessage.REFUSE, {"again": True, "why": why}:
+                    raise TimeoutError(str(why))
+                case NodeMessage.REFUSE, told:
+                    raise UsageError(f"the hub does not take this process: {told.get('why', '')}")
     raise TimeoutError("it did not answer")
 
 

@@ -1,4 +1,4 @@
-"""Messages over an admitted connection: control traffic and bulk data. Only `flush` and `part` wait.
+"""Messages over an admitted connection: control traffic and bulk data. Only `wait`, `flush` and `part` wait.
 
 A message is a header (kind, flags, length) and a payload of that length. The receiver knows the kinds and the limit of
 each, and allocates memory only after it has checked the header.
@@ -83,15 +83,19 @@ class Channel:
         self._into = self._room = None  # the owner of `room` has this channel: no reference cycle
         self._connection.close()
 
+    def wait(self, seconds: float, events: int = select.POLLIN) -> bool:
+        """Wait until the connection is readable, or has other events; False after `seconds`."""
+        poll = select.poll()
+        poll.register(self._connection, events)
+        return bool(poll.poll(seconds * 1000))
+
     def part(self, timeout: float) -> None:
         """Shut down sending, and wait until the other side has received everything and closes; drop what it sends."""
         until = time.monotonic() + timeout
         try:
             self._connection.shutdown(socket.SHUT_WR)
             while (left := until - time.monotonic()) > 0:
-                poll = select.poll()
-                poll.register(self._connection, select.POLLIN)
-                if poll.poll(left * 1000) and not self._connection.recv(_BUFFER):
+                if self.wait(left) and not self._connection.recv(_BUFFER):
                     return
         except (OSError, ValueError):  # it has gone already
             return
@@ -124,21 +128,18 @@ class Channel:
     def send_json(self, kind: int, value: Any) -> None:
         self.send(kind, json.dumps(value, separators=(",", ":")).encode())
 
-    def flush(self, timeout: float | None = 0.0) -> bool:
-        """Send what is pending, for at most `timeout` seconds (None: without limit). True: everything is sent."""
-        until = None if timeout is None else time.monotonic() + timeout
+    def flush(self, timeout: float = 0.0) -> bool:
+        """Send what is pending, for at most `timeout` seconds. True: everything is sent."""
+        until = time.monotonic() + timeout
         while True:
             if self._lost is not None:
                 raise Closed(self._lost)
             self._push()
             if not self._out.pending:
                 return True
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 return False
-            poll = select.poll()
-            poll.register(self._connection, select.POLLOUT)
-            poll.poll(None if left is None else left * 1000)
+            self.wait(left, select.POLLOUT)
 
     def _push(self) -> None:
         try:

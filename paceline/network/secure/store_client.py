@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import select
 import ssl
 import time
 from datetime import timedelta
@@ -110,8 +109,6 @@ class StoreClient(Store):
         channel = self._channel
         channel.send(REQUEST, request)
         channel.flush(max(until - time.monotonic(), 0.0))
-        poll = select.poll()
-        poll.register(channel.fileno(), select.POLLIN)
         while True:
             for _, message in channel.receive():
                 answered, well, fields = unpacked(message)
@@ -123,7 +120,7 @@ class StoreClient(Store):
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError("no answer in time")
-            poll.poll(left * 1000)
+            channel.wait(left)
 
 
 def _bytes(value: Any) -> bytes:
