@@ -25,8 +25,9 @@ from paceline.errors import SchemeError, UsageError
 from paceline.hook import Hook
 from paceline.network.means import group_formation, process_group, tcp_group
 from paceline.network.means.distributed import DistributedMeans
-from paceline.network.means.group import Broken, GroupBuilder
+from paceline.network.means.group import Broken, Group
 from paceline.network.means.group_formation import GroupFormation, PendingMean
+from paceline.network.means.group_record import MeanGroup
 from paceline.processes.supervisor.status import Status
 from paceline.scheme import Scheme, State, Vector
 from paceline.worker import Worker
@@ -304,15 +305,15 @@ def test_a_death_at_any_point_of_a_mean_counts_for_all_or_for_nobody(
 def test_a_death_in_the_middle_of_forming_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One dies at a mean; another as the rest form their group, after all have said that they are there."""
     _strike(monkeypatch, "_had", 2, 20, tmp_path / "struck", _die)
-    plain, mark = GroupFormation._build, tmp_path / "struck again"
+    plain, mark = GroupFormation._made, tmp_path / "struck again"
 
-    def built(self: GroupFormation, place: str, members: list[int]) -> GroupBuilder:
+    def made(self: GroupFormation, place: str, members: list[int], circle: MeanGroup) -> Group:
         if len(members) == 2 and members.index(self.rank) == 1 and not mark.exists():
             mark.touch()
             _die()
-        return plain(self, place, members)
+        return plain(self, place, members, circle)
 
-    monkeypatch.setattr(GroupFormation, "_build", built)
+    monkeypatch.setattr(GroupFormation, "_made", made)
     away = StaysAway(mark, rank=2)  # or it might be back before the others have formed a group without it
     story = trained(tmp_path / "run", workers=3, steps=100, **not_before(tmp_path, 2, away))
     assert finished(story, 100).restarts == 2
