@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.config.ports import Ports
@@ -39,55 +38,31 @@ PORTS = Ports(7070, 7089)  # a pod has its own address: they are free
 LARGEST = 1_000_000  # bytes of a ConfigMap, a little less than what a cluster's store takes
 
 
-@dataclass(frozen=True)
 class KubernetesSettings:
     """The settings of one run, and the names that follow from them."""
 
-    name: str
-    kind: str
-    options: Mapping[str, str]
-    ports: Ports
-    policy: bool  # make a NetworkPolicy
-    restarts: int
-    grace: int  # seconds
-    ttl: int  # seconds
-    templates: dict[str, Manifest] = field(default_factory=dict)  # by role; "": of all
-    code: dict[str, str] = field(default_factory=dict)  # the user's own files: name and text
-
-    @classmethod
-    def of(cls, job: Job) -> KubernetesSettings:
-        options = job.options
-        kind = options.get("kind", "job").lower()
-        if kind not in KINDS:
-            raise UnknownName("kind of a Kubernetes run", kind, KINDS)
-        _check_values(options)
-        templates = {
-            role: read(Path(options[key]), key)
-            for role, key in [("", "template"), *((role, f"template-{role}") for role in ROLES)]
-            if key in options
-        }
-        found = cls(
-            _name(job.name, len(job.tasks)),
-            kind,
-            options,
-            Ports(*job.ports) if job.ports else PORTS,
-            job.truth("network-policy", True),
-            job.number("restarts", 3),
-            job.number("grace", 120),
-            job.number("ttl", 86_400),
-            templates,
-            _code(options.get("code", "")),
-        )
-        found.gpus(job, None)  # refuses what is no number
-        found._check_roles(job)
-        return found
+    def __init__(self, job: Job) -> None:
+        self.job, self.options = job, job.options
+        self.kind = job.options.get("kind", "job").lower()
+        if self.kind not in KINDS:
+            raise UnknownName("kind of a Kubernetes run", self.kind, KINDS)
+        _check_values(job.options)
+        keys = {"": "template", **{role: f"template-{role}" for role in ROLES}}
+        self._templates = {role: read(Path(job.options[key]), key) for role, key in keys.items() if key in job.options}
+        self.name = _name(job.name, len(job.tasks))
+        self.ports = Ports(*job.ports) if job.ports else PORTS
+        self.policy = job.truth("network-policy", True)
+        self.restarts, self.grace = job.number("restarts", 3), job.number("grace", 120)
+        self.ttl = job.number("ttl", 86_400)
+        self.code = _code(job.options.get("code", ""))  # the user's own files: name and text
+        self.gpus(None)  # refuses what is no number
+        self._check_roles(job)
 
     def _check_roles(self, job: Job) -> None:
-        own = sorted(role for role in self.templates if role)
+        own = sorted(role for role in self._templates if role)
         if own and self.kind == "job":
             raise UsageError(
-                f"--engine template-{own[0]}=: the pods of a Job are all alike; roles that differ need --engine "
-                "kind=jobset (and the JobSet controller in the cluster)"
+                f"--engine template-{own[0]}=: the pods of a Job are all alike; pods that differ need kind=jobset"
             )
         idle = sorted({task.partition(":")[0] for task in job.tasks if not job.gpus_of(task)})
         if job.gpus and idle and self.kind == "job" and "gpus" not in self.options:
@@ -112,9 +87,9 @@ class KubernetesSettings:
         whole = self.templated({"spec": {"containers": [{"name": CONTAINER}]}}, role)
         return next((one.get("image") for one in whole["spec"]["containers"] if one["name"] == CONTAINER), None)
 
-    def command(self, words: Sequence[str]) -> list[str]:
+    def command(self) -> list[str]:
         """The tasks' command with the paths of the user's own files as in the pods: tasks/my.py:task is my.py:task."""
-        found = list(words)
+        found = list(self.job.command)
         for path in filter(None, map(str.strip, self.options.get("code", "").split(","))):
             for at, word in enumerate(found):
                 if word == path or word.startswith(f"{path}:"):
@@ -124,12 +99,13 @@ class KubernetesSettings:
     def templated(self, base: Manifest, role: str | None) -> Manifest:
         """A pod with the user's templates merged over it: that of all roles, then the role's own."""
         for key in dict.fromkeys(("", role or "")):
-            if key in self.templates:
-                base = merged(base, self.templates[key])
+            if key in self._templates:
+                base = merged(base, self._templates[key])
         return base
 
-    def gpus(self, job: Job, role: str | None) -> int:
+    def gpus(self, role: str | None) -> int:
         """The GPUs of each pod of a role; `role` None: of every pod."""
+        job = self.job
         given = job.number("gpus", 0) if "gpus" in self.options else None
         if role is None:
             return job.gpus if given is None else given

@@ -16,7 +16,7 @@ import yaml
 
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job, Launcher
-from paceline.launchers._kubernetes_manifests import manifests, resources, secret
+from paceline.launchers._kubernetes_manifests import manifests, secret
 from paceline.launchers._kubernetes_settings import KEYS, KubernetesSettings
 from paceline.launchers._kubernetes_template import CONTAINER, Manifest
 from paceline.signals import Interrupted
@@ -34,33 +34,33 @@ class KubernetesLauncher(Launcher):
     example = {"image": "example.org/paceline:1"}
 
     def launch(self, job: Job) -> int:
-        settings = KubernetesSettings.of(job)
+        settings = KubernetesSettings(job)
         if shutil.which("kubectl") is None:
             raise UsageError(
                 "--on kubernetes needs kubectl, which is not on the path; install it, "
                 "or take the manifests to where it is: --dry-run > job.yaml"
             )
-        kind = "jobset" if settings.kind == "jobset" else "job"
-        done = False
+        made, kind, done = manifests(settings), settings.kind, False
         try:
             # not `apply`: that would keep a copy of the secret in an annotation
             _kubectl(settings, "delete", "secret", f"{settings.name}-secret", "--ignore-not-found")
-            _kubectl(settings, "create", "-f", "-", text=json.dumps(secret(job, settings)))
+            _kubectl(settings, "create", "-f", "-", text=json.dumps(secret(settings)))
             _kubectl(settings, "apply", "-f", "-", text=self.shown(job))
             job.say(f"kubernetes: {kind}/{settings.name} with {len(job.tasks)} pods")
-            code, done = _followed(job, settings, kind)
+            code, done = _followed(settings)
             return code
         except (KeyboardInterrupt, Interrupted):
             job.say(f"stopping: {kind}/{settings.name} is deleted; the chief writes a last checkpoint")
             return 130
         finally:
             # a job that has ended by itself is kept for `ttl` seconds
-            for what, named in [*([] if done else [(kind, settings.name)]), *resources(settings)]:
-                _kubectl(settings, "delete", what, named, "--ignore-not-found", "--wait=true", strict=False)
+            for one in [*reversed(made[:-1] if done else made), secret(settings)]:
+                words = (one["kind"].lower(), one["metadata"]["name"], "--ignore-not-found", "--wait=true")
+                _kubectl(settings, "delete", *words, strict=False)
 
     def shown(self, job: Job) -> str:
         """The manifests as YAML. The secret must exist before them: the first lines say how to make it."""
-        settings = KubernetesSettings.of(job)
+        settings = KubernetesSettings(job)
         name = f"{settings.name}-secret"
         make = shlex.join(settings.arguments("create", "secret", "generic", name, "--from-file=secret=/dev/stdin"))
         lines = [
@@ -69,7 +69,7 @@ class KubernetesLauncher(Launcher):
         ]
         if not settings.options.get("volume"):
             lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
-        return "\n".join(lines) + "\n" + "".join(f"---\n{_written(one)}" for one in manifests(job))
+        return "\n".join(lines) + "\n" + "".join(f"---\n{_written(one)}" for one in manifests(settings))
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -90,23 +90,23 @@ def _written(manifest: Manifest) -> str:
     return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
-def _followed(job: Job, settings: KubernetesSettings, kind: str) -> tuple[int, bool]:
+def _followed(settings: KubernetesSettings) -> tuple[int, bool]:
     """Follow the job until it is complete or failed, or can only fail: the exit code, and whether the job has ended by
     itself. After the log of a chief's pod comes that of its replacement."""
-    chief = _chief_selector(job, settings)
+    chief = _chief_selector(settings)
     seen: set[str] = set()
     unseen = 0
     while True:
-        state = _state(job, settings, kind)
+        state = _state(settings)
         unseen = unseen + 1 if state is None else 0
         if unseen > LATE:
-            raise RunError(f"{kind}/{settings.name} does not exist any more: it was deleted")
+            raise RunError(f"{settings.kind}/{settings.name} no longer exists: it was deleted")
         for pod in _pods(settings, chief):
             name, phase = pod["metadata"]["name"], pod.get("status", {}).get("phase")
             if name not in seen and phase in ("Running", "Succeeded", "Failed"):
                 seen.add(name)
                 if len(seen) > 1:
-                    job.say(f"the chief's pod was replaced: {name}")
+                    settings.job.say(f"the chief's pod was replaced: {name}")
                 subprocess.run(settings.arguments("logs", "--follow", name, "--container", CONTAINER), check=False)
         if state in ("Complete", "Completed"):
             return 0, True
@@ -115,16 +115,16 @@ def _followed(job: Job, settings: KubernetesSettings, kind: str) -> tuple[int, b
         time.sleep(POLL)
 
 
-def _state(job: Job, settings: KubernetesSettings, kind: str) -> str | None:
+def _state(settings: KubernetesSettings) -> str | None:
     """The condition with which a job has ended; "" while it runs; None if it does not exist. A job whose chief is no
     longer replaced has only pods left that wait for a chief."""
-    found = _kubectl(settings, "get", kind, settings.name, "--ignore-not-found", "--output", "json")
+    found = _kubectl(settings, "get", settings.kind, settings.name, "--ignore-not-found", "--output", "json")
     if not found.strip():
         return None
     ends = {"Complete", "Completed", "Failed"}
     status = json.loads(found).get("status", {})
     over = [one["type"] for one in status.get("conditions", []) if one["type"] in ends and one["status"] == "True"]
-    if not over and _names(status.get("failedIndexes", ""), job.tasks.index("chief")):
+    if not over and _names(status.get("failedIndexes", ""), settings.job.tasks.index("chief")):
         return GIVEN_UP
     return over[0] if over else ""
 
@@ -150,10 +150,10 @@ def _exit_code(pods: list[Manifest]) -> int:
     return 1
 
 
-def _chief_selector(job: Job, settings: KubernetesSettings) -> str:
+def _chief_selector(settings: KubernetesSettings) -> str:
     if settings.kind == "jobset":
         return f"jobset.sigs.k8s.io/jobset-name={settings.name},jobset.sigs.k8s.io/replicatedjob-name=chief"
-    index = job.tasks.index("chief")
+    index = settings.job.tasks.index("chief")
     return f"batch.kubernetes.io/job-name={settings.name},batch.kubernetes.io/job-completion-index={index}"
 
 

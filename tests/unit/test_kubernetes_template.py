@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from test_launch_kubernetes import found, job
+from test_launch_kubernetes import found, job, manifests
 
 from paceline.errors import UsageError
-from paceline.launchers import kubernetes
 from paceline.launchers._kubernetes_settings import KINDS, LARGEST
 from paceline.launchers._kubernetes_template import merged
 from paceline.launchers.kubernetes import KubernetesLauncher
@@ -64,7 +63,7 @@ def template(tmp_path: Path) -> str:
 
 def pods(asked: Any) -> dict[str, dict[str, Any]]:
     """The pod template of each role; of a Job: of all, under its name."""
-    last = kubernetes.manifests(asked)[-1]
+    last = manifests(asked)[-1]
     if last["kind"] == "Job":
         return {"all": last["spec"]["template"]}
     return {one["name"]: one["template"]["spec"]["template"] for one in last["spec"]["replicatedJobs"]}
@@ -110,7 +109,7 @@ def test_kubernetes_accepts_what_comes_of_a_template(template: str, tmp_path: Pa
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     (tmp_path / "my_task.py").write_text("def task():\n    return 'ä'\n")
     asked = job(template=template, code=str(tmp_path / "my_task.py"), queue="team", volume="runs")
-    for manifest in kubernetes.manifests(asked):
+    for manifest in manifests(asked):
         validate.validate(manifest, version, strict=True)
     for role, pod in pods(replace(asked, options=asked.options | {"kind": "jobset"}, gpus=1)).items():
         whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": role}, "template": pod}
@@ -134,7 +133,7 @@ def test_a_role_has_a_template_of_its_own(template: str, tmp_path: Path) -> None
     assert told["server"]["spec"]["nodeSelector"] == {"gpu": "a100"}
     assert container(told["server"])["resources"]["requests"] == {"cpu": "2"}
     with pytest.raises(UsageError, match=r"the pods of a Job are all alike.*kind=jobset"):
-        kubernetes.manifests(job(template_worker=str(tmp_path / "worker.yaml")))
+        manifests(job(template_worker=str(tmp_path / "worker.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_what_is_wrong_with_a_template_is_said(tmp_path: Path, text: str, why: s
     path = tmp_path / "pod.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(why)):
-        kubernetes.manifests(job(template=str(path)))
+        manifests(job(template=str(path)))
 
 
 def test_what_is_laid_over_what() -> None:
@@ -209,14 +208,14 @@ def test_only_those_that_train_have_a_gpu() -> None:
     assert gpus(replace(asked, evaluator_gpus=1))["evaluator"] == "1"
     assert gpus(job(kind="jobset", gpus="4")) == {"chief": "4", "worker": "4", "server": None, "evaluator": None}
     with pytest.raises(UsageError, match=r"evaluator and server would hold a GPU.*kind=jobset.*gpus=1"):
-        kubernetes.manifests(replace(job(), gpus=1))
+        manifests(replace(job(), gpus=1))
     assert gpus(replace(job(gpus="1"), gpus=1)) == {"all": "1"}
     assert gpus(replace(job(tasks=("chief", "worker:0")), gpus=1)) == {"all": "1"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_that_fails_often_does_not_fail_the_run(kind: str) -> None:
-    last = kubernetes.manifests(job(kind=kind, restarts="2"))[-1]["spec"]
+    last = manifests(job(kind=kind, restarts="2"))[-1]["spec"]
     if kind == "job":  # its index fails, the others go on, and the chief's success completes the job
         assert last["backoffLimitPerIndex"] == 2
         assert "maxFailedIndexes" not in last
@@ -240,7 +239,7 @@ def test_only_pods_of_the_run_may_connect_and_only_to_its_ports() -> None:
     for collective, open_ in (("nccl", True), ("gloo", True), ("tcp", False)):
         own_ports = replace(job(), command=(*job().command, "--collective", collective))
         assert ("ports" not in found(own_ports, "NetworkPolicy")["spec"]["ingress"][0]) == open_
-    assert "NetworkPolicy" not in [one["kind"] for one in kubernetes.manifests(job(network_policy="no"))]
+    assert "NetworkPolicy" not in [one["kind"] for one in manifests(job(network_policy="no"))]
 
 
 def test_a_queue_of_kueue_is_named_on_the_job() -> None:
@@ -254,7 +253,7 @@ def test_a_queue_of_kueue_is_named_on_the_job() -> None:
 def test_own_code_is_where_the_command_looks_for_it(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text("x = 1\n")
     asked = job(code=f"{tmp_path}/my_task.py")
-    code = next(one for one in kubernetes.manifests(asked) if one["metadata"]["name"].endswith("-code"))
+    code = next(one for one in manifests(asked) if one["metadata"]["name"].endswith("-code"))
     assert code["data"] == {"my_task.py": "x = 1\n"}
     own = container(pods(asked)["all"])
     assert own["workingDir"] == "/code"
@@ -283,10 +282,10 @@ def test_a_generated_certificate_needs_a_common_volume(kind: str, volume: str, r
     asked = job(kind=kind, volume=volume)
     asked = replace(asked, command=(*asked.command, "--tls", "generated"))
     if not refused:
-        kubernetes.manifests(asked)
+        manifests(asked)
         return
     with pytest.raises(UsageError, match="--tls generated needs a directory that all tasks see"):
-        kubernetes.manifests(asked)
+        manifests(asked)
 
 
 def test_the_image_is_made_of_what_is_there_and_does_not_run_as_root() -> None:

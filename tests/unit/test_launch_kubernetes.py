@@ -15,7 +15,7 @@ import yaml
 
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
-from paceline.launchers import kubernetes
+from paceline.launchers import _kubernetes_manifests, kubernetes
 from paceline.launchers._kubernetes_manifests import secret
 from paceline.launchers._kubernetes_settings import KINDS, KubernetesSettings
 from paceline.launchers.kubernetes import KubernetesLauncher
@@ -41,8 +41,12 @@ def job(tasks: tuple[str, ...] = TASKS, name: str = "mnist_MLP-async-001", said:
     )
 
 
+def manifests(asked: Job) -> list[dict[str, Any]]:
+    return _kubernetes_manifests.manifests(KubernetesSettings(asked))
+
+
 def found(asked: Job, kind: str) -> dict[str, Any]:
-    return next(one for one in kubernetes.manifests(asked) if one["kind"] == kind)
+    return next(one for one in manifests(asked) if one["kind"] == kind)
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
@@ -50,7 +54,7 @@ def found(asked: Job, kind: str) -> dict[str, Any]:
 def test_kubernetes_accepts_the_manifests(version: str, options: dict[str, str]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     asked = job(**{key.replace("-", "_"): value for key, value in options.items()})
-    for manifest in [*kubernetes.manifests(asked), secret(asked, KubernetesSettings.of(asked))]:
+    for manifest in [*manifests(asked), secret(KubernetesSettings(asked))]:
         validate.validate(manifest, version, strict=True)
 
 
@@ -73,7 +77,7 @@ def test_a_jobset_is_what_its_models_know(options: dict[str, str]) -> None:
 def test_what_is_printed_is_what_is_meant() -> None:
     for kind in KINDS:
         asked = job(kind=kind, **{key.replace("-", "_"): value for key, value in EVERYTHING.items()})
-        assert list(yaml.safe_load_all(KubernetesLauncher().shown(asked))) == kubernetes.manifests(asked)
+        assert list(yaml.safe_load_all(KubernetesLauncher().shown(asked))) == manifests(asked)
 
 
 def test_the_secret_is_never_shown() -> None:
@@ -122,7 +126,7 @@ def test_a_jobset_has_a_job_for_each_role_and_the_volume_for_the_chief() -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_was_asked_to_end_is_replaced_and_does_not_count_as_failed(kind: str) -> None:
     """Its exit code is not 0: an index of a job that ends with 0 is complete, and nobody takes its place."""
-    manifest = kubernetes.manifests(job(kind=kind))[-1]["spec"]
+    manifest = manifests(job(kind=kind))[-1]["spec"]
     specs = [one["template"]["spec"] for one in manifest["replicatedJobs"]] if kind == "jobset" else [manifest]
     for spec in specs:
         ignored = [rule for rule in spec["podFailurePolicy"]["rules"] if rule["action"] == "Ignore"]
@@ -133,7 +137,7 @@ def test_a_task_that_was_asked_to_end_is_replaced_and_does_not_count_as_failed(k
 
 @pytest.mark.parametrize("name", ["a" * 100, "7", "__", "Ä-ß", "x-", "a.b/c"])
 def test_any_name_of_a_run_becomes_one_of_a_host(name: str) -> None:
-    for manifest in kubernetes.manifests(job(name=name)):
+    for manifest in manifests(job(name=name)):
         given = manifest["metadata"]["name"]
         assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", given)
         assert len(f"{given}-evaluator-0-5") <= 63 or given.endswith("-config")
