@@ -168,26 +168,19 @@ class _Watch:
 
     def interrupt(self) -> None:
         self._interrupts += 1
-        number = self._number
         waits = all(state.startswith("waits") for state in self._told.values())
-        if self._interrupts == 1 and not waits:
-            self._say(
-                f"interrupted: job {number} is asked to end in order, with a last checkpoint (again to cancel it)"
-            )
-            words = ["scancel", "--signal=INT", number]
-        else:
-            self._say(f"cancelling job {number}")
-            words = ["scancel", number]
-        subprocess.run(words, capture_output=True, check=False)
+        in_order = self._interrupts == 1 and not waits
+        asked = f"interrupted: job {self._number} is asked to end in order, with a last checkpoint (again to cancel it)"
+        self._say(asked if in_order else f"cancelling job {self._number}")
+        signal = ["--signal=INT"] if in_order else []
+        subprocess.run(["scancel", *signal, self._number], capture_output=True, check=False)
 
     def _unanswered(self, error: Exception) -> int | None:
         if "Invalid job id" in str(error):
-            raise RunError(f"Slurm no longer knows job {self._number}; how it ended is to be seen in the run directory")
+            raise RunError(f"Slurm no longer knows job {self._number}; the run directory shows how it ended")
         if time.monotonic() - self._answered > _PATIENCE:
-            raise RunError(
-                f"Slurm's controller has not answered for {_PATIENCE:g} s ({error}); job {self._number} may go on: "
-                f"see squeue -j {self._number}"
-            )
+            told = f"Slurm's controller has not answered for {_PATIENCE:g} s ({error})"
+            raise RunError(f"{told}; job {self._number} may still run: see squeue -j {self._number}")
         return None
 
     def _tell(self, one: dict[str, str]) -> None:
@@ -196,10 +189,8 @@ class _Watch:
             name = f"{one.get('ArrayJobId', name)}_{one['ArrayTaskId']}"
         if one.get("Restarts", "0") != self._restarts.get(name, "0"):
             self._restarts[name] = one["Restarts"]
-            self._say(
-                f"job {name} was put into the queue again (restart {one['Restarts']}): a node was lost, or its time "
-                "was over; it goes on from its newest checkpoint"
-            )
+            lost = f"requeued (restart {one['Restarts']}): a node was lost, or its time was over"
+            self._say(f"job {name} was {lost}; it resumes from its newest checkpoint")
         state = _in_words(one)
         if self._output is None and one["JobState"] in _OVER - {"COMPLETED"} and one.get("StdOut"):
             state += f"; see {one['StdOut']}"
@@ -221,18 +212,14 @@ class _Watch:
 
 
 def _in_words(one: dict[str, str]) -> str:
-    state, reason = one["JobState"], one.get("Reason", "None")
-    match state:
-        case "PENDING":
-            return "waits" + (f" ({reason})" if reason not in ("None", "") else "")
-        case "RUNNING":
-            return f"runs on {one.get('NodeList', '?')}"
-        case "COMPLETED":
-            return "has ended"
-        case _ if state in _OVER:
-            return f"has ended: {state.lower().replace('_', ' ')}, exit code {_code(one)}"
-        case _:
-            return f"is {state.lower().replace('_', ' ')}"
+    state, reason = one["JobState"].lower().replace("_", " "), one.get("Reason", "None")
+    known = {
+        "pending": "waits" + (f" ({reason})" if reason not in ("None", "") else ""),
+        "running": f"runs on {one.get('NodeList', '?')}",
+        "completed": "has ended",
+    }
+    ended = f"has ended: {state}, exit code {_code(one)}" if one["JobState"] in _OVER else f"is {state}"
+    return known.get(state, ended)
 
 
 def _code(one: dict[str, str]) -> int:

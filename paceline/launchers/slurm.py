@@ -16,10 +16,10 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, UsageError
 from paceline.launcher import Job, Launcher
-from paceline.launchers import _slurm_follow, _slurm_gpus, _slurm_memory
+from paceline.launchers import _slurm_follow, _slurm_resources
 from paceline.launchers._child_process import in_this_python
 from paceline.launchers._foreground import secret_file
-from paceline.launchers._slurm_gpus import Gpus
+from paceline.launchers._slurm_resources import Gpus, Request
 from paceline.network.cluster.placement import POLICIES, roles
 
 # keys of --engine that become an option of sbatch under the same name
@@ -64,8 +64,8 @@ class SlurmLauncher(Launcher):
         for command in ("sbatch", "scontrol", "sinfo"):
             if shutil.which(command) is None:
                 raise UsageError(
-                    f"--on slurm needs Slurm's commands, and {command} is missing here: submit from a login node of "
-                    "the cluster, or install them (apt-get install slurm-wlm); --dry-run shows the script without them"
+                    f"--on slurm needs {command}, which is missing here: submit from a login node of the cluster, or "
+                    "install it (apt-get install slurm-wlm); --dry-run shows the script without Slurm"
                 )
         text = script(job)
         path = job.directory / SCRIPT
@@ -79,9 +79,7 @@ class SlurmLauncher(Launcher):
         number = done.stdout.strip().partition(";")[0]
         job.say(f"Slurm job {number} is submitted ({path})")
         if not job.truth("wait", True):
-            job.say(
-                f"not waiting for it; follow it with: squeue -j {number}; end it in order with: scancel -s INT {number}"
-            )
+            job.say(f"not waiting; follow it with: squeue -j {number}; end it in order with: scancel -s INT {number}")
             return 0
         output = job.directory / "logs" / f"slurm-{number}.out"
         return _slurm_follow.follow(number, None if "array" in job.options else output, job.say)
@@ -157,14 +155,12 @@ def _shape(job: Job) -> JobShape:
             raise UsageError(f"--engine nodes={nodes}: there are only {tasks} tasks ({', '.join(job.tasks)})")
         per_node = per_node or -(-tasks // nodes)
         if nodes * per_node < tasks:
-            raise UsageError(
-                f"--engine nodes={nodes} tasks-per-node={per_node}: there is room for {nodes * per_node} tasks, but "
-                f"there are {tasks} ({', '.join(job.tasks)})"
-            )
+            room = f"nodes={nodes} tasks-per-node={per_node}: there is room for {nodes * per_node} tasks"
+            raise UsageError(f"--engine {room}, but there are {tasks} ({', '.join(job.tasks)})")
     kinds = _kinds(job, nodes, per_node)
     with_gpu = {"chief", "worker", *(["evaluator"] if job.evaluator_gpus else [])}
     wanted = job.options.get("gpus", str(job.gpus) if job.gpus else "")
-    gpus = _slurm_gpus.asked(wanted, [kind in with_gpu for kind in kinds], per_node)
+    gpus = _slurm_resources.gpus(wanted, [kind in with_gpu for kind in kinds], per_node)
     return JobShape(nodes, per_node, job.number("cpus", job.threads, least=1), gpus, kinds)
 
 
@@ -175,10 +171,8 @@ def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]
     if policy is None:
         return tuple(kinds)
     if policy in POLICIES and (nodes is None or per_node is None or nodes * per_node != len(kinds)):
-        raise UsageError(
-            f"--engine placement={policy} must know which tasks share a node: give nodes and tasks-per-node whose "
-            f"product is the number of tasks, {len(kinds)}; or list the roles"
-        )
+        needed = f"give nodes and tasks-per-node whose product is the number of tasks, {len(kinds)}; or list the roles"
+        raise UsageError(f"--engine placement={policy} must know which tasks share a node: {needed}")
     last = ["evaluator"] if policy in POLICIES and "evaluator" in kinds else []
     places = [(node, seat) for node in range(nodes or 1) for seat in range(per_node or len(kinds))][: len(kinds)]
     servers = kinds.count("server") if policy in POLICIES else None
@@ -189,18 +183,18 @@ def _kinds(job: Job, nodes: int | None, per_node: int | None) -> tuple[str, ...]
     return tuple(found)
 
 
-def _memory(job: Job, shape: JobShape) -> _slurm_memory.Request:
+def _memory(job: Job, shape: JobShape) -> Request:
     """As given, or a share of the partition. Where Slurm does not answer (--dry-run elsewhere) the script says so."""
     given = job.size("memory", unit=2**20)
     if given is not None:
-        return _slurm_memory.asked(given, shape.per_node, shape.cpus)
+        return _slurm_resources.asked(given, shape.per_node, shape.cpus)
     try:
-        nodes = _slurm_follow.asked("sinfo", "-h", "-N", "-o", _slurm_memory.NODES)
+        nodes = _slurm_follow.asked("sinfo", "-h", "-N", "-o", _slurm_resources.NODES)
         partitions = _slurm_follow.asked("scontrol", "show", "partition", "-o")
     except (OSError, PacelineError):
-        return _slurm_memory.Request(None, "is computed where Slurm answers; here it does not")
-    partition = _slurm_memory.partition(nodes, partitions, job.options.get("partition"))
-    return _slurm_memory.share(partition, len(job.tasks), shape.per_node, shape.cpus)
+        return Request(None, "is computed where Slurm answers; here it does not")
+    partition = _slurm_resources.partition(nodes, partitions, job.options.get("partition"))
+    return _slurm_resources.share(partition, len(job.tasks), shape.per_node, shape.cpus)
 
 
 def _array(job: Job) -> list[str]:
@@ -222,10 +216,8 @@ def _signal(job: Job) -> tuple[str, ...]:
         return ()
     match = re.fullmatch(r"(?:SIG)?(USR1|USR2|TERM|HUP)@([0-9]+)", text)
     if match is None:
-        raise UsageError(
-            f"--engine signal={text}: a signal and the seconds before the time limit are needed, such as USR1@120 "
-            "(USR1, USR2, TERM or HUP), or no"
-        )
+        needed = "a signal (USR1, USR2, TERM or HUP) and the seconds before the time limit are needed"
+        raise UsageError(f"--engine signal={text}: {needed}, such as USR1@120, or no")
     return match[1], match[2]
 
 

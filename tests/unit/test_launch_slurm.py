@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
 from paceline.launchers import _slurm_follow, slurm
-from paceline.launchers._slurm_memory import Partition, SlurmNode, asked, partition, share
+from paceline.launchers._slurm_resources import Partition, SlurmNode, asked, partition, share
 from paceline.launchers.slurm import SlurmLauncher
 
 FOUR = ("chief", "worker:0", "worker:1", "server:0")
@@ -97,7 +97,7 @@ def test_the_script_has_all_that_the_tasks_need_and_no_secret(tmp_path: Path) ->
         "--requeue",
         "--signal=B:USR1@60",
     ]
-    assert "# memory: 3000M for each task: 2 of them may stand on a node, and n2 has 6000M" in text
+    assert "# memory: 3000M for each task: 2 tasks fit on a node, and n2 has 6000M" in text
     assert "export PACELINE_PLACEMENT=chief,worker,worker,server\n" in text
     assert f"export PACELINE_SECRET_FILE={tmp_path}/secret\n" in text
     assert f"export PACELINE_MEET={tmp_path}/hub\n" in text
@@ -266,7 +266,7 @@ def test_without_slurm_a_dry_run_shows_the_script_and_writes_nothing(tmp_path: P
     assert text.startswith(f"# sbatch --parsable {folder}/job.sbatch\n#!/bin/bash\n")
     assert "# memory: is computed where Slurm answers" in text
     assert list(folder.iterdir()) == []
-    with pytest.raises(UsageError, match=r"sbatch is missing here.*apt-get install slurm-wlm"):
+    with pytest.raises(UsageError, match=r"needs sbatch, which is missing here.*apt-get install slurm-wlm"):
         SlurmLauncher().launch(job(folder))
 
 
@@ -278,7 +278,7 @@ def test_a_partition_is_read() -> None:
     assert partition(NODES, PARTITIONS, None) == main
     assert partition(NODES, PARTITIONS, "wide") == Partition("wide", (SlurmNode("big", 64, 256000, 2),), None, 2000)
     assert partition(NODES, PARTITIONS, "small").default == "DefMemPerCPU=1500"
-    with pytest.raises(UsageError, match=r"no default partition; choose one: --engine partition=small\|wide"):
+    with pytest.raises(UsageError, match=r"no default partition: give --engine partition=small\|wide"):
         partition(NODES, PARTITIONS.split("\n", 1)[1], None)
 
 
@@ -479,7 +479,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, fake: Fake, monkeypatch: p
     assert _slurm_follow.follow("7", output, said.append) == 0
     assert said == [
         *("job 7 waits (Resources)", "trained", "job 7 runs on n[1-2]"),
-        "job 7 was put into the queue again (restart 1): a node was lost, or its time was over; it goes on from its "
+        "job 7 was requeued (restart 1): a node was lost, or its time was over; it resumes from its "
         "newest checkpoint",
         *("job 7 waits (BeginTime)", "job 7 runs on n[1,3]", "no end of line", "job 7 has ended"),
     ]
@@ -569,7 +569,7 @@ def test_a_job_is_submitted_with_the_secret_beside_it(tmp_path: Path, fake: Fake
     assert not (folder / "hub").exists()
     assert (folder / "logs").is_dir()
     follow = "follow it with: squeue -j 7; end it in order with: scancel -s INT 7"
-    assert said == [f"Slurm job 7 is submitted ({folder}/job.sbatch)", f"not waiting for it; {follow}"]
+    assert said == [f"Slurm job 7 is submitted ({folder}/job.sbatch)", f"not waiting; {follow}"]
     fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
     with pytest.raises(UsageError, match="sbatch refuses the job: Batch job submission failed: Invalid account"):
         SlurmLauncher().launch(one)
