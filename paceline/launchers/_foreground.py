@@ -11,10 +11,11 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from paceline import signals
 from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.network.secure import secret
@@ -40,9 +41,8 @@ def roles(tasks: Sequence[str]) -> str:
 
 def as_script(environment: Mapping[str, str], command: Sequence[str]) -> str:
     """Environment and command as a shell script."""
-    return "".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(environment.items())) + (
-        shlex.join(command) + "\n"
-    )
+    lines = [f"export {key}={shlex.quote(value)}" for key, value in sorted(environment.items())]
+    return "\n".join([*lines, shlex.join(command), ""])
 
 
 def followed(command: Sequence[str], environment: Mapping[str, str], stop: signal.Signals = signal.SIGTERM) -> int:
@@ -69,7 +69,7 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
-    with handling(interrupted):
+    with signals.handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), interrupted)):
         process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
@@ -80,17 +80,6 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
         hand_on()  # signals that came before the process existed
         code = process.wait()
     return 130 if interrupts else code if code >= 0 else 128 - code  # MPICH may forget a rank's code
-
-
-@contextmanager
-def handling(interrupted: Callable[..., None]) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM call `interrupted`."""
-    before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def repeated(job: Job, begin: Callable[[], int], restarts: int, over: Callable[[int], bool] | None = None) -> int:

@@ -18,17 +18,19 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline import signals
 from paceline.errors import UsageError
 from paceline.launcher import Job, Launcher
+from paceline.launchers import _ssh_remote
 from paceline.launchers._child_process import in_this_python
 from paceline.launchers._foreground import FINAL, repeated, seats
-from paceline.launchers._ssh_connection import LOST, SshConnection, source
 from paceline.network.cluster.description import address, is_host, same
+from paceline.processes.line_buffer import LineBuffer
 
 SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6")
+LOST = 255  # exit code of ssh itself: no connection, or a lost one
 NOT_FOUND = (126, 127)  # exit codes of a shell: no such program
 BEAT, LOOK = 5.0, 0.5
 PAUSE = 1.0  # seconds before a task is restarted
@@ -92,10 +94,96 @@ def command_of(job: Job, host: str) -> list[str]:
 def orders_of(job: Job, task: str, hub: str) -> dict[str, Any]:
     """What a task reads from stdin: its environment, folder and address."""
     environment = job.environment(task) | {"PACELINE_SECRET": job.secret.hex()}
-    environment |= {"PACELINE_TELL_HUB": "1"} if _is_chief(task) else {"PACELINE_HUB": hub}
+    environment |= {"PACELINE_TELL_HUB": "1"} if task == "chief" else {"PACELINE_HUB": hub}
     hosts = {same(host.rpartition("@")[2]) for host in _seats(job)}
-    listen = job.options.get("hub") if _is_chief(task) else None
+    listen = job.options.get("hub") if task == "chief" else None
     return {"environment": environment, "folder": str(Path.cwd()), "one_host": len(hosts) == 1, "listen": listen}
+
+
+def source() -> bytes:
+    """The program for the remote end."""
+    return Path(_ssh_remote.__file__).read_bytes()
+
+
+class SshConnection:
+    """The connection of one task: a child process `ssh HOST …`. It can be restarted after a loss."""
+
+    def __init__(self, task: str, host: str, command: list[str]) -> None:
+        self.task, self.host, self.deaths = task, host, 0
+        self._command = command
+        self.code: int | None = LOST  # None while it runs
+        self.again = 0.0  # the time of the next start; 0: none is planned
+
+    def start(self, streams: selectors.BaseSelector) -> None:
+        self.process = subprocess.Popen(
+            self._command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches only this process
+        )
+        self.code, self.began, self.again = None, time.monotonic(), 0.0
+        self._lines = {"out": LineBuffer(), "err": LineBuffer()}
+        self._streams, self.ordered = streams, False
+        self._open: list[IO[bytes]] = []
+        assert self.process.stdin is not None
+        for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
+            assert stream is not None
+            self._open.append(stream)
+            os.set_blocking(stream.fileno(), False)
+            streams.register(stream, selectors.EVENT_READ, (self, name))
+        self.write(source())
+        os.set_blocking(self.process.stdin.fileno(), False)
+
+    def order(self, orders: dict[str, Any]) -> None:
+        self.ordered = True
+        self.write(json.dumps(orders).encode() + b"\n")
+
+    def write(self, text: bytes) -> None:
+        """Send bytes. Errors are ignored: the end of the connection is noticed by `reap`."""
+        with suppress(OSError, ValueError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(text)
+
+    def close(self) -> None:
+        """Close stdin: the task ends in order, unless it has ended."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+
+    def read(self, name: str) -> list[str]:
+        """The lines that have arrived; none after the end of the stream."""
+        stream = self.process.stdout if name == "out" else self.process.stderr
+        if stream is None or stream not in self._open:
+            return []
+        try:
+            piece = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return []
+        if not piece:
+            self._shut(stream)
+            piece = b"\n" if self._lines[name].rest else b""
+        return [line.decode(errors="replace") for line in self._lines[name].lines(piece)]
+
+    def reap(self) -> list[tuple[str, str]] | None:
+        """The last lines of each stream, if ssh has just ended. A shared connection of ssh may keep the pipes open."""
+        if self.code is not None or self.process.poll() is None:
+            return None
+        self.code = 128 - self.process.returncode if self.process.returncode < 0 else self.process.returncode
+        last: list[tuple[str, str]] = []
+        for name in ("out", "err"):
+            while lines := self.read(name):
+                last += [(name, line) for line in lines]
+        for stream in list(self._open):
+            self._shut(stream)
+        self.close()
+        return last
+
+    def _shut(self, stream: IO[bytes]) -> None:
+        self._open.remove(stream)
+        self._streams.unregister(stream)
+        stream.close()
 
 
 class SshTasks:
@@ -103,10 +191,9 @@ class SshTasks:
 
     def __init__(self, job: Job, hosts: list[str], restarts: int) -> None:
         self._job, self._restarts = job, restarts
-        self._links = [
-            SshConnection(task, host, command_of(job, host)) for task, host in zip(job.tasks, hosts, strict=True)
-        ]
-        self._chief = next(link for link in self._links if _is_chief(link.task))
+        pairs = zip(job.tasks, hosts, strict=True)
+        self._links = [SshConnection(task, host, command_of(job, host)) for task, host in pairs]
+        self._chief = next(link for link in self._links if link.task == "chief")
         self._streams = selectors.DefaultSelector()
         self._hub: str | None = None
         self._failed: int | None = None  # the exit code of a task that cannot be restarted: the run ends
@@ -252,7 +339,3 @@ def _ssh(job: Job) -> list[str]:
     if not words:
         raise UsageError("--engine ssh= is empty; omit it, or give a command such as 'ssh -p 2222'")
     return words
-
-
-def _is_chief(task: str) -> bool:
-    return task.partition(":")[0] == "chief"

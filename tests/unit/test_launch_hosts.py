@@ -18,7 +18,7 @@ from beds.commands import need
 from launch_jobs import SECRET, made
 
 from paceline.errors import UsageError
-from paceline.launchers import _ssh_connection, _ssh_remote, hosts
+from paceline.launchers import _ssh_remote, hosts
 from paceline.launchers._foreground import seats
 from paceline.launchers.hosts import HostsLauncher
 
@@ -114,11 +114,11 @@ def at_the_far_end(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """far.py as ssh would run it, with a shell script as the task."""
     need({"sh": "dash", "sleep": "coreutils"}, "a task that is a shell script")
-    boot = f"import sys; exec(sys.stdin.buffer.read({len(_ssh_connection.source())}))"
-    text = _ssh_connection.source()
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(hosts.source())}))"
+    text = hosts.source()
     if silence != _ssh_remote.SILENCE:
         text = text.replace(b"SILENCE = 30.0", f"SILENCE = {silence:4.1f}".encode())
-        assert len(text) == len(_ssh_connection.source())
+        assert len(text) == len(hosts.source())
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", boot, "sh", "-c", script],
         bufsize=0,
@@ -195,10 +195,10 @@ def test_however_it_ends_the_task_ends() -> None:
 
 
 def test_a_task_without_orders_is_never_begun() -> None:
-    boot = f"import sys; exec(sys.stdin.buffer.read({len(_ssh_connection.source())}))"
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(hosts.source())}))"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", boot, "echo", "begun"],
-        input=_ssh_connection.source(),
+        input=hosts.source(),
         capture_output=True,
         check=False,
     )
@@ -206,8 +206,8 @@ def test_a_task_without_orders_is_never_begun() -> None:
 
 
 def test_a_program_that_is_not_there() -> None:
-    boot = f"import sys; exec(sys.stdin.buffer.read({len(_ssh_connection.source())}))"
-    text = _ssh_connection.source() + json.dumps(orders()).encode() + b"\n"
+    boot = f"import sys; exec(sys.stdin.buffer.read({len(hosts.source())}))"
+    text = hosts.source() + json.dumps(orders()).encode() + b"\n"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", boot, "/no/such/python"], input=text, capture_output=True, check=False
     )
@@ -216,5 +216,5 @@ def test_a_program_that_is_not_there() -> None:
 
 
 def test_it_needs_nothing_but_python() -> None:
-    lines = [line for line in _ssh_connection.source().decode().splitlines() if line.startswith(("import ", "from "))]
+    lines = [line for line in hosts.source().decode().splitlines() if line.startswith(("import ", "from "))]
     assert {line.split()[1].partition(".")[0] for line in lines} <= sys.stdlib_module_names

@@ -479,8 +479,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, fake: Fake, monkeypatch: p
     assert _slurm_follow.follow("7", output, said.append) == 0
     assert said == [
         *("job 7 waits (Resources)", "trained", "job 7 runs on n[1-2]"),
-        "job 7 was requeued (restart 1): a node was lost, or its time was over; it resumes from its "
-        "newest checkpoint",
+        "job 7 was requeued (restart 1): a node was lost, or its time was over; it resumes from its newest checkpoint",
         *("job 7 waits (BeginTime)", "job 7 runs on n[1,3]", "no end of line", "job 7 has ended"),
     ]
 
