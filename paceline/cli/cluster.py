@@ -12,7 +12,6 @@ from paceline.cli.commands import ClusterOptions
 from paceline.cli.console import screen
 from paceline.cli.options import print_json
 from paceline.errors import UsageError
-from paceline.fields import finite
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.description import Cluster, ClusterTask
 
@@ -34,7 +33,7 @@ def cluster(asked: ClusterOptions) -> None:
     if found is not None and note:
         found = detect.noted(found, note)
     if asked.as_json:
-        print_json(finite(_plain(found, listen)))
+        print_json(_plain(found, listen))
     else:
         _show(found, listen)
 

@@ -165,7 +165,7 @@ class EvaluateOptions:
     which: options.Which = "newest"
     ema: options.Averaged = False
     data: options.DataDirectory = None
-    as_json: Annotated[bool, Option("One JSON object on stdout.", "--json")] = False
+    as_json: options.Json = False
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class ReplayOptions:
     since: Annotated[int, Option("The update from which --what-if holds.")] = 0
     save: Annotated[Path | None, Option("Write the last vector to this safetensors file.")] = None
     data: options.DataDirectory = None
-    as_json: Annotated[bool, Option("One JSON object on stdout.", "--json")] = False
+    as_json: options.Json = False
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class SamplesOptions:
     run: options.RunArgument
     sample: Annotated[int | None, Option("Every use of this sample, instead of the sums.")] = None
     data: options.DataDirectory = None
-    as_json: Annotated[bool, Option("One JSON object on stdout.", "--json")] = False
+    as_json: options.Json = False
 
 
 @dataclass(frozen=True)

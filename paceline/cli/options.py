@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from paceline.config.options import CLUSTER, OUTPUT, SAMPLES, Option
+from paceline.fields import finite
 
 RunArgument = Annotated[str, Option("A run directory, or its name under runs/.", positional=True)]
 TaskArgument = Annotated[
@@ -22,6 +23,7 @@ Words = Annotated[
 ]
 DataDirectory = Annotated[str | None, Option("Directory with data sets (or set PACELINE_DATA).", "--data", SAMPLES)]
 AsJson = Annotated[bool, Option("One JSON object on stdout instead of the table.", "--json", OUTPUT)]
+Json = Annotated[bool, Option("One JSON object on stdout.", "--json")]
 Plain = Annotated[bool, Option("Lines instead of the live table.", "--plain", OUTPUT)]
 Which = Annotated[str, Option("newest, best, or the step of a checkpoint.")]
 Averaged = Annotated[bool, Option("The averaged weights of the hook weight-ema.", "--ema")]
@@ -34,22 +36,11 @@ EvaluatorHosts = Annotated[str, Option("host of the evaluator; it needs no port.
 JobName = Annotated[str | None, Option("Job of this process: chief, worker, ps or evaluator.", panel=CLUSTER)]
 TaskIndex = Annotated[int | None, Option("Index of this process within its job.", panel=CLUSTER)]
 ClusterFile = Annotated[Path | None, Option("TOML file that describes the cluster.", panel=CLUSTER)]
-Placement = Annotated[
-    str | None,
-    Option(
-        "Roles of tasks that an engine only numbers: ps,worker,… or pack, spread, ps-per-node.",
-        "--placement",
-        CLUSTER,
-        "pack",
-    ),
-]
+NUMBERED = "Roles of tasks that an engine only numbers: ps,worker,… or pack, spread, ps-per-node."
+Placement = Annotated[str | None, Option(NUMBERED, panel=CLUSTER, default="pack")]
+INTERFACE = "Network interface of this host, by name (ib0) or subnet (10.1.0.0/16)."
 InterfaceOption = Annotated[
-    str | None,
-    Option(
-        "Network interface of this host, by name (ib0) or subnet (10.1.0.0/16).",
-        panel=CLUSTER,
-        default="the one that leads to the coordinator",
-    ),
+    str | None, Option(INTERFACE, panel=CLUSTER, default="the one that leads to the coordinator")
 ]
 NoInfiniband = Annotated[bool, Option("Use no InfiniBand interface.", "--no-ib", CLUSTER)]
 AddressRule = Annotated[
@@ -64,5 +55,5 @@ def use_data_directory(directory: str | None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on stdout, in one line. Infinite numbers must have been replaced."""
-    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
+    """Print one JSON value on stdout, in one line; null stands for numbers that are not finite."""
+    sys.stdout.write(json.dumps(finite(value), allow_nan=False) + "\n")

@@ -15,7 +15,6 @@ from paceline.cli.console import messages, screen
 from paceline.cli.options import print_json, use_data_directory
 from paceline.config import build
 from paceline.errors import UsageError
-from paceline.fields import finite
 from paceline.runs.replay.replay import Replayed, replay
 from paceline.runs.replay.sample_usage import samples
 from paceline.runs.run_directory import RunDirectory
@@ -37,7 +36,7 @@ def replay_command(asked: ReplayOptions) -> None:
     if save is not None:
         save_file({"model": told.vector}, save)
     if asked.as_json:
-        print_json(finite(told.as_dict()))
+        print_json(told.as_dict())
     else:
         then = (RunDirectory.open(run).result() or {}).get("metrics", {}) if changed else {}
         _show(run, told, then, asked=until is not None or changed is not None)

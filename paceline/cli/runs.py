@@ -8,7 +8,6 @@ from paceline.cli.commands import RunsOptions
 from paceline.cli.console import say, screen
 from paceline.cli.options import print_json
 from paceline.errors import UsageError
-from paceline.fields import finite
 from paceline.report.run_tables import Listing, summary
 from paceline.runs.run_directory import RUNS, runs_in
 
@@ -19,7 +18,7 @@ def runs(asked: RunsOptions) -> None:
     found = runs_in(asked.root)
     if asked.as_json:
         for run in found:
-            print_json(finite(summary(run)))
+            print_json(summary(run))
     elif found:
         screen.print(Listing(found))
     else:

@@ -16,7 +16,6 @@ from paceline.cli.commands import EvaluateOptions, PredictOptions
 from paceline.cli.console import say, screen, warn
 from paceline.cli.options import print_json, use_data_directory
 from paceline.errors import DataError, UsageError
-from paceline.fields import finite
 from paceline.runs.run_directory import RunDirectory
 from paceline.runs.trained_model import evaluated, expected, predicted, task_of, torch_task_of, trained
 from paceline.torch_task import TorchTask
@@ -28,7 +27,7 @@ def evaluate(asked: EvaluateOptions) -> None:
     kept = trained(directory, asked.which, ema=asked.ema, say=say)
     metrics = evaluated(kept, task_of(directory))
     if asked.as_json:
-        print_json(finite({"run": directory.name, "step": kept.checkpoint.step, "metrics": metrics}))
+        print_json({"run": directory.name, "step": kept.checkpoint.step, "metrics": metrics})
         return
     screen.print(f"{escape(directory.name)}, step {kept.checkpoint.step:,}")
     for name, value in metrics.items():
@@ -60,7 +59,7 @@ def predict(asked: PredictOptions) -> None:
         line: dict[str, Any] = {"index": index}
         if classes:
             line["label"] = score.argmax(-1).tolist()
-        print_json(finite(line | {"scores": score.tolist()}))
+        print_json(line | {"scores": score.tolist()})
 
 
 def _has_classes(task: TorchTask) -> bool:

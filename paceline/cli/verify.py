@@ -12,7 +12,6 @@ from rich.text import Text
 from paceline.cli.commands import DiffOptions, VerifyOptions
 from paceline.cli.console import screen
 from paceline.cli.options import print_json, use_data_directory
-from paceline.fields import finite
 from paceline.report import comparison
 from paceline.runs import diff as diffs
 from paceline.runs import verify as verification
@@ -33,7 +32,7 @@ def diff(asked: DiffOptions) -> None:
 
 def _show(plain: dict[str, Any], parts: Sequence[RenderableType], *, as_json: bool) -> None:
     if as_json:
-        print_json(finite(plain))
+        print_json(plain)
         return
     for part in parts:
         screen.print(part, soft_wrap=isinstance(part, Text))
