@@ -19,8 +19,7 @@ LOCAL = "local: no cluster in the environment"
 
 
 def cluster(asked: ClusterOptions) -> None:
-    lists = (asked.worker_hosts, asked.ps_hosts, asked.chief_hosts, asked.evaluator_hosts)
-    found = described(lists, asked.job_name, asked.task_index, asked.file, "--file")
+    found = described(asked, asked.file, "--file")
     if asked.servers is not None and asked.placement is None:
         raise UsageError("--servers goes with --placement")
     if asked.placement is not None:

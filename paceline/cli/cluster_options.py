@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cli.options import ClusterTaskOptions
 from paceline.config import discovery
 from paceline.config.plan import Plan
 from paceline.config.ports import OPTION, Ports
@@ -21,21 +22,16 @@ from paceline.processes.roles.roles import roles_of
 from paceline.scheme import Scheme
 
 
-def described(
-    lists: tuple[str, str, str, str],
-    job_name: str | None,
-    task_index: int | None,
-    file: Path | None,
-    option: str = "--cluster",
-) -> Cluster | None:
+def described(asked: ClusterTaskOptions, file: Path | None, option: str = "--cluster") -> Cluster | None:
     """The cluster that the options describe; without such options, the one that the environment shows."""
+    lists = (asked.worker_hosts, asked.ps_hosts, asked.chief_hosts, asked.evaluator_hosts)
     if file is not None and any(lists):
         raise UsageError(f"{option} and lists of hosts both describe the cluster; give one of them")
     if file is not None:
-        return host_lists.read(file, job_name, task_index)
+        return host_lists.read(file, asked.job_name, asked.task_index)
     if any(lists):
-        return host_lists.listed(*lists, job_name, task_index)
-    if job_name is not None or task_index is not None:
+        return host_lists.listed(*lists, asked.job_name, asked.task_index)
+    if asked.job_name is not None or asked.task_index is not None:
         raise UsageError(f"--job-name and --task-index go with lists of hosts or {option}")
     return detect.seen(os.environ)
 

@@ -22,7 +22,26 @@ RunFolder = Annotated[str | None, Option("Run directory, new or empty.", "--dir"
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class LaunchOptions:
+    """The options of `train` that have a launcher start the tasks."""
+
+    on: Annotated[
+        str | None,
+        Option(
+            f"Launcher that starts the tasks: {', '.join(LAUNCHERS)}, or a package's own.",
+            panel=CLUSTER,
+            page="nodes.md",
+        ),
+    ] = None
+    dry_run: Annotated[bool, Option("With --on: print what would be submitted.", "--dry-run", CLUSTER)] = False
+    engine: Annotated[
+        list[str],
+        Option("KEY=VALUE for the launcher (`paceline show slurm`): nodes=4; may be repeated.", panel=CLUSTER),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainOptions(options.ClusterTaskOptions, LaunchOptions):
     """Train in real processes, on this machine or a cluster.
 
     Without --on and without a cluster in the environment, every role is a process of this machine.
@@ -37,30 +56,7 @@ class TrainOptions:
         str | None,
         Option("Resume this run from its newest checkpoint; other options replace those of its plan.", panel=DIRECTORY),
     ] = None
-    on: Annotated[
-        str | None,
-        Option(
-            f"Launcher that starts the tasks: {', '.join(LAUNCHERS)}, or a package's own.",
-            panel=CLUSTER,
-            page="nodes.md",
-        ),
-    ] = None
-    dry_run: Annotated[bool, Option("With --on: print what would be submitted.", "--dry-run", CLUSTER)] = False
-    engine: Annotated[
-        list[str],
-        Option("KEY=VALUE for the launcher (`paceline show slurm`): nodes=4; may be repeated.", panel=CLUSTER),
-    ] = field(default_factory=list)
-    placement: options.Placement = None
-    worker_hosts: options.WorkerHosts = ""
-    ps_hosts: options.PsHosts = ""
-    chief_hosts: options.ChiefHosts = ""
-    evaluator_hosts: options.EvaluatorHosts = ""
-    job_name: options.JobName = None
-    task_index: options.TaskIndex = None
     cluster: options.ClusterFile = None
-    interface: options.InterfaceOption = None
-    no_ib: options.NoInfiniband = False
-    address_rule: options.AddressRule = None
     join: Annotated[
         float | None,
         Option(
@@ -239,24 +235,14 @@ class DiffOptions:
 
 
 @dataclass(frozen=True)
-class ClusterOptions:
+class ClusterOptions(options.ClusterTaskOptions):
     """Show the cluster of this process: tasks, roles, addresses.
 
     By its environment, by lists of hosts, or by a file.
     """
 
-    worker_hosts: options.WorkerHosts = ""
-    ps_hosts: options.PsHosts = ""
-    chief_hosts: options.ChiefHosts = ""
-    evaluator_hosts: options.EvaluatorHosts = ""
-    job_name: options.JobName = None
-    task_index: options.TaskIndex = None
     file: options.ClusterFile = None
-    placement: options.Placement = None
     servers: Annotated[int | None, Option("With --placement pack or spread.", "--servers --ps", CLUSTER, "1")] = None
-    interface: options.InterfaceOption = None
-    no_ib: options.NoInfiniband = False
-    address_rule: options.AddressRule = None
     as_json: options.AsJson = False
 
 

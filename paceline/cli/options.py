@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,24 +29,28 @@ Plain = Annotated[bool, Option("Lines instead of the live table.", "--plain", OU
 Which = Annotated[str, Option("newest, best, or the step of a checkpoint.")]
 Averaged = Annotated[bool, Option("The averaged weights of the hook weight-ema.", "--ema")]
 
-# of `train` and `cluster`: this process is one task of a cluster
-WorkerHosts = Annotated[str, Option("host:port,host:port,… of the workers of a cluster.", panel=CLUSTER)]
-PsHosts = Annotated[str, Option("host:port,… of the servers.", "--ps-hosts --server-hosts", CLUSTER)]
-ChiefHosts = Annotated[str, Option("host:port of the chief.", panel=CLUSTER, default="worker 0 is the chief")]
-EvaluatorHosts = Annotated[str, Option("host of the evaluator; it needs no port.", panel=CLUSTER)]
-JobName = Annotated[str | None, Option("Job of this process: chief, worker, ps or evaluator.", panel=CLUSTER)]
-TaskIndex = Annotated[int | None, Option("Index of this process within its job.", panel=CLUSTER)]
 ClusterFile = Annotated[Path | None, Option("TOML file that describes the cluster.", panel=CLUSTER)]
 NUMBERED = "Roles of tasks that an engine only numbers: ps,worker,… or pack, spread, ps-per-node."
-Placement = Annotated[str | None, Option(NUMBERED, panel=CLUSTER, default="pack")]
 INTERFACE = "Network interface of this host, by name (ib0) or subnet (10.1.0.0/16)."
-InterfaceOption = Annotated[
-    str | None, Option(INTERFACE, panel=CLUSTER, default="the one that leads to the coordinator")
-]
-NoInfiniband = Annotated[bool, Option("Use no InfiniBand interface.", "--no-ib", CLUSTER)]
-AddressRule = Annotated[
-    str | None, Option("Function from host name to address: file.py:name or package.module:name.", panel=CLUSTER)
-]
+RULE = "Function from host name to address: file.py:name or package.module:name."
+
+
+@dataclass(frozen=True)
+class ClusterTaskOptions:
+    """The options of `train` and `cluster` that say which task of which cluster this process is."""
+
+    placement: Annotated[str | None, Option(NUMBERED, panel=CLUSTER, default="pack")] = None
+    worker_hosts: Annotated[str, Option("host:port,host:port,… of the workers of a cluster.", panel=CLUSTER)] = ""
+    ps_hosts: Annotated[str, Option("host:port,… of the servers.", "--ps-hosts --server-hosts", CLUSTER)] = ""
+    chief_hosts: Annotated[str, Option("host:port of the chief.", panel=CLUSTER, default="worker 0 is the chief")] = ""
+    evaluator_hosts: Annotated[str, Option("host of the evaluator; it needs no port.", panel=CLUSTER)] = ""
+    job_name: Annotated[str | None, Option("Job of this process: chief, worker, ps, evaluator.", panel=CLUSTER)] = None
+    task_index: Annotated[int | None, Option("Index of this process within its job.", panel=CLUSTER)] = None
+    interface: Annotated[
+        str | None, Option(INTERFACE, panel=CLUSTER, default="the one that leads to the coordinator")
+    ] = None
+    no_ib: Annotated[bool, Option("Use no InfiniBand interface.", "--no-ib", CLUSTER)] = False
+    address_rule: Annotated[str | None, Option(RULE, panel=CLUSTER)] = None
 
 
 def use_data_directory(directory: str | None) -> None:

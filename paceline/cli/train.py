@@ -109,9 +109,8 @@ def _assignment(asked: TrainOptions, servers: int | None) -> Assignment | None:
     if asked.on is not None:
         cluster_options.known(asked.on)
         return None
-    lists = (asked.worker_hosts, asked.ps_hosts, asked.chief_hosts, asked.evaluator_hosts)
     found = participate.assigned(
-        lambda: cluster_options.described(lists, asked.job_name, asked.task_index, asked.cluster),
+        lambda: cluster_options.described(asked, asked.cluster),
         asked.placement,
         servers,
         asked.address_rule,
