@@ -160,7 +160,9 @@ class RayTasks:
         elif one is self.chief and not self.met:
             one.asked = one.actor.address.remote(self.job.ports)
         elif self.met and self.hub is not None:
-            environment = self.job.environment(one.task) | {"PACELINE_HUB": f"{_bracketed(self.hub[0])}:{self.hub[1]}"}
+            host, port = self.hub
+            hub = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            environment = self.job.environment(one.task) | {"PACELINE_HUB": hub}
             words, here = list(self.job.command), os.getcwd()  # noqa: PTH109
             one.asked = one.actor.start.remote(words, environment, self.job.secret.hex(), here)
 
@@ -245,7 +247,3 @@ class RayTasks:
             raise KeyboardInterrupt
         self.job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
         self.chief.actor.tell.remote(signal.SIGINT)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

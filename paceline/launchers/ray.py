@@ -11,7 +11,6 @@ import os
 import shlex
 import socket
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RunError, UsageError
@@ -19,32 +18,16 @@ from paceline.launcher import Job, Launcher
 from paceline.launchers import _child_process, _ray_actors
 from paceline.launchers._ray_actors import RayTasks
 
-STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
 
-
-@dataclass(frozen=True)
 class RaySettings:
     """The values of `--engine`."""
 
-    address: str | None
-    strategy: str
-    memory: int | None
-    restarts: int
-    patience: float
-
-    @classmethod
-    def of(cls, job: Job) -> RaySettings:
-        options = job.options
-        strategy = (options.get("strategy") or options.get("placement") or "pack").lower()
-        if strategy not in STRATEGIES:
-            raise UsageError(f"--engine strategy={strategy}: Ray places by {' or '.join(STRATEGIES)}")
-        return cls(
-            address=options.get("address"),
-            strategy=STRATEGIES[strategy],
-            memory=job.size("memory"),
-            restarts=job.number("restarts", 3),
-            patience=job.seconds("patience", 60.0),
-        )
+    def __init__(self, job: Job) -> None:
+        strategy = (job.options.get("strategy") or job.options.get("placement") or "pack").lower()
+        if strategy not in ("pack", "spread"):
+            raise UsageError(f"--engine strategy={strategy}: Ray places by pack or spread")
+        self.address, self.strategy, self.memory = job.options.get("address"), strategy.upper(), job.size("memory")
+        self.restarts, self.patience = job.number("restarts", 3), job.seconds("patience", 60.0)
 
     def bundle(self, job: Job, task: str) -> dict[str, float]:
         """The resources of a task."""
@@ -70,7 +53,7 @@ class RayLauncher(Launcher):
     }
 
     def launch(self, job: Job) -> int:
-        settings = RaySettings.of(job)
+        settings = RaySettings(job)
         ray = _ray()
         for module in (*_child_process.BY_VALUE, _ray_actors):  # by value: an actor needs no torch to start a command
             ray.cloudpickle.register_pickle_by_value(module)
@@ -93,7 +76,7 @@ class RayLauncher(Launcher):
                 ray.shutdown()
 
     def shown(self, job: Job) -> str:
-        settings = RaySettings.of(job)
+        settings = RaySettings(job)
         where = settings.address or "the cluster that is running (RAY_ADDRESS), or this machine alone if there is none"
         bundles = Counter(
             ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job, task).items()) for task in job.tasks

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,23 +27,16 @@ from paceline.launchers import _child_process, _spark_task
 from paceline.launchers._child_process import why
 from paceline.launchers._spark_task import LOGS, MARK, STOP, Share, seat
 
-CONFIGURED = {"SPARK_CONF_DIR": "", "SPARK_HOME": "conf"}
 GPUS = "spark.task.resource.gpu.amount"
 STOPPING = 60.0  # seconds for the last checkpoint after Ctrl-C
 
 
-@dataclass(frozen=True)
 class SparkSettings:
     """The values of `--engine`."""
 
-    master: str
-    resubmissions: int
-    conf: dict[str, str]
-
-    @classmethod
-    def of(cls, job: Job) -> SparkSettings:
+    def __init__(self, job: Job) -> None:
         patience = job.number("patience", 30, least=1)
-        conf = {
+        self.conf = {
             "spark.app.name": job.name,
             "spark.task.cpus": str(job.threads),
             # too few slots: Spark looks every second, and fails after `patience` seconds
@@ -54,18 +46,16 @@ class SparkSettings:
             "spark.ui.showConsoleProgress": "false",
         }
         if job.gpus:
-            conf[GPUS] = str(job.gpus)
+            self.conf[GPUS] = str(job.gpus)
+        given = {}
         for pair in filter(None, job.options.get("conf", "").split(",")):
             key, equals, value = pair.partition("=")
             if not equals:
                 raise UsageError(f"--engine conf={pair}: settings of Spark are written spark.KEY=VALUE,…")
-            conf[key.strip()] = value.strip()
+            given[key.strip()] = value.strip()
+        self.conf |= given
         idle = [task for task in job.tasks if not job.gpus_of(task)]
-        if (
-            job.gpus
-            and idle
-            and not any(pair.startswith(f"{GPUS}=") for pair in job.options.get("conf", "").split(","))
-        ):
+        if job.gpus and idle and GPUS not in given:
             raise UsageError(
                 f"Spark gives every task of a barrier stage the same: {', '.join(idle)} would hold an unused GPU. "
                 "Take a scheme without a server, another engine (ray, kubernetes, slurm), or allow it with "
@@ -73,11 +63,8 @@ class SparkSettings:
             )
         half = -(-len(job.tasks) // 2)
         here = f"local-cluster[{min(2, len(job.tasks))},{half * job.threads},1024]"
-        return cls(
-            master=job.options.get("master") or _environment_master(os.environ) or here,
-            resubmissions=job.number("resubmissions", 3),
-            conf=conf,
-        )
+        self.master = job.options.get("master") or _environment_master(os.environ) or here
+        self.resubmissions = job.number("resubmissions", 3)
 
 
 class SparkLauncher(Launcher):
@@ -92,7 +79,7 @@ class SparkLauncher(Launcher):
     }
 
     def launch(self, job: Job) -> int:
-        settings = SparkSettings.of(job)
+        settings = SparkSettings(job)
         context = _context(job, settings)
         folder = _home() / "work" / context.applicationId
         try:
@@ -108,7 +95,7 @@ class SparkLauncher(Launcher):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def shown(self, job: Job) -> str:
-        settings = SparkSettings.of(job)
+        settings = SparkSettings(job)
         lines = [
             f"spark master: {settings.master}",
             *(f"conf: {key}={value}" for key, value in settings.conf.items()),
@@ -136,7 +123,8 @@ def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> in
     stop = job.directory / STOP
     stop.unlink(missing_ok=True)
     count = len(job.tasks)
-    tails = [Tail(job.directory / "logs" / name, stream) for name, stream in _streams()]
+    streams = {"err": sys.stderr, "out": sys.stdout}  # the result comes last
+    tails = [Tail(job.directory / "logs" / LOGS[name], stream) for name, stream in streams.items()]
     interrupts = signals.Counter()
     with ThreadPoolExecutor(1) as pool, signals.counted(interrupts):
         stage = context.parallelize(range(count), count).barrier().mapPartitions(seat(share))
@@ -175,10 +163,10 @@ def _failed(error: BaseException, job: Job, settings: SparkSettings, left: int, 
         ) from None
     found = re.search(re.escape(MARK) + r"(\{.*\})", text)
     outcome = json.loads(found.group(1)) if found else None
-    if interrupted:
-        return int(outcome["code"]) if outcome and outcome["task"] == "chief" and outcome["code"] > 0 else 1
     if outcome and outcome["task"] == "chief" and outcome["code"] > 0:
         return int(outcome["code"])  # the run itself failed: a resubmission would fail, too
+    if interrupted:
+        return 1
     reason = f"{outcome['task']} {why(outcome['code'])}" if outcome else _first_line(text)
     if left == 0:
         last = "\n".join(outcome["last"][-10:]) if outcome else ""
@@ -213,10 +201,6 @@ def _home() -> Path:
     return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
-def _streams() -> list[tuple[str, TextIO]]:
-    return [(LOGS["err"], sys.stderr), (LOGS["out"], sys.stdout)]  # the result comes last
-
-
 def _context(job: Job, settings: SparkSettings) -> Any:
     try:
         import pyspark
@@ -245,10 +229,12 @@ def _environment_master(environment: Mapping[str, str]) -> str | None:
     for word, after in pairwise(words):
         if word == "--master":
             return after
-    folders = [Path(environment[name]) / below for name, below in CONFIGURED.items() if environment.get(name)]
-    for folder in folders:
+    for name, below in (("SPARK_CONF_DIR", ""), ("SPARK_HOME", "conf")):
+        if not environment.get(name):
+            continue
+        path = Path(environment[name]) / below / "spark-defaults.conf"
         with contextlib.suppress(OSError):
-            for line in (folder / "spark-defaults.conf").read_text(encoding="utf-8").splitlines():
+            for line in path.read_text(encoding="utf-8").splitlines():
                 key, *value = re.split(r"[\s=]+", line.strip(), maxsplit=1)
                 if key == "spark.master" and value:
                     return value[0].strip()

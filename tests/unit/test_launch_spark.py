@@ -99,7 +99,7 @@ def failure(task: str, code: int) -> RuntimeError:
 def test_a_lost_task_is_submitted_again() -> None:
     said: list[str] = []
     asked = job(said)
-    assert spark._failed(failure("worker:0", -9), asked, spark.SparkSettings.of(asked), 2, False) is None
+    assert spark._failed(failure("worker:0", -9), asked, spark.SparkSettings(asked), 2, False) is None
     assert said == [
         "the stage was lost: worker:0 was killed by SIGKILL; resubmitted from the newest checkpoint (2 more times)"
     ]
@@ -111,25 +111,25 @@ def test_an_executor_that_is_lost_is_named() -> None:
     lost = RuntimeError(
         "Job aborted.\nExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: 137\n"
     )
-    assert spark._failed(lost, asked, spark.SparkSettings.of(asked), 1, False) is None
+    assert spark._failed(lost, asked, spark.SparkSettings(asked), 1, False) is None
     assert "ExecutorLostFailure (executor 0 exited" in said[0]
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])
 def test_a_chief_that_fails_is_not_submitted_again(code: int) -> None:
     asked = job()
-    assert spark._failed(failure("chief", code), asked, spark.SparkSettings.of(asked), 3, False) == code
+    assert spark._failed(failure("chief", code), asked, spark.SparkSettings(asked), 3, False) == code
 
 
 def test_after_the_last_submission_the_last_words_are_told() -> None:
     asked = job()
     with pytest.raises(RunError, match=r"resubmitted 3 times .*\nfirst\nlast words"):
-        spark._failed(failure("worker:0", 1), asked, spark.SparkSettings.of(asked), 0, False)
+        spark._failed(failure("worker:0", 1), asked, spark.SparkSettings(asked), 0, False)
 
 
 def test_an_interrupted_run_is_not_submitted_again() -> None:
     asked = job()
-    assert spark._failed(failure("chief", 130), asked, spark.SparkSettings.of(asked), 3, True) == 130
+    assert spark._failed(failure("chief", 130), asked, spark.SparkSettings(asked), 3, True) == 130
 
 
 def test_too_few_slots_are_told() -> None:
@@ -138,7 +138,7 @@ def test_too_few_slots_are_told() -> None:
     with pytest.raises(
         RunError, match=r"Spark \(local\[2\]\) has not enough slots: the stage needs 3 .*--engine patience="
     ):
-        spark._failed(error, asked, spark.SparkSettings.of(asked), 3, False)
+        spark._failed(error, asked, spark.SparkSettings(asked), 3, False)
 
 
 def test_a_file_is_shown_by_whole_lines_as_it_grows(tmp_path: Path) -> None:
