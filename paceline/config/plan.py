@@ -4,24 +4,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from paceline.config.options import (
-    CURVATURE,
-    DIRECTORY,
-    EVALUATION,
-    FAILURES,
-    MICRO,
-    NO_EFFECT,
-    QUORUM,
-    Batch,
-    Exact,
-    FeedOption,
-    Hooks,
-    Option,
-    Quorum,
-    Seed,
-    Shuffle,
-    Start,
-)
+from paceline.config import options
+from paceline.config.options import DIRECTORY, EVALUATION, FAILURES, NO_EFFECT, Option, Start
 from paceline.errors import UsageError
 from paceline.fields import Bound
 
@@ -37,9 +21,9 @@ class Plan:
 
     task: str | None = None  # a name or reference; None: an object of the caller, or the script's own
     task_options: dict[str, Any] = field(default_factory=dict)
-    batch: Batch = None
-    feed: FeedOption = None
-    shuffle: Shuffle = None
+    batch: options.Batch = None
+    feed: options.FeedOption = None
+    shuffle: options.Shuffle = None
     scheme: str | None = None
     hyper: dict[str, Any] = field(default_factory=dict)
     # with `exact` the plan has a worker per micro-batch
@@ -64,11 +48,11 @@ class Plan:
     seconds: Annotated[
         float | None, Bound(0, above=True), Option("Seconds of training after which this launch ends.", run=True)
     ] = None
-    seed: Seed = 0
-    hooks: Hooks = field(default_factory=list)
-    exact: Exact = False
-    micro: Annotated[int, Bound(1), MICRO] = 8
-    quorum: Annotated[Quorum, QUORUM] = "shrink"
+    seed: options.Seed = 0
+    hooks: options.Hooks = field(default_factory=list)
+    exact: options.Exact = False
+    micro: Annotated[int, Bound(1), options.MICRO] = 8
+    quorum: Annotated[options.Quorum, options.QUORUM] = "shrink"
     patience: Annotated[
         float,
         Bound(0, above=True),
@@ -151,7 +135,7 @@ class Plan:
         Option("Updates between two evaluations by the chief.", panel=EVALUATION, default="only at the end"),
         NO_EFFECT,
     ] = 0
-    curvature: Annotated[float | None, Bound(0, finite=True), CURVATURE, NO_EFFECT] = None
+    curvature: Annotated[float | None, Bound(0, finite=True), options.CURVATURE, NO_EFFECT] = None
     script: list[str] = field(default_factory=list)  # the user's own program and its arguments
     directory: Annotated[str, NO_EFFECT] = ""
     title: Annotated[str, NO_EFFECT] = ""

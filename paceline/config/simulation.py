@@ -4,22 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from paceline.config.options import (
-    CURVATURE,
-    EVALUATION,
-    FAILURES,
-    MICRO,
-    QUORUM,
-    VIRTUAL,
-    Batch,
-    Exact,
-    FeedOption,
-    Hooks,
-    Option,
-    Quorum,
-    Seed,
-    Shuffle,
-)
+from paceline.config import options
+from paceline.config.options import EVALUATION, FAILURES, VIRTUAL, Option
 from paceline.fields import Bound
 
 
@@ -37,13 +23,13 @@ class Simulation:
     seconds: Annotated[
         float, Bound(0, above=True), Option("Virtual seconds after which the run ends.", panel=VIRTUAL)
     ] = math.inf
-    batch: Batch = None
-    feed: FeedOption = None
-    shuffle: Shuffle = None
-    seed: Seed = 0
-    hooks: Hooks = field(default_factory=list)
-    exact: Exact = False
-    micro: Annotated[int | None, Bound(1), MICRO] = None
+    batch: options.Batch = None
+    feed: options.FeedOption = None
+    shuffle: options.Shuffle = None
+    seed: options.Seed = 0
+    hooks: options.Hooks = field(default_factory=list)
+    exact: options.Exact = False
+    micro: Annotated[int | None, Bound(1), options.MICRO] = None
     compute: Annotated[
         str,
         Option("Seconds per gradient: a law of `paceline list compute`.", panel=VIRTUAL, page="tasks.md#compute-laws"),
@@ -67,7 +53,7 @@ class Simulation:
             page="simulator.md#faults",
         ),
     ] = field(default_factory=list)
-    quorum: Annotated[Quorum | None, QUORUM] = None
+    quorum: Annotated[options.Quorum | None, options.QUORUM] = None
     checkpoint_steps: Annotated[
         int,
         Bound(0),
@@ -81,5 +67,5 @@ class Simulation:
     every: Annotated[
         int, Bound(0), Option("Updates between two evaluations.", panel=EVALUATION, default="only at the end")
     ] = 0
-    curvature: Annotated[float | None, Bound(0, finite=True), CURVATURE] = None
+    curvature: Annotated[float | None, Bound(0, finite=True), options.CURVATURE] = None
     threads: Annotated[int, Bound(1), Option("Threads of torch; another number may give other bits.")] = 1
