@@ -44,9 +44,8 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
             raise UsageError(f"task {named.name!r} is already made and takes no options, not {', '.join(options)}")
         return named
     if not callable(named):
-        raise UsageError(
-            f"{task!r} is a {type(named).__name__}; a task is a paceline.Task or a function that makes one"
-        )
+        kind = type(named).__name__
+        raise UsageError(f"{task!r} is a {kind}; a task is a paceline.Task or a function that makes one")
     hints = get_type_hints(named)
     parameters = inspect.signature(named).parameters
     for key in options:
@@ -165,7 +164,6 @@ def _with_options(kind: type[Component], value: Component | str, given: Mapping[
     for key in given:
         if key not in known:
             raise UnknownName(f"option of {owner}", key, known)
-    replaced: Component = dataclasses.replace(
-        component, **{k: converted(owner, k, v, hints[k]) for k, v in given.items()}
-    )
+    values = {key: converted(owner, key, value, hints[key]) for key, value in given.items()}
+    replaced: Component = dataclasses.replace(component, **values)
     return replaced

@@ -66,15 +66,13 @@ def check(plan: Plan, scheme: Scheme) -> None:
     if plan.collective == "nccl" and not plan.device.startswith("cuda"):
         raise UsageError(f"nccl takes means between GPUs, and this run computes on {plan.device}; add --device cuda")
     if plan.collective == "nccl" and plan.hosts < plan.workers:
-        raise UsageError(
-            f"nccl needs a GPU and a process for each of the {plan.workers} workers, here are {plan.hosts} processes; "
-            "use --collective tcp"
-        )
+        needed = f"nccl needs a GPU and a process for each of the {plan.workers} workers"
+        raise UsageError(f"{needed}, here are {plan.hosts} processes; use --collective tcp")
     if scheme.methods:
         if plan.servers < 1:
             raise UsageError(f"{scheme.name} needs a server: servers must be at least 1, not {plan.servers}")
         if plan.servers > 1 and (reason := scheme.whole()):
-            raise UsageError(f"{scheme.name} cannot be cut among {plan.servers} servers: {reason}; use --servers 1")
+            raise UsageError(f"{scheme.name} cannot be sharded over {plan.servers} servers: {reason}; use --servers 1")
     scheme.check(plan.workers)
     for name, device in (("device", plan.device), ("eval-device", plan.eval_device or "cpu")):
         if not re.fullmatch(r"cpu|cuda(:\d+)?", device):

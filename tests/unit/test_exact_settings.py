@@ -83,12 +83,12 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("given", "why"),
         [
-            ({"workers": 9}, "workers must be from 1 to 8, not 9: .* 8 micro-batches, and more processes would find"),
+            ({"workers": 9}, "workers must be from 1 to 8, not 9: .* 8 micro-batches; a larger --micro allows more"),
             ({"workers": 3, "micro": 2}, "workers must be from 1 to 2, not 3"),
             ({"workers": 0}, "workers must be (from 1 to 8|at least 1), not 0"),
             ({"micro": 0}, "micro must be at least 1, not 0"),
-            ({"quorum": "shrink"}, "cannot go on with fewer workers: its quorum is hold; leave --quorum away"),
-            ({"feed": "shared"}, "cuts one common batch: its feed is slice, not shared"),
+            ({"quorum": "shrink"}, "cannot continue with fewer workers: its quorum is hold; omit --quorum"),
+            ({"feed": "shared"}, "splits one common batch: its feed is slice, not shared"),
         ],
     )
     def test_what_cannot_be(self, given: dict[str, Any], why: str) -> None:
@@ -104,9 +104,9 @@ class TestSettings:
             simulate("toy", "sync", micro=4)
 
     def test_every_micro_batch_needs_a_sample(self) -> None:
-        with pytest.raises(UsageError, match="a batch of 4 cannot be cut in 8 micro-batches; raise --batch, or lower"):
+        with pytest.raises(UsageError, match="8 micro-batches cannot share a batch of 4; raise --batch, or lower"):
             exact.check_task(toy().configured(batch=4), 8)
-        with pytest.raises(UsageError, match="a batch of 7 cannot be cut in 8 micro-batches"):
+        with pytest.raises(UsageError, match="8 micro-batches cannot share a batch of 7"):
             simulate("digits-mlp", "sync", exact=True, batch=7)
 
     def test_a_plan_of_one_that_was_changed_by_hand(self) -> None:

@@ -88,7 +88,7 @@ class TestPlanned:
                 return "it sorts the vector"
 
         planned("toy", Whole)
-        with pytest.raises(UsageError, match="cannot be cut among 2 servers: it sorts the vector; use --servers 1"):
+        with pytest.raises(UsageError, match="cannot be sharded over 2 servers: it sorts the vector; use --servers 1"):
             planned("toy", Whole, servers=2)
 
 
