@@ -13,7 +13,7 @@ from paceline.cli.console import screen
 from paceline.cli.options import print_json
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
-from paceline.network.cluster.description import Cluster, ClusterTask
+from paceline.network.cluster.description import Cluster
 
 LOCAL = "local: no cluster in the environment"
 
@@ -52,9 +52,10 @@ def _listen(found: Cluster | None, interface: str | None, no_ib: bool) -> tuple[
 def _plain(found: Cluster | None, listen: str) -> dict[str, Any]:
     if found is None:
         return {"source": None, "complete": True, "me": None, "chief": None, "tasks": [], "listen": listen}
+    ranks = {task: rank for rank, task in enumerate(found.training)}
     tasks = [
-        {"task": str(task), "role": found.role(task), "rank": rank, "host": task.host, "port": task.port}
-        for task, rank in _ranked(found)
+        {"task": str(task), "role": found.role(task), "rank": ranks.get(task), "host": task.host, "port": task.port}
+        for task in found.tasks
     ]
     return {
         "source": found.source,
@@ -67,11 +68,6 @@ def _plain(found: Cluster | None, listen: str) -> dict[str, Any]:
         "missing": list(found.missing),
         "notes": list(found.notes),
     }
-
-
-def _ranked(found: Cluster) -> list[tuple[ClusterTask, int | None]]:
-    ranks = {task: rank for rank, task in enumerate(found.training)}
-    return [(task, ranks.get(task)) for task in found.tasks]
 
 
 def _show(found: Cluster | None, listen: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cli.commands import TrainOptions
+from paceline.cli.console import say
 from paceline.cli.options import ClusterTaskOptions
 from paceline.config import discovery
 from paceline.config.plan import Plan
@@ -41,16 +42,9 @@ def fixed_ports(text: str | None, several: bool) -> Ports | None:
     if text is None:
         return None
     if not several:
-        raise UsageError(
-            f"{OPTION} is for runs whose processes are started one by one or by --on ENGINE; this run is one command "
-            "on one machine and listens on no port"
-        )
+        alone = "this run is one command on one machine and listens on no port"
+        raise UsageError(f"{OPTION} is for runs whose processes are started one by one or by --on ENGINE; {alone}")
     return Ports.parse(text)
-
-
-def known(engine: str) -> None:
-    """Refuse an unknown launcher before the run directory is made."""
-    discovery.launcher(engine)
 
 
 def typed_on_every_node(engine: str, options: list[str]) -> bool:
@@ -68,18 +62,9 @@ def _pairs(options: list[str]) -> dict[str, str]:
     return found
 
 
-def submit(
-    engine: str,
-    plan: Plan,
-    scheme: Scheme,
-    options: list[str],
-    by: str | None,
-    dry: bool,
-    say: Callable[[str], None],
-    ports: Ports | None = None,
-) -> int:
+def submit(asked: TrainOptions, plan: Plan, scheme: Scheme, ports: Ports | None) -> int:
     """Have a launcher start the tasks of a run. Returns the exit code."""
-    launcher, pairs = discovery.launcher(engine), _pairs(options)
+    launcher, pairs, by, dry = discovery.launcher(asked.on or ""), _pairs(asked.engine), asked.placement, asked.dry_run
     if by is not None and "," not in by:  # a policy: only the engine knows which tasks share a node
         pairs.setdefault("placement", by)
     directory = Path(plan.directory)

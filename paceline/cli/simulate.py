@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.markup import escape
@@ -25,9 +27,9 @@ def simulate_command(asked: SimulateOptions, settings: dict[str, Any]) -> None:
     hyper, task_options = split(asked.words, simulate, Simulation)
     scheme = asked.scheme or "sync"
     try:
-        with _Bar(settings.get("steps", Simulation.steps), scheme, asked.task) as bar:
+        with _bar(settings.get("steps", Simulation.steps), scheme, asked.task) as watch:
             result = simulate(
-                asked.task, scheme, task_options=task_options, warn=warn, watch=bar.watch, say=say, **settings, **hyper
+                asked.task, scheme, task_options=task_options, warn=warn, watch=watch, say=say, **settings, **hyper
             )
     except RunError as error:
         if asked.as_json and error.result is not None:  # what was reached is not lost
@@ -46,34 +48,20 @@ def simulate_command(asked: SimulateOptions, settings: dict[str, Any]) -> None:
     screen.print(tables.closing(result))
 
 
-class _Bar:
-    """A live progress bar on a terminal's stderr; silent elsewhere."""
+@contextmanager
+def _bar(steps: int, scheme: str, task: str) -> Iterator[Callable[[SimulationEngine], None]]:
+    """A live progress bar on a terminal's stderr; silent elsewhere. Yields the function that updates it."""
+    values = TextColumn("loss {task.fields[loss]:.4g}  staleness {task.fields[staleness]:.2f}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), values, TimeRemainingColumn())
+    shown = 0.0
+    with Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal) as progress:
+        line = progress.add_task(escape(f"{scheme} on {task}"), total=steps, loss=math.nan, staleness=0.0)
 
-    def __init__(self, steps: int, scheme: str, task: str) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4g}  staleness {task.fields[staleness]:.2f}"),
-            TimeRemainingColumn(),
-            console=messages,
-            transient=True,
-            disable=not messages.is_terminal,
-        )
-        name = f"{scheme} on {task}"
-        self._line = self._progress.add_task(escape(name), total=steps, loss=math.nan, staleness=0.0)
-        self._shown = 0.0
+        def watch(engine: SimulationEngine) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > 0.1:
+                shown = time.monotonic()
+                staleness = engine.desk.ledger.mean() if engine.desk else 0.0
+                progress.update(line, completed=engine.updates, loss=engine.loss, staleness=staleness)
 
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def watch(self, engine: SimulationEngine) -> None:
-        now = time.monotonic()
-        if now - self._shown > 0.1:
-            self._shown = now
-            staleness = engine.desk.ledger.mean() if engine.desk else 0.0
-            self._progress.update(self._line, completed=engine.updates, loss=engine.loss, staleness=staleness)
+        yield watch

@@ -19,7 +19,7 @@ from paceline.cli.commands import RunOptions, TrainOptions
 from paceline.cli.console import messages, say, screen
 from paceline.cli.options import print_json, use_data_directory
 from paceline.cli.words import split
-from paceline.config import build
+from paceline.config import build, discovery
 from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
@@ -62,12 +62,8 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
             resume, directory, task, scheme = directory, None, None, None  # an engine has restarted the chief
 
     def submit(plan: Plan, chosen: Scheme, place: Path) -> NoReturn:
-        submitted, by = dataclasses.replace(plan, directory=str(place.absolute())), asked.placement
-        leave_with(
-            lambda: cluster_options.submit(
-                asked.on or "", submitted, chosen, asked.engine, by, asked.dry_run, say, fixed
-            )
-        )
+        submitted = dataclasses.replace(plan, directory=str(place.absolute()))
+        leave_with(lambda: cluster_options.submit(asked, submitted, chosen, fixed))
 
     if resume is not None:
         if directory is not None:
@@ -98,16 +94,14 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
             place = RunDirectory.create(directory, folder_name(name), prepared=prepared)
     if asked.on is not None:
         submit(plan, chosen, place.path)
-    launcher = None
-    if seat is not None:
-        launcher = participate.hub_of(seat, network, str(place.path), say)
+    launcher = None if seat is None else participate.hub_of(seat, network, str(place.path), say)
     conduct(place, plan, chosen, objects, as_json=asked.as_json, plain=asked.plain, launcher=launcher)
 
 
 def _assignment(asked: TrainOptions, servers: int | None) -> Assignment | None:
     """What this process is in its cluster; None: it starts all roles itself, or has an engine start them."""
     if asked.on is not None:
-        cluster_options.known(asked.on)
+        discovery.launcher(asked.on)  # refuses an unknown name before the run directory is made
         return None
     found = participate.assigned(
         lambda: cluster_options.described(asked, asked.cluster),
@@ -175,10 +169,8 @@ def _still_exact(place: RunDirectory, before: Plan, settings: dict[str, Any]) ->
     """An exact run may be resumed in another number of processes; the settings that its bits depend on must stay."""
     for name in ("micro", "feed", "quorum"):
         if settings.get(name, getattr(before, name)) != getattr(before, name):
-            raise UsageError(
-                f"{place.path} is exact with {name} {getattr(before, name)}, on which its bits depend; it cannot be "
-                f"resumed with {settings[name]}"
-            )
+            own = f"{place.path} is exact with {name} {getattr(before, name)}, on which its bits depend"
+            raise UsageError(f"{own}; it cannot be resumed with {settings[name]}")
     workers = settings.get("workers", before.processes)
     return settings | {"processes": workers, "workers": before.workers}
 
