@@ -61,9 +61,7 @@ class KubernetesSettings:
     def _check_roles(self, job: Job) -> None:
         own = sorted(role for role in self._templates if role)
         if own and self.kind == "job":
-            raise UsageError(
-                f"--engine template-{own[0]}=: the pods of a Job are all alike; pods that differ need kind=jobset"
-            )
+            raise UsageError(f"--engine template-{own[0]}=: the pods of a Job are all alike; use --engine kind=jobset")
         idle = sorted({task.partition(":")[0] for task in job.tasks if not job.gpus_of(task)})
         if job.gpus and idle and self.kind == "job" and "gpus" not in self.options:
             raise UsageError(
@@ -72,16 +70,12 @@ class KubernetesSettings:
             )
         if job.option("--tls") == "generated" and (self.kind == "jobset" or not self.options.get("volume")):
             raise UsageError(
-                "--tls generated needs a directory that all tasks see, and these pods have none in common: give a "
-                "certificate and a key by a mounted secret (--tls CERTIFICATE,KEY and --engine template=…), or use "
-                "kind=job with --engine volume=CLAIM"
+                "--tls generated needs a directory that all tasks see: use kind=job and --engine volume=CLAIM, or "
+                "give certificate and key by a mounted secret (--tls CERTIFICATE,KEY and --engine template=…)"
             )
         for role in {task.partition(":")[0] for task in job.tasks}:
             if not self.options.get("image") and not self._image(role):
-                raise UsageError(
-                    "--on kubernetes needs --engine image=…: an image in which paceline is installed (or "
-                    f"`image` of the container {CONTAINER} in --engine template=…)"
-                )
+                raise UsageError("--on kubernetes needs --engine image=…: an image that contains paceline")
 
     def _image(self, role: str) -> str | None:
         whole = self.templated({"spec": {"containers": [{"name": CONTAINER}]}}, role)
@@ -143,9 +137,7 @@ def _code(text: str) -> dict[str, str]:
         if path.name in found:
             raise UsageError(f"--engine code=: two files are called {path.name}")
         if not re.fullmatch(r"[-._a-zA-Z0-9]+", path.name):
-            raise UsageError(
-                f"--engine code=: {path.name!r} is no name that a ConfigMap takes (letters, digits, - _ .)"
-            )
+            raise UsageError(f"--engine code=: {path.name!r} is no name that a ConfigMap takes: letters, digits, - _ .")
         try:
             found[path.name] = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -63,9 +63,7 @@ def _check(template: Manifest, where: str) -> None:
             raise UsageError(f"{where}: metadata.{name} is not taken over; labels and annotations are")
     for label in OWN_LABELS:
         if label in (metadata.get("labels") or {}):
-            raise UsageError(
-                f"{where}: the label {label} is paceline's own, by which the pods of a run find each other"
-            )
+            raise UsageError(f"{where}: the label {label} is paceline's own")
     for name in OWN_FIELDS:
         if name in spec:
             raise UsageError(f"{where}: spec.{name} is paceline's own: a run depends on it")

@@ -37,8 +37,7 @@ class KubernetesLauncher(Launcher):
         settings = KubernetesSettings(job)
         if shutil.which("kubectl") is None:
             raise UsageError(
-                "--on kubernetes needs kubectl, which is not on the path; install it, "
-                "or take the manifests to where it is: --dry-run > job.yaml"
+                "kubectl is not installed; install it, or apply the manifests elsewhere: --dry-run > job.yaml"
             )
         made, kind, done = manifests(settings), settings.kind, False
         try:

@@ -121,10 +121,7 @@ def _connect(ray: Any, job: Job, settings: RaySettings) -> None:
 def _check_address(address: str) -> None:
     """Connect once: Ray itself tries for minutes before it reports that nothing listens there."""
     if address.startswith("ray://"):
-        raise UsageError(
-            f"--engine address={address}: a Ray client is not enough; give HOST:PORT of the cluster's head, "
-            "and submit from a node of the cluster"
-        )
+        raise UsageError(f"--engine address={address}: submit from a node of the cluster, with HOST:PORT of its head")
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():
         with contextlib.suppress(TimeoutError):  # a slow network is no wrong address

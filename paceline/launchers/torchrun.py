@@ -54,18 +54,14 @@ class TorchrunLauncher(Launcher):
 def _environment(job: Job) -> dict[str, str]:
     given = {
         "OMP_NUM_THREADS": str(job.threads),  # otherwise torchrun sets it and prints a long warning
-        "PACELINE_TASKS": ",".join(_chief_first(job)),  # the existing ranks share them
+        # the existing ranks share them; chief first: without an agents' store ranks know only the port of rank 0
+        "PACELINE_TASKS": ",".join(sorted(job.tasks, key=lambda task: task != "chief")),
         "PACELINE_SECRET_FILE": str(job.directory / "secret"),
     }
     if ":" in job.options.get("nnodes", ""):
         # torch 2.13: with a shared store a node that joins a running job ends it for all after 60 s
         given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return given
-
-
-def _chief_first(job: Job) -> list[str]:
-    """Without an agents' store the only port that all ranks know is that of rank 0."""
-    return sorted(job.tasks, key=lambda task: task != "chief")
 
 
 def _command(job: Job) -> list[str]:
@@ -78,19 +74,14 @@ def _command(job: Job) -> list[str]:
         raise UsageError(f"--engine nnodes={nodes}: the smaller number of nodes comes first")
     words = [sys.executable, "-m", "torch.distributed.run"]
     if most == 1 and "rdzv" not in options:
-        _refuse_alone(job)
+        for key in {"rdzv-id", "rdzv-conf", "local-addr"} & options.keys():
+            raise UsageError(f"--engine {key}= goes with rdzv=HOST:PORT, where the agents of several nodes meet")
         words += ["--standalone"]
     else:
         words += _rendezvous(job)
     words += ["--nnodes", nodes, "--nproc-per-node", str(_per_node(job, most))]
     words += ["--max-restarts", str(job.number("max-restarts", 3)), "--signals-to-handle", SIGNALS]
     return [*words, *shlex.split(options.get("extra", "")), "--no-python", *in_this_python(job.command)]
-
-
-def _refuse_alone(job: Job) -> None:
-    for key in ("rdzv-id", "rdzv-conf", "local-addr"):
-        if key in job.options:
-            raise UsageError(f"--engine {key}= goes with rdzv=HOST:PORT, where the agents of several nodes meet")
 
 
 def _rendezvous(job: Job) -> list[str]:
@@ -113,11 +104,9 @@ def _per_node(job: Job, nodes: int) -> int:
         each = job.number("nproc-per-node", 1)
         if each * nodes != tasks:
             raise UsageError(
-                f"{tasks} tasks are not {nodes} nodes with {each} processes each (--engine nproc-per-node=)"
+                f"--engine nproc-per-node={each}: {tasks} tasks are not {nodes} nodes with {each} processes each"
             )
         return each
     if tasks % nodes:
-        raise UsageError(
-            f"torchrun starts as many processes on each node as on the others: {tasks} tasks do not fit {nodes} nodes"
-        )
+        raise UsageError(f"torchrun starts equally many tasks on each node: {tasks} tasks do not fit {nodes} nodes")
     return tasks // nodes
