@@ -15,7 +15,7 @@ from paceline.api.simulate import simulate
 from paceline.cli.commands import SimulateOptions
 from paceline.cli.console import messages, say, screen, warn
 from paceline.cli.options import print_json, use_data_directory
-from paceline.cli.words import split
+from paceline.config import build
 from paceline.config.simulation import Simulation
 from paceline.errors import RunError
 from paceline.report import tables
@@ -24,7 +24,7 @@ from paceline.simulator.engine import SimulationEngine
 
 def simulate_command(asked: SimulateOptions, settings: dict[str, Any]) -> None:
     use_data_directory(asked.data)
-    hyper, task_options = split(asked.words, simulate, Simulation)
+    hyper, task_options = build.split(asked.words, simulate, Simulation)
     scheme = asked.scheme or "sync"
     try:
         with _bar(settings.get("steps", Simulation.steps), scheme, asked.task) as watch:

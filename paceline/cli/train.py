@@ -18,7 +18,6 @@ from paceline.cli import cluster_options
 from paceline.cli.commands import RunOptions, TrainOptions
 from paceline.cli.console import messages, say, screen
 from paceline.cli.options import print_json, use_data_directory
-from paceline.cli.words import split
 from paceline.config import build, discovery
 from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.plan import Plan
@@ -39,7 +38,7 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
     task, words, resume, directory, scheme = asked.task, asked.words, asked.resume, asked.directory, asked.scheme
     if resume is not None and task is not None and "=" in task:  # the run has its task: this is the first of the words
         words, task = [task, *words], None
-    hyper, task_options = split(words, train, Plan, TrainOptions)
+    hyper, task_options = build.split(words, train, Plan, TrainOptions)
     hooks = settings.pop("hooks", [])
     if task_options:
         settings["task_options"] = task_options

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
 from paceline.config import discovery
+from paceline.config.options import declared
 from paceline.errors import UnknownName, UsageError
 from paceline.fields import Component, bounds, converted, is_component
 from paceline.hook import Hook
@@ -26,6 +27,19 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"{key!r} is given twice: {found[key]!r} and {value!r}")
         found[key] = value
     return found
+
+
+def split(words: list[str], function: Callable[..., Any], *options: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The hyper-parameters and the `task.` options among the words of a command. A word that is an argument of
+    `function` is refused: people mean the flag, which one of the dataclasses `options` declares."""
+    given = pairs(words)
+    task_options = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
+    hyper = {key: value for key, value in given.items() if not key.startswith("task.")}
+    flags = {one.argument: one.flag for cls in options for one in declared(cls).values()}
+    for key in hyper.keys() & inspect.signature(function).parameters.keys():
+        flag = flags.get(key) or f"--{key.replace('_', '-')}"
+        raise UsageError(f"{key!r} is not a hyper-parameter; if you mean the option, write {flag}")
+    return hyper, task_options
 
 
 def scheme_of(scheme: str | Scheme | type[Scheme], hyper: Mapping[str, Any]) -> Scheme:
