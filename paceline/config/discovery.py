@@ -58,7 +58,7 @@ class Member:
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-# the classes of a family; transports and collectives are told by their attributes
+# the classes of a family; transports and collectives are recognised by their attributes
 CLASSES = {
     **{"schemes": Scheme, "hooks": Hook, "launchers": Launcher},
     **{"rules": Rule, "compute": ComputeTime, "tasks": Task},

@@ -34,7 +34,7 @@ def scheme_of(plan: Plan, objects: dict[str, Any]) -> Scheme:
 
 
 def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
-    """The task of a plan; the launcher makes it once, and every process that it forks has it, memory and all."""
+    """The task of a plan. The supervisor makes it once; the processes that it forks share it."""
     if "ready" in objects:
         ready: Task = objects["ready"]
         return ready
@@ -46,7 +46,7 @@ def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
 
 
 def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
-    """The task, made once for all processes; what it cannot do is told now."""
+    """The task, made once for all processes; a setting that it cannot satisfy is refused here."""
     torch.set_num_threads(1)  # this process forks: threads of OpenMP would be missing in its children
     task = task_of(plan, objects)
     if plan.exact:

@@ -39,7 +39,7 @@ newest() {{
   echo "$found"
 }}
 
-# How often in a row the job was put into the queue again without a newer checkpoint is kept in a file.
+# A file counts the requeues in a row without a newer checkpoint.
 vain=0
 if [ -n "$SLURM_RESTART_COUNT" ] && [ -s "$PACELINE_MEET.requeues" ]; then
   read -r vain saved <"$PACELINE_MEET.requeues"
@@ -50,7 +50,7 @@ echo "$vain $saved" >"$PACELINE_MEET.requeues"
 no_progress() {{
   local stood="a newer checkpoint than that of update $saved"
   [ "$saved" -ge 0 ] || stood="any checkpoint"
-  echo "job $job ends: it was put into the queue $vain times in a row without $stood (--engine requeues={requeues});" \
+  echo "job $job ends: it was requeued $vain times in a row without $stood (--engine requeues={requeues});" \
     "give it more time (--engine time=…), or make checkpoints more often (--checkpoint-seconds)"
 }}
 if [ "$vain" -gt {requeues} ]; then no_progress; exit 1; fi
@@ -67,7 +67,7 @@ last_checkpoint() {{
   scancel --signal=INT "$SLURM_JOB_ID"
 }}
 {trap}
-[ -z "$SLURM_RESTART_COUNT" ] || echo "job $job begins again ($SLURM_RESTART_COUNT): on from the newest checkpoint"
+[ -z "$SLURM_RESTART_COUNT" ] || echo "job $job is restarted ($SLURM_RESTART_COUNT), from the newest checkpoint"
 
 for attempt in $(seq 0 {restarts}); do
   rm -f "$PACELINE_MEET" "$PACELINE_MEET.failed"  # of an earlier hub
@@ -81,13 +81,13 @@ for attempt in $(seq 0 {restarts}); do
   [ ! -e "$PACELINE_MEET.failed" ] || code=$(cat "$PACELINE_MEET.failed")
   if [ "$ending" = yes ] && [ "$requeue" = yes ] && ! ended_by_itself; then
     if [ "$(newest)" -le "$saved" ] && [ "$vain" -ge {requeues} ]; then no_progress; exit 1; fi
-    echo "job $job goes into the queue again, and on from there"
+    echo "job $job is requeued, and resumes from there"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
   fi
   # 143: ended on purpose
   if [ "$ending" = yes ] || [ "$code" -le 128 ] || [ "$code" = 130 ] || [ "$code" = 143 ]; then break; fi
   if [ "$attempt" -lt {restarts} ]; then
-    echo "a task was killed (exit code $code): the step begins again, from the newest checkpoint"
+    echo "a task was killed (exit code $code): the step is restarted from the newest checkpoint"
   fi
 done
 exit "$code"

@@ -1,6 +1,6 @@
 """`--on kubernetes`: manifests of an Indexed Job, or of a JobSet, with its headless service, config and secret.
 
-Kubernetes numbers the pods and gives each a name that stays: pod i is NAME-i.NAME, whichever node it stands on and
+Kubernetes numbers the pods and gives each a name that stays: pod i is NAME-i.NAME, on whichever node it runs and
 however often it has been replaced. So the hub's address is known beforehand, and the number says which task a pod is.
 """
 

@@ -128,7 +128,7 @@ def test_whoever_is_killed_the_run_goes_on(slurm: Slurm, tmp_path: Path) -> None
         story.until(lambda: "worker:1" not in story.roles(), "the worker is gone with its task")
         story.until_it_gets_on()
         os.kill(story.task("chief"), signal.SIGKILL)
-        story.until(lambda: "the step begins again" in story.output.read_text(), "a new step")
+        story.until(lambda: "the step is restarted" in story.output.read_text(), "a new step")
         story.until_it_trains(4)
         story.enough()
     left_nothing(slurm)
@@ -154,7 +154,7 @@ def test_a_time_limit_and_a_lost_node_put_the_job_into_the_queue_again(tmp_path:
             assert story.progress >= before
             story.enough()
         left_nothing(slurm)
-        assert story.output.read_text().count("was put into the queue again") == 2
+        assert story.output.read_text().count("was requeued (restart") == 2
 
 
 def test_a_time_limit_during_every_start_does_not_queue_the_job_for_ever(slurm: Slurm, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_time_limit_during_every_start_does_not_queue_the_job_for_ever(slurm: 
         assert story.process.wait(LIMIT) == 1, story.told()
     left_nothing(slurm)
     assert slurm.job(job_of(story))["Restarts"] == "2"
-    assert "put into the queue 2 times in a row without any checkpoint" in story.told()
+    assert "requeued 2 times in a row without any checkpoint" in story.told()
 
 
 def test_ctrl_c_ends_the_job_in_order(slurm: Slurm, tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ def test_a_step_whose_task_was_killed_begins_again(
     assert done.returncode == code, done.stderr
     assert (tmp_path / "steps").read_text().count("step") == steps
     assert (tmp_path / "removed").read_text().count("removed") == steps  # nobody may find an earlier hub
-    assert done.stdout.count("the step begins again") == steps - 1
+    assert done.stdout.count("the step is restarted") == steps - 1
 
 
 @pytest.mark.parametrize(("code", "hub", "ends"), [(2, False, True), (1, True, False), (137, False, False)])
@@ -398,7 +398,7 @@ def test_near_the_time_limit_a_last_checkpoint_then_the_queue(
     assert (tmp_path / "queued").exists() == queued
     if queued:
         assert (tmp_path / "queued").read_text() == "requeue 9\n"
-    assert "begins again (2): on from the newest checkpoint" in done.stdout
+    assert "is restarted (2), from the newest checkpoint" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_near_the_time_limit_a_job_without_progress_is_not_queued_again(
     done = _ran(text, SLURM_RESTART_COUNT="2")
     assert (tmp_path / "queued").exists() == queued
     assert done.returncode == (130 if queued else 1), done.stdout
-    assert ("ends: it was put into the queue 2 times in a row without" in done.stdout) != queued
+    assert ("ends: it was requeued 2 times in a row without" in done.stdout) != queued
 
 
 # following a job
