@@ -40,20 +40,12 @@ class Records(Control):
         self.directory, self.outcome = directory, Outcome()
 
     def send(self, message: dict[str, Any]) -> None:
-        outcome = self.outcome
-        for kind, content in message.items():
-            match kind:
-                case "say":
-                    pass  # the session has printed it
-                case "warn":
-                    _warn(content)
-                case "record":
-                    outcome.history.append(content)
-                    self.directory.append_history(content)
-                case "stopped":
-                    outcome.stopped = outcome.stopped or content
-                case "result" | "batch" | "task" | "notice":
-                    setattr(outcome, kind, content)
+        for kind, content in message.items():  # what `say` says, the session has printed
+            self.outcome.note(kind, content)
+            if kind == "warn":
+                _warn(content)
+            elif kind == "record":
+                self.directory.append_history(content)
 
 
 def _warn(text: str) -> None:

@@ -32,6 +32,16 @@ class Outcome:
     peak_rss: int = 0  # KiB, of the largest process
     words: dict[str, int] = field(default_factory=dict)  # of the board
 
+    def note(self, kind: str, content: Any) -> None:
+        """Take what a role's message says of the outcome."""
+        match kind:
+            case "record":
+                self.history.append(content)
+            case "stopped":
+                self.stopped = self.stopped or content
+            case "result" | "batch" | "task" | "notice":
+                setattr(self, kind, content)
+
 
 def result_of(
     plan: Plan, scheme: Scheme, outcome: Outcome, before: list[dict[str, Any]], first: Checkpoint | None = None

@@ -193,27 +193,16 @@ class Supervisor:
         """Take a message of a role."""
         outcome = self.outcome
         for kind, content in message.items():
+            outcome.note(kind, content)
             match kind:
-                case "say":
-                    self.tell("say", content)
+                case "say" | "notice":
+                    self.tell(kind, content)
                 case "warn":
                     self.warn(content)
-                case "notice":
-                    outcome.notice = content
-                    self.tell("notice", content)
                 case "record":
                     if "loss" in content:
                         self.metrics = {k: v for k, v in content.items() if k not in ("update", "seconds")}
-                    outcome.history.append(content)
                     self.directory.append_history(content)
-                case "result":
-                    outcome.result = content
-                case "stopped":
-                    outcome.stopped = outcome.stopped or content
-                case "batch":
-                    outcome.batch = content
-                case "task":
-                    outcome.task = content
                 case "failure":
                     child.failure = content
                 case "error" if outcome.error is None:
