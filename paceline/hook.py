@@ -89,9 +89,9 @@ class Hook:
             after_gradient    } and see its loss
         after_step           /  again and again
     failed                   if the run failed with an error
-    end                      always; of a hook whose `begin` raised an error neither
+    end                      always
 
-    `failed` and `end` are called in reverse order of the hooks, and all of them, whatever another one raises.
+    `failed` and `end` are called for the hooks whose `begin` succeeded, in reverse order, whatever another one raises.
     """
 
     name: ClassVar[str] = ""
