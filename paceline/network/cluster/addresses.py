@@ -48,11 +48,9 @@ def interfaces(system: Path = Path("/sys/class/net"), routes: Path = Path("/proc
 def own_address(
     known: Sequence[Interface], wanted: str | None = None, *, infiniband: bool = True, one_host: bool = False
 ) -> str:
-    """The address of this host on the wanted interface or in the wanted subnet.
-
-    By default: loopback where the cluster has one host; else that of InfiniBand, unless it is excluded; else that of
-    the only interface, or of the default route.
-    """
+    """The address of this host on the wanted interface or in the wanted subnet. By default: loopback where the cluster
+    has one host; else that of InfiniBand, unless it is excluded; else that of the only interface, or of the default
+    route."""
     if wanted is not None:
         return _in_subnet(known, wanted, infiniband) if "/" in wanted else _named(known, wanted, infiniband)
     if one_host:

@@ -52,11 +52,7 @@ def read(path: Path, job_name: str | None = None, task_index: int | None = None)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    return described(text, str(path), job_name, task_index)
-
-
-def described(text: str, name: str, job_name: str | None = None, task_index: int | None = None) -> Cluster:
-    """The cluster of a file's text."""
+    name = str(path)
     try:
         whole = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -35,11 +35,8 @@ def publish(environment: Mapping[str, str], hub: str, seconds: float = 60.0) -> 
 
 
 def wait(environment: Mapping[str, str], seconds: float) -> str:
-    """The hub's `host:port`, waited for at most `seconds`; TimeoutError if it is not written by then.
-
-    A node that joins restarts all ranks without another count of restarts, so the address may be that of the last hub.
-    Callers that cannot connect must ask again.
-    """
+    """The hub's `host:port`; TimeoutError if it is not written within `seconds`. It may be that of the last hub: a node
+    that joins restarts all ranks without another count of restarts. Callers that cannot connect must ask again."""
     try:
         told = _store(environment, seconds).get(_key(environment))
     except (DistError, RuntimeError) as error:

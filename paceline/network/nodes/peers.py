@@ -8,6 +8,7 @@ import selectors
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from paceline.network.nodes import protocol
@@ -92,16 +93,14 @@ class PeerConnections:
         self._newcomers: dict[Channel, float] = {}  # admitted and silent so far; since when
         self._registered: dict[int, int] = {}  # descriptors in the selector, and their events
         self._count = 0  # of peers that there have been
-        self._inbox = protocol.Inbox(directory.path, RETURNED, lambda text: tell("warn", text))
+        self._inbox = protocol.Inbox(directory.path, RETURNED, partial(tell, "warn"))
         self._nonce = os.urandom(16).hex()
         (directory.path / SHARED).write_text(self._nonce, encoding="ascii")
         node = launched.context.node
         assert node.secret is not None
         listening = listener(node.address, port or node.ports)
         self.port: int = listening.getsockname()[1]
-        self._gate = AdmissionListener(
-            listening, node.secret, tls=tls.server_side(node), log=lambda text: tell("warn", text)
-        )
+        self._gate = AdmissionListener(listening, node.secret, tls=tls.server_side(node), log=partial(tell, "warn"))
         self._handover: MemoryHandover | None = None
         if node.share:
             self._handover = MemoryHandover(self._nonce, 0, node.secret, launched.descriptors)

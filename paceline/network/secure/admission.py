@@ -74,11 +74,8 @@ def _listening(address: str, port: int) -> socket.socket:
 
 
 class AdmissionListener:
-    """Admits connections that prove the secret. `pump()` when `fileno()` is readable, and once a second.
-
-    Its descriptor stands for the listening socket and all handshakes. While the system has no descriptors left, the
-    listening socket does not wake anybody.
-    """
+    """Admits connections that prove the secret. `pump()` when `fileno()` is readable, and once a second. The descriptor
+    stands for all handshakes and, unless the system has no descriptors left, the listening socket."""
 
     def __init__(
         self,

@@ -44,11 +44,9 @@ class ProtocolError(PacelineError):
 
 
 class Channel:
-    """`limits`: the kinds of messages that may come in, and the most bytes of each. For one thread at a time.
-
-    `room`: asked for each message, by its kind and length, for the memory to receive it in, of just that size; None:
-    into new memory. A message that was received there is given with an empty payload.
-    """
+    """For one thread at a time. `limits`: the kinds of messages that may come in, and the most bytes of each. `room`:
+    gives the memory in which a message of a kind and length is received; None: new memory. A message that was received
+    there is given with an empty payload."""
 
     def __init__(
         self,
@@ -156,11 +154,9 @@ class Channel:
     # receiving
 
     def receive(self) -> Messages:
-        """The complete messages that have arrived, (kind, payload) each; of a flood, the first part.
-
-        Closed: the other side has closed, and all its messages have been given. ProtocolError: bytes that are no
-        message, which close the channel.
-        """
+        """The complete messages that have arrived, (kind, payload) each; of a flood, the first part. Closed: the other
+        side has closed, and all its messages have been given. ProtocolError: bytes that are no message, which close the
+        channel."""
         found: Messages = []
         share = _SHARE
         while share > 0:

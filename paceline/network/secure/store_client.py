@@ -18,11 +18,8 @@ RETRY = 0.1  # seconds between two tries to reach the gate
 
 
 class StoreClient(Store):
-    """The store of another process, over a connection of its own; one request at a time.
-
-    A lost connection is made again for `patience` seconds, and what was asked is asked again: of all requests only
-    `add` could notice, and it is not used where that matters.
-    """
+    """The store of another process, over a connection of its own; one request at a time. For `patience` seconds a lost
+    connection is made again and the request repeated: only `add` could notice, which is not used where it matters."""
 
     def __init__(
         self, address: str, port: int, secret: bytes, *, patience: float = 30.0, tls: ssl.SSLContext | None = None
