@@ -161,7 +161,7 @@ def test_sample_seeds_differ_and_have_63_bits():
         ((10, 1, "shared", True, 2, 2, 0), "rank must be from 0 to 1"),
         ((10, 1, "sliced", True, 0, 1, 0), "feed must be one of shared, shard, slice"),
         ((3, 1, "shard", True, 0, 4, 0), "only 3; use at most 3 workers"),
-        ((10, 3, "slice", True, 0, 4, 0), "one common batch of 3 among 4 workers"),
+        ((10, 3, "slice", True, 0, 4, 0), "one common batch of 3 between 4 workers"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, says):

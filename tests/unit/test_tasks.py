@@ -96,7 +96,7 @@ class TestEveryTask:
 
     def test_too_small_a_common_batch_is_refused_at_once(self, name):
         task = built_in()[name]().configured(batch=2, feed="slice")
-        with pytest.raises(UsageError, match="one common batch of 2 among 3 workers"):
+        with pytest.raises(UsageError, match="one common batch of 2 between 3 workers"):
             task.batches(0, 3, 0)
 
     def test_slices_average_to_the_common_batch(self, name):
