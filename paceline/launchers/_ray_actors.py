@@ -117,11 +117,16 @@ class RayTasks:
                 for one in sorted(open_, key=lambda one: one is not self.chief):
                     self._ask(one)
                 asked = {one.asked: one for one in open_ if one.asked is not None}
-                for reference in self._ready(list(asked)):
+                if not asked:  # all actors are being restarted
+                    time.sleep(0.2)
+                for reference in self.ray.wait(list(asked), timeout=0.2)[0] if asked else []:
                     self._answered(asked[reference])
                 if self.asked.count > told:
                     told = self.asked.count
-                    self._interrupted(told)
+                    if told > 1:
+                        raise KeyboardInterrupt
+                    self.job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
+                    self.chief.actor.tell.remote(signal.SIGINT)
                 if self.chief.code is not None:
                     farewell = min(farewell, time.monotonic() + FAREWELL)
         late = [one.task for one in self.followers if one.code is None]
@@ -129,13 +134,6 @@ class RayTasks:
             self.job.say(f"{', '.join(late)} did not end with the chief and is killed")
         assert self.chief.code is not None
         return self.chief.code if self.chief.code >= 0 else 1
-
-    def _ready(self, asked: list[Any]) -> list[Any]:
-        if asked:
-            ready, _ = self.ray.wait(asked, timeout=0.2)
-            return list(ready)
-        time.sleep(0.2)  # all actors are being restarted
-        return []
 
     def dismiss(self) -> None:
         """Kill every actor; the kernel ends its task with it."""
@@ -182,7 +180,9 @@ class RayTasks:
         else:
             lines, code = answer
             for stream, text in lines:
-                self._show(one, stream, text)
+                ours = one is self.chief
+                file = sys.stdout if ours and stream == "out" else sys.stderr
+                print(text if ours else f"{one.task}: {text}", file=file, flush=True)
             if code is not None:
                 self._ended(one, code)
 
@@ -226,24 +226,10 @@ class RayTasks:
             one.code = 1
             return
         if one.restarts > self.restarts:
-            raise RunError(
-                f"{one.task}: {reason}; it has been restarted {self.restarts} times already "
-                f"(--engine restarts=…). The newest checkpoint is in {self.job.directory}"
-            )
+            often = f"it has been restarted {self.restarts} times already (--engine restarts=…)"
+            raise RunError(f"{one.task}: {reason}; {often}. The newest checkpoint is in {self.job.directory}")
         self.job.say(f"{one.task}: {reason}; restarted ({one.restarts} of at most {self.restarts} times)")
         one.started, one.since, one.again = False, now, now + 0.5
         if one is self.chief:  # tasks that end because the chief is gone are not counted
             for other in self.followers:
                 other.restarts = other.restarts if other is one else 0
-
-    def _show(self, one: Follower, stream: str, text: str) -> None:
-        if one is self.chief:
-            print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
-        else:
-            print(f"{one.task}: {text}", file=sys.stderr, flush=True)
-
-    def _interrupted(self, times: int) -> None:
-        if times > 1:
-            raise KeyboardInterrupt
-        self.job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
-        self.chief.actor.tell.remote(signal.SIGINT)

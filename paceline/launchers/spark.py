@@ -170,10 +170,8 @@ def _failed(error: BaseException, job: Job, settings: SparkSettings, left: int, 
     reason = f"{outcome['task']} {why(outcome['code'])}" if outcome else _first_line(text)
     if left == 0:
         last = "\n".join(outcome["last"][-10:]) if outcome else ""
-        raise RunError(
-            f"the stage was lost: {reason}; it has been resubmitted {settings.resubmissions} times "
-            f"(--engine resubmissions=…)\n{last}".rstrip()
-        )
+        often = f"it has been resubmitted {settings.resubmissions} times (--engine resubmissions=…)"
+        raise RunError(f"the stage was lost: {reason}; {often}\n{last}".rstrip())
     job.say(f"the stage was lost: {reason}; resubmitted from the newest checkpoint ({left} more times)")
     return None
 
