@@ -113,13 +113,16 @@ class Waiting:
             raise Stopped if self._board.run[STOP] else RolledBack
 
     def _outwait(self, woken: Callable[[], bool], what: str, patience: float) -> None:
-        """Wait as long as anything in the run moves, and for `patience` seconds more."""
-        memory = self._memory
+        """Wait as long as anything in the run moves, and for `patience` seconds more: twice as long while a worker of
+        another node prepares its first step, because the coordinator finds out within `patience` whether it hangs."""
+        memory, board = self._memory, self._board
         moved, since = self._motion(), memory.now() - int(patience / 4 * 1e9)
         while not memory.wakeup.wait(woken, patience / 4):
             if self._motion() != moved:
                 moved, since = self._motion(), memory.now()
-            elif memory.now() - since >= patience * 1e9:
+                continue
+            preparing = any(board.alive[r] and board.state[r] == STARTING for r in range(board.workers))
+            if memory.now() - since >= patience * (1 + preparing) * 1e9:
                 where = self._driver.line()
                 raise Deadlock(f"worker:{self._rank} waited {patience:g} s at {where} for {self._why(what)}")
 
