@@ -8,7 +8,9 @@ SEEDS ?= 1000
 SEED ?= 0
 SECONDS ?= 60
 RUNS ?= 1000000
-PROCESSES := tests/contracts/test_every_scheme_in_processes.py
+# tests that start processes of their own: two at a time, on any number of cores
+PROCESSES := $(addprefix tests/contracts/,test_every_scheme_in_processes.py test_every_collective.py test_added_launcher.py)
+PAIRS := -n 2 --dist worksteal
 
 .PHONY: setup demo test test-long test-all test-engines chaos chaos-sim check size docs clean help
 
@@ -30,12 +32,12 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
 test: $(READY) ## every unit, paper, contract and golden test, and a few system tests of each world: minutes
-	$(BIN)/python -m pytest -n auto $(ALONE) --ignore=$(PROCESSES)
-	$(BIN)/python -m pytest $(PROCESSES)
-	$(BIN)/python -m pytest tests/system -m quick
+	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES))
+	$(BIN)/python -m pytest $(PAIRS) $(PROCESSES)
+	$(BIN)/python -m pytest $(PAIRS) tests/system -m quick
 
 test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
-	$(BIN)/python -m pytest tests/system -m "not quick"
+	$(BIN)/python -m pytest $(PAIRS) tests/system -m "not quick"
 
 test-all: test test-long ## both
 
