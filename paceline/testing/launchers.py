@@ -81,7 +81,7 @@ def check_exit_code(launcher: Launcher, directory: Path) -> None:
         said: list[str] = []
         place = directory / f"run-{code}"
         place.mkdir()
-        command = ("sh", "-c", f"exit {code}")
+        command = ("/bin/sh", "-c", f"exit {code}")
         job = Job(command, ("chief",), place, place.name, launcher.example, secret=SECRET, say=said.append)
         launcher.check(job)
         found = launcher.launch(job)
