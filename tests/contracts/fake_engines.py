@@ -16,7 +16,7 @@ def mpi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _shell(
         folder / "mpirun",
         '[ "$1" = --version ] && { echo "mpirun (Open MPI) 5.0.8"; exit; }\n'
-        'while [ "$1" != sh ]; do shift; done\nexec "$@"',
+        'while [ "$1" != /bin/sh ]; do shift; done\nexec "$@"',
     )
 
 
@@ -174,6 +174,9 @@ class SparkContext:
 
 
 def _shell(path: Path, text: str) -> None:
+    for shell in (Path("/bin/sh"), Path("/bin/bash")):  # PATH may hold no shell
+        if shell.exists() and not (path.parent / shell.name).exists():
+            (path.parent / shell.name).symlink_to(shell)
     path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     path.chmod(0o755)
 
