@@ -6,6 +6,7 @@ import pytest
 
 QUICK = frozenset(
     {
+        "test_quick_slice.py::test_every_name_of_the_slice_is_a_test",
         # processes of one machine
         "test_train.py::test_json_is_one_object_with_all_that_simulate_gives_and_more",
         "test_train.py::test_the_commands_on_runs",
@@ -42,7 +43,17 @@ QUICK = frozenset(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid.removeprefix("tests/system/") in QUICK:
-            item.add_marker(pytest.mark.quick)
+ABSENT = pytest.StashKey[frozenset[str]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    names = {item.nodeid.removeprefix("tests/system/"): item for item in items}
+    for name in QUICK & names.keys():
+        names[name].add_marker(pytest.mark.quick)
+    config.stash[ABSENT] = QUICK - names.keys()
+
+
+@pytest.fixture
+def absent(pytestconfig: pytest.Config) -> frozenset[str]:
+    """Names of the slice that are no tests, if all system tests were collected."""
+    return pytestconfig.stash[ABSENT]
