@@ -71,10 +71,11 @@ class SharedMeans:
             self.journal.add(RecordKind.MEAN, number)
             self.journal.flush()
         board.slot[2 * rank + number % 2], board.weight[2 * rank + number % 2] = place, op.weight
+        # before the key: the process before may have died inside a mean, which would count as this worker's arrival
+        board.reduced[rank] = board.finished[rank] = number - 1
         board.at_key[rank] = mean_key(None if op.among is None else members, self.generation)
         board.at_shape[rank] = shape_word(v)
         board.first_await[rank] = first
-        board.reduced[rank] = board.finished[rank] = number - 1
         board.at_seq[rank] = number
         self._open = meeting = SharedMean(op, members, number, place, small)
         self._wake(members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,40 @@ def test_many_in_a_row(length: int, rounds: int) -> None:
             assert torch.equal(result, expected), f"worker {rank}, mean {number}"
 
     assert Company(*(lambda r=rank: play(r) for rank in range(3))).end() == [0, 0, 0]
+    band.close()
+
+
+def test_a_restarted_worker_has_not_arrived_before_it_says_so() -> None:
+    """Its predecessor died inside a mean. Seen while the successor announces its first one, that is no arrival."""
+    band = Band(5, workers=2)
+    board, chief = band.board, band.means(0)
+    band.means(1).arrive(Mean(vector_of(1, 5), 1.0, None), first=True)
+    band.died(1)
+    chief.mean(Mean(vector_of(0, 5), 1.0, None), first=True)
+    board.alive[1] = 1
+    meeting = chief.arrive(Mean(vector_of(0, 5, 1), 1.0, None), first=True)
+    decided: list[bool] = []
+
+    class Watched:
+        """The words of the workers' keys; the chief looks after each that is written."""
+
+        def __init__(self, words: Any) -> None:
+            self._words = words
+
+        def __getitem__(self, rank: int) -> int:
+            return int(self._words[rank])
+
+        def __setitem__(self, rank: int, key: int) -> None:
+            self._words[rank] = key
+            decided.append(chief._decide(meeting))
+
+    board.at_key = Watched(board.at_key)  # type: ignore[assignment]
+    other = band.means(1)
+    joined = other.arrive(Mean(vector_of(1, 5, 1), 1.0, None), first=True)
+    assert decided == [False]
+    expected = mean_of([vector_of(rank, 5, 1) for rank in range(2)], [1.0, 1.0])
+    assert torch.equal(chief.leave(meeting), expected)
+    assert torch.equal(other.leave(joined), expected)
     band.close()
 
 
