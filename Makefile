@@ -3,14 +3,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES := .venv-engines
-ALONE := tests/unit tests/papers tests/golden tests/contracts tests/chaos/test_simulated.py
+ALONE := tests/contracts tests/chaos tests/golden tests/papers tests/unit
+# start processes of their own, which are forked: apart from tests that start threads, two at a time on any machine
+PROCESSES := $(addprefix tests/contracts/,test_every_scheme_in_processes.py test_every_collective.py test_added_launcher.py)
+PAIRS := -n 2 --dist worksteal
 SEEDS ?= 1000
 SEED ?= 0
 SECONDS ?= 60
 RUNS ?= 1000000
-# tests that start processes of their own: two at a time, on any number of cores
-PROCESSES := $(addprefix tests/contracts/,test_every_scheme_in_processes.py test_every_collective.py test_added_launcher.py)
-PAIRS := -n 2 --dist worksteal
 
 .PHONY: setup demo test test-long test-all test-engines chaos chaos-sim check size docs clean help
 
@@ -33,11 +33,10 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 
 test: $(READY) ## every unit, paper, contract and golden test, and a few system tests of each world: minutes
 	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES))
-	$(BIN)/python -m pytest $(PAIRS) $(PROCESSES)
-	$(BIN)/python -m pytest $(PAIRS) tests/system -m quick
+	$(BIN)/python -m pytest $(PAIRS) tests/system $(PROCESSES) -m "not long"
 
 test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
-	$(BIN)/python -m pytest $(PAIRS) tests/system -m "not quick"
+	$(BIN)/python -m pytest $(PAIRS) tests/system -m long
 
 test-all: test test-long ## both
 

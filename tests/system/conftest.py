@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 QUICK = frozenset(
@@ -43,13 +45,15 @@ QUICK = frozenset(
 )
 
 
+HERE = Path(__file__).parent
 ABSENT = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     names = {item.nodeid.removeprefix("tests/system/"): item for item in items}
-    for name in QUICK & names.keys():
-        names[name].add_marker(pytest.mark.quick)
+    for name in names.keys() - QUICK:
+        if names[name].path.is_relative_to(HERE):
+            names[name].add_marker(pytest.mark.long)
     config.stash[ABSENT] = QUICK - names.keys()
 
 
