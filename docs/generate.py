@@ -85,7 +85,7 @@ def hooks() -> Iterator[str]:
 
 
 def command_line() -> Iterator[str]:
-    """The page with the tables between its marks written anew: `<!-- options of COMMAND: … -->` to `<!-- end -->`."""
+    """The page with the tables between its marks rewritten: `<!-- options of COMMAND: … -->` to `<!-- end -->`."""
     commands, inside = {command.name: command for command in COMMANDS}, False
     for line in (HERE / "command-line.md").read_text(encoding="utf-8").splitlines():
         inside = inside and line != END
