@@ -29,7 +29,7 @@ PATIENCE = 30.0  # seconds for anything that should take milliseconds
 
 
 class Theatre:
-    """Board, bells and state of a run; every process opens its own view of them."""
+    """Board, wakeups and state of a run; every process opens its own view of them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Members of a group for means in one test: a thread for each, real connections on loopback, a real store and bells."""
+"""Members of a group for means in one test: a thread for each, real connections on loopback, a store, wakeups."""
 
 from __future__ import annotations
 

@@ -121,7 +121,8 @@ class Waiting:
             if self._motion() != moved:
                 moved, since = self._motion(), memory.now()
                 continue
-            preparing = any(board.alive[r] and board.state[r] == STARTING for r in range(board.workers))
+            elsewhere = (rank for rank in range(board.workers) if board.alive[rank] and not memory.beside(rank))
+            preparing = any(board.state[rank] == STARTING for rank in elsewhere)
             if memory.now() - since >= patience * (1 + preparing) * 1e9:
                 where = self._driver.line()
                 raise Deadlock(f"worker:{self._rank} waited {patience:g} s at {where} for {self._why(what)}")

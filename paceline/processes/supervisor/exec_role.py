@@ -33,7 +33,7 @@ def become(part: Role, context: RoleContext, control: Control) -> int:
         "plan": json.loads(context.plan.to_json()),
         "servers": context.board.servers,
         "board": context.board.descriptor,
-        "bells": context.wakeup,
+        "wakeup": context.wakeup,
         "state": context.state,
         "control": control.fileno(),
         "objects": objects,
@@ -62,7 +62,7 @@ def play(name: str, handle: int) -> int:
         ) from error
     objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
     node = Endpoint.from_json(data["node"])
-    return main(part, RoleContext(plan, board, data["bells"], data["state"], objects, node), control)
+    return main(part, RoleContext(plan, board, data["wakeup"], data["state"], objects, node), control)
 
 
 def part_of(name: str) -> Role:
