@@ -52,6 +52,16 @@ def accuracy(output: Tensor, target: Tensor) -> float:
     return (output.argmax(-1) == target).double().mean().item()
 
 
+def checked_loss(loss: Any, *, trains: bool) -> Tensor:
+    """The loss; UsageError unless it is one number, which depends on the weights if it `trains`."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = type(loss).__name__ + (f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "")
+        raise UsageError(f"the loss must be a tensor of one number, the mean over the samples, not a {found}")
+    if trains and not loss.requires_grad:
+        raise UsageError("the loss does not depend on the model's weights: autograd cannot follow it")
+    return loss
+
+
 def _complete(module: Any) -> nn.Module:
     """The module; UsageError if it is none, or has weights without a size."""
     if not isinstance(module, nn.Module):
@@ -320,9 +330,7 @@ class TorchTask(Task):
         out = self._out if out is None else out
         with self._at(x, out, buffers, training=True), torch.enable_grad(), seeded(batch.seed):
             out.zero_()
-            loss = self._loss(self.flat.module(*batch.data[:-1]), batch.data[-1])
-            if not loss.requires_grad:
-                raise UsageError("the loss does not depend on the model's weights: autograd cannot follow it")
+            loss = checked_loss(self.loss(self.flat.module(*batch.data[:-1]), batch.data[-1]), trains=True)
             if batch.weight != 1.0:
                 loss = loss * batch.weight
             loss.backward()  # type: ignore[no-untyped-call]
@@ -334,19 +342,11 @@ class TorchTask(Task):
             for chunk in self.test.chunks(EVALUATION_CHUNK):
                 *inputs, target = self._prepared(chunk)
                 output = self.flat.module(*inputs)
-                parts = {"loss": self._loss(output, target).item()}
+                parts = {"loss": checked_loss(self.loss(output, target), trains=False).item()}
                 parts |= {name: float(metric(output, target)) for name, metric in self.metrics.items()}
                 for name, value in parts.items():
                     sums[name] = sums.get(name, 0.0) + value * len(chunk[0])
         return {name: value / self.test.length for name, value in sums.items()}
-
-    def _loss(self, output: Any, target: Tensor) -> Tensor:
-        loss = self.loss(output, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-            found = type(loss).__name__ + shape
-            raise UsageError(f"the loss must be a tensor of one number, the mean over the samples, not a {found}")
-        return loss
 
     def module(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A copy of the model with the weights x."""

@@ -22,7 +22,7 @@ from paceline.processes.roles.worker_session import WorkerSession
 from paceline.result import Staleness
 from paceline.state import Vector
 from paceline.task import Batch, Task
-from paceline.torch_task import FlatModule, seeded
+from paceline.torch_task import FlatModule, checked_loss, seeded
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -114,17 +114,14 @@ class ScriptTask(Task):
             if buffer is not self._shared[name]:  # on another device
                 self._shared[name].copy_(buffer)
 
-    def let_go(self, x: Vector, buffers: Mapping[str, Tensor]) -> None:
-        """Give the model memory of its own again, at x."""
+    def let_go(self, x: Vector | None = None, buffers: Mapping[str, Tensor] | None = None) -> None:
+        """Give the model memory of its own again, with these parameters and buffers or the present ones."""
+        x, buffers = self._x if x is None else x, self._buffers if buffers is None else buffers
         parts = torch.split_with_sizes(x.to(self.device), self.flat.sizes)
         for parameter, part in zip(self.flat.parameters, parts, strict=True):
             parameter.grad = None
             parameter.data = part.clone().view(parameter.shape)
         self.flat.bind_buffers({name: buffer.clone() for name, buffer in self._here(buffers).items()})
-
-    def stay(self) -> None:
-        """`let_go` at the present parameters."""
-        self.let_go(self._x, self._buffers)
 
 
 class Pace:
@@ -210,8 +207,7 @@ class Pace:
         self._inside("step()")
         if self._out is None:
             return False
-        _check(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        checked_loss(loss, trains=True).backward()  # type: ignore[no-untyped-call]
         self._task.gather(self._out)
         self._task.loss = loss.item()
         g, self._out = self._out, None
@@ -250,7 +246,7 @@ class Pace:
                 with ExitStack() as rest:
                     rest.callback(self._around.__exit__, kind, error, trace)
                     rest.callback(self._session.hooks.failed, error)
-                    self._task.stay()
+                    self._task.let_go()
                 return
             if left and self._board.run[STOP] == RUNNING:
                 self.say(f"worker:{self.rank} leaves: its loop has ended at step {self._session.worker.t}")
@@ -268,12 +264,3 @@ class Pace:
             raise SystemExit(0)  # another process reported a failure: the rest of the script must not run
         x = snapshot.model_of(memory, prefix=snapshot.KEEP)
         self._task.let_go(x, snapshot.buffers_of(memory, self._task.buffer_policy, prefix=snapshot.KEEP))
-
-
-def _check(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-        found = type(loss).__name__ + shape
-        raise UsageError(f"step() takes the loss, a tensor of one number (the mean over the samples), not a {found}")
-    if not loss.requires_grad:
-        raise UsageError("the loss does not depend on the model's weights: autograd cannot follow it")
