@@ -26,7 +26,7 @@ from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault, RunSize, check_faults, planned
-from paceline.simulator.hook_session import Hooked
+from paceline.simulator.hook_session import hooked
 from paceline.task import Task
 
 Watch = Callable[[SimulationEngine], None]
@@ -132,7 +132,7 @@ def simulate(
         )
         history: list[Point] = []
         try:
-            with Hooked(engine, crew_hooks, say or partial(print, file=sys.stderr)):
+            with hooked(engine, crew_hooks, say or partial(print, file=sys.stderr)):
                 engine.run(steps, seconds=settings["seconds"], watch=_watching(watch, settings["every"], history))
         except RunError as error:
             error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
@@ -171,7 +171,7 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
 
 
 def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
-    task, desk = engine.task, engine.desk
+    task, scheduler = engine.task, engine.scheduler
     if engine.recovery.returning:  # it ended during a return to a checkpoint: the state of a dead server is no result
         engine.recovery.restore()
     return Result(
@@ -185,7 +185,7 @@ def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[P
         staleness=engine.staleness,
         metrics=metrics,
         vector=engine.scheme.model(engine.centre).clone(),
-        dropped=0 if desk is None else desk.ledger.cells.refused,
+        dropped=0 if scheduler is None else scheduler.ledger.cells.refused,
         seed=engine.seed,
         batch=task.batch,
         hyper=build.hyper_of(engine.scheme),

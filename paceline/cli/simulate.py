@@ -61,7 +61,7 @@ def _bar(steps: int, scheme: str, task: str) -> Iterator[Callable[[SimulationEng
             nonlocal shown
             if time.monotonic() - shown > 0.1:
                 shown = time.monotonic()
-                staleness = engine.desk.ledger.mean() if engine.desk else 0.0
+                staleness = engine.scheduler.ledger.mean() if engine.scheduler else 0.0
                 progress.update(line, completed=engine.updates, loss=engine.loss, staleness=staleness)
 
         yield watch

@@ -1,7 +1,9 @@
-"""Advances a worker's step from one await to the next. The caller performs the operations that it awaits."""
+"""Advances a worker's step from one await to the next. The caller performs the operations that it awaits; whether an
+operation can be performed at all is checked here, for every world."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, SchemeError
-from paceline.ops import Op
+from paceline.ops import Call, Op, Pending, Sleep, Start
 from paceline.scheme import Scheme
 from paceline.worker import Worker
 
@@ -53,6 +55,8 @@ class StepDriver:
             op = coroutine.send(answer)
         except StopIteration:
             self._coroutine = None
+            if not self.awaits:
+                raise SchemeError(f"{self._place()}: step() ended without awaiting anything") from None
             return None
         except PacelineError as error:
             error.add_note(f"in {self._place()} at {_line_of(error)}")
@@ -74,7 +78,21 @@ class StepDriver:
             self.close()
             raise SchemeError(f"{self._place()}, {line}: awaited '{' -> '.join(names)}'; {_CLOSED_SET}")
         self.awaits += 1
+        if wrong := self._misuse(op):
+            raise SchemeError(f"worker:{self._worker.rank} {wrong}")
         return op
+
+    def _misuse(self, op: Op[Any]) -> str | None:
+        """Why an operation cannot be performed."""
+        match op.op if isinstance(op, Start) else op:
+            case Call(method) if self.scheme.methods.get(method.name) is not method:
+                return f"called {method.name}(), which is not a method of its own scheme"
+            case Sleep(seconds) if not (seconds >= 0 and math.isfinite(seconds)):
+                return f"would sleep {seconds} seconds; give a finite number, at least 0"
+            case (Start() | Pending()) as begun if begun is not op:
+                return f"starts a {type(begun).__name__}, which cannot be started"
+            case _:
+                return None
 
     def close(self) -> None:
         """Abandon the step: its locals are lost, the worker's cells stay."""

@@ -40,6 +40,6 @@ def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
     op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
     if isinstance(op, Mean):
         return engine.meetings.explain(op)
-    desk = engine.desk
-    call = desk.waits(seat.worker.rank) if desk is not None else None
-    return desk.explain(call) if desk is not None and call is not None else f"{op}"
+    scheduler = engine.scheduler
+    call = scheduler.waits(seat.worker.rank) if scheduler is not None else None
+    return scheduler.explain(call) if scheduler is not None and call is not None else f"{op}"

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import LossError, RunError, SchemeError
+from paceline.errors import RunError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
-from paceline.runtime.call_scheduler import Reply
+from paceline.runtime.call_scheduler import CallScheduler, Reply
+from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
@@ -26,6 +27,7 @@ from paceline.simulator.cost import SERVER, Cost, size
 from paceline.simulator.deadlock import stuck
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
+from paceline.simulator.hook_session import SimulatedSession
 from paceline.simulator.means import Met, SimulatedMeans
 from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
@@ -71,9 +73,8 @@ class SimulationEngine:
         self.watched = bool(faults) or servers > 1 or checkpoint_every > 0
         self.accounts = Accounts()
         self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
-        self.desk = None if self.servers is None else self.servers.desk
         if self.servers is not None:
-            self._submit = self.servers.submit if self.watched else self.servers.desk.submit
+            self._submit = self.servers.submit if self.watched else self.servers.scheduler.submit
         self.seats = [self._seat(rank) for rank in range(workers)]
         self.meetings = SimulatedMeans(self.seats, shrink)
         free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
@@ -92,12 +93,18 @@ class SimulationEngine:
         worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
         rng = np.random.Generator(np.random.PCG64(mixed(self.seed, "compute", rank)))
         batches = self.task.batches(rank, self.workers, self.seed)
-        return SimulatedWorker(worker, StepDriver(self.scheme, worker), batches, rng, self.task.buffers())
+        hooks = HookCalls((), SimulatedSession(self, worker, print))
+        return SimulatedWorker(worker, StepDriver(self.scheme, worker), batches, rng, self.task.buffers(), hooks)
 
     @property
     def centre(self) -> State:
         """The server's state; without a server that of the lowest living worker, usually the chief."""
         return self._chief().worker.state if self.servers is None else self.servers.state
+
+    @property
+    def scheduler(self) -> CallScheduler | None:
+        """The call scheduler of the (first) server."""
+        return None if self.servers is None else self.servers.scheduler
 
     def _chief(self) -> SimulatedWorker:
         return next((seat for seat in self.seats if seat.worker.alive), self.seats[0])
@@ -114,9 +121,9 @@ class SimulationEngine:
     @property
     def staleness(self) -> Staleness:
         """The staleness of the gradients that have entered the centre."""
-        if self.desk is None:  # no worker can be behind
+        if self.servers is None:  # no worker can be behind
             return Staleness(histogram={0: self.gradients} if self.gradients else {})
-        ledger = self.desk.ledger
+        ledger = self.servers.scheduler.ledger
         return Staleness(ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(self.updates))
 
     def run(
@@ -228,19 +235,15 @@ class SimulationEngine:
                     if not self.recovery.between(seat):
                         return
                     seat.version = worker.state.v
-                for hook in seat.before_step:
-                    hook()
+                seat.hooks.before_step()
                 driver.begin()
                 answer = None
             op = driver.advance(answer)
             if op is None:
-                if driver.awaits == 0:
-                    raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 worker.t += 1
                 if self.watched:
                     self.accounts.finished(seat, counted=self.servers is None and worker.state.v > seat.version)
-                for hook in seat.after_step:
-                    hook()
+                seat.hooks.after_step()
                 if seat.leaves is not None:
                     self._leave(seat)
                     return
@@ -274,24 +277,18 @@ class SimulationEngine:
                 seat.issued += 1
                 seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
                 self.later(seat, seconds, self._on_grad, op, target)
-            case Call() if self.servers is not None and self.scheme.methods.get(op.method.name) is op.method:
-                if op.method.atomic:
-                    seconds = self.message(rank, SERVER, op.args)
-                    for shard in self.servers.followers:
-                        self.later(seat, seconds, self.on_copy, shard, op)
-                    self.later(seat, seconds, self.on_call, op, target)
-                else:
-                    self.pieces.begin(seat, op, target)
+            case Call() if not op.method.atomic:
+                self.pieces.begin(seat, op, target)
             case Call():
-                raise SchemeError(f"worker:{rank} called {op.method.name}(), which is not a method of its own scheme")
+                assert self.servers is not None
+                seconds = self.message(rank, SERVER, op.args)
+                for shard in self.servers.followers:
+                    self.later(seat, seconds, self.on_copy, shard, op)
+                self.later(seat, seconds, self.on_call, op, target)
             case Mean():
                 self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, op, target)
             case Sleep(seconds):
-                if not (seconds >= 0 and math.isfinite(seconds)):
-                    raise SchemeError(f"worker:{rank} would sleep {seconds} seconds; give a finite number, at least 0")
                 self.later(seat, seconds, self.deliver, target, None)
-            case _:
-                raise SchemeError(f"worker:{rank}: {type(op).__name__} cannot be started")
 
     def deliver(self, seat: SimulatedWorker, target: Op[Any], result: Any) -> None:
         """Give a worker the result of an operation."""
@@ -312,19 +309,14 @@ class SimulationEngine:
             batch = next(seat.batches)
         except StopIteration:
             raise RunError(f"worker:{worker.rank}, step {worker.t}: the task has no more mini-batches") from None
-        for feed in seat.feed:
-            batch = feed(batch)
+        batch = seat.hooks.feed(batch)
         out = torch.empty_like(op.x)  # all workers share one task, and each keeps its own gradient
         try:
             loss, g = self.task.grad(op.x, batch, out, seat.buffers or None)
         except Exception as error:
             error.add_note(f"in the gradient of worker:{worker.rank}, step {worker.t}")
             raise
-        if not math.isfinite(loss) and not seat.guards_loss:
-            raise LossError(
-                f"worker:{worker.rank}, step {worker.t}, update {self.updates}: the loss is {loss}; "
-                "a smaller lr (or fewer workers at this lr) is the usual cure"
-            )
+        seat.hooks.check_loss(loss)
         seat.gradients += 1
         seat.samples += batch.size
         self.gradients += 1
@@ -332,11 +324,9 @@ class SimulationEngine:
         if self.watched:
             self.accounts.draw(seat)
         worker.loss = self.loss = loss
-        for hook in seat.after_gradient:
-            hook(loss)
-            if self.stopped is not None:  # this gradient may be the reason: it must not enter anything
-                return
-        self.deliver(seat, target, g)
+        seat.hooks.after_gradient(loss)
+        if self.stopped is None:  # otherwise this gradient may be the reason, and must not enter anything
+            self.deliver(seat, target, g)
 
     def on_call(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
         self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))

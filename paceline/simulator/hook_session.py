@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from paceline.config.build import scheme_of
 from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.result import Staleness
+from paceline.runtime.hook_calls import HookCalls
 from paceline.state import Vector
 from paceline.worker import Worker
 
@@ -84,8 +84,8 @@ class SimulatedSession:
         changed = scheme_of(driver.scheme, hyper)
         changed.check(engine.workers)
         driver.scheme = changed
-        if rank == 0 and engine.servers is not None and engine.desk is not None:
-            engine.servers.set(scheme_of(engine.desk.scheme, hyper))
+        if rank == 0 and engine.servers is not None:
+            engine.servers.set(scheme_of(engine.servers.scheduler.scheme, hyper))
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         if not condition():
@@ -98,44 +98,22 @@ class SimulatedSession:
         return self.engine.workers
 
 
-class Hooked:
+@contextmanager
+def hooked(engine: SimulationEngine, hooks: Sequence[Hook], say: Callable[[str], None]) -> Iterator[None]:
     """Hooks around a run: each worker gets its own copy of those that its role has."""
-
-    def __init__(self, engine: SimulationEngine, hooks: Sequence[Hook], say: Callable[[str], None]) -> None:
-        self._hooks: list[tuple[Hook, SimulatedSession]] = []
-        self._begun: list[tuple[Hook, SimulatedSession]] = []
-        for seat in engine.seats:
-            session = SimulatedSession(engine, seat.worker, say)
-            role = "chief" if seat.worker.rank == 0 else "worker"
-            own = [copy.copy(hook) for hook in hooks if role in hook.roles]
-            seat.before_step = [partial(hook.before_step, session) for hook in own]
-            seat.after_step = [partial(hook.after_step, session) for hook in own]
-            # every gradient would pay for these, so only those that do something are called
-            seat.feed = [partial(hook.feed, session) for hook in own if type(hook).feed is not Hook.feed]
-            seat.after_gradient = [
-                partial(hook.after_gradient, session)
-                for hook in own
-                if type(hook).after_gradient is not Hook.after_gradient
-            ]
-            seat.guards_loss = any(hook.guards_loss for hook in own)
-            self._hooks += [(hook, session) for hook in own]
-
-    def __enter__(self) -> None:
+    for seat in engine.seats:
+        role = "worker" if seat.worker.rank else "chief"
+        own = [copy.copy(hook) for hook in hooks if role in hook.roles]
+        seat.hooks = HookCalls(own, SimulatedSession(engine, seat.worker, say))
+    calls = [seat.hooks for seat in engine.seats]
+    with ExitStack() as ends:
+        for one in calls:
+            ends.callback(one.end)
         try:
-            for hook, session in self._hooks:
-                hook.begin(session)
-                self._begun.append((hook, session))
+            for one in calls:
+                one.begin()
+            yield
         except BaseException as error:
-            self._finish(error)  # Python leaves nothing that it has not entered
+            for one in calls:
+                ends.callback(one.failed, error)
             raise
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._finish(error)
-
-    def _finish(self, error: BaseException | None) -> None:
-        with ExitStack() as ends:  # every end runs, in reverse order, whatever another one raises
-            for hook, session in self._begun:
-                ends.callback(hook.end, session)
-            if error is not None:
-                for hook, session in self._begun:
-                    ends.callback(hook.failed, session, error)

@@ -231,7 +231,6 @@ class SimulatedRecovery:
             # the servers' part may contain gradients that a worker's older part has not counted yet
             engine.gradients, engine.samples = saved.servers.gradients, saved.servers.samples
             engine.servers.restore(saved.servers)
-            engine.desk = engine.servers.desk
         engine.rewound = True
         engine.choose_centre()
 

@@ -124,16 +124,16 @@ class Servers:
         """Start from the present states; calls that waited or were under way are void."""
         engine = self.engine
         pairs = enumerate(zip(self._states, self._ledgers, strict=True))
-        self._desks: list[CallScheduler] = (
+        self._schedulers: list[CallScheduler] = (
             [_Watched(self, shard, state, ledger) for shard, (state, ledger) in pairs]
             if self._watched
             else [CallScheduler(engine.scheme, self.state, engine.workers, self._ledgers[0])]
         )
-        self.desk = self._desks[0]
+        self.scheduler = self._schedulers[0]
         self._order: list[_Entry] = []
-        self._performed = [0] * len(self._desks)
+        self._performed = [0] * len(self._schedulers)
         self._mail: list[Callable[[], list[Reply]]] = []  # for the lead, while it is dead or stopped
-        self._arrived: list[set[Call[Any]]] = [set() for _ in self._desks]
+        self._arrived: list[set[Call[Any]]] = [set() for _ in self._schedulers]
         self._joining: list[int] = []  # restarted workers whose death some server has not seen yet
 
     def forget(self) -> list[int]:
@@ -155,7 +155,7 @@ class Servers:
 
         def take() -> list[Reply]:
             if self.engine.seats[rank].generation == ticket[0]:
-                self.desk.submit(rank, self._cut(call, 0), (call, ticket))
+                self.scheduler.submit(rank, self._cut(call, 0), (call, ticket))
             return self._follow()
 
         return self._taken(take)
@@ -169,7 +169,7 @@ class Servers:
     def left(self, rank: int) -> list[Reply]:
         def take() -> list[Reply]:
             self.known[rank] = False
-            answers = self.desk.left(rank, quorum=self.engine.shrink)
+            answers = self.scheduler.left(rank, quorum=self.engine.shrink)
             return self._follow() if self._watched else answers
 
         for shard in self.followers:  # a call of the order that will never arrive
@@ -182,7 +182,7 @@ class Servers:
     def joined(self, rank: int) -> list[Reply]:
         def take() -> list[Reply]:
             self.known[rank] = True
-            answers = self.desk.joined(rank, quorum=self.engine.shrink)
+            answers = self.scheduler.joined(rank, quorum=self.engine.shrink)
             return self._follow() if self._watched else answers
 
         return self._taken(take)
@@ -285,25 +285,25 @@ class Servers:
         return kept
 
     def _perform_next(self, shard: int) -> bool:
-        entry, desk = self._order[self._performed[shard]], self._desks[shard]
+        entry, scheduler = self._order[self._performed[shard]], self._schedulers[shard]
         if self._still(shard) or self.engine.now < self.cut_until[shard]:
             return False
         if entry.call is not None:
             if entry.call not in self._arrived[shard]:
                 return False
             self._arrived[shard].discard(entry.call)
-            entry.results.append(desk.perform(entry.rank, self._cut(entry.call, shard), None).result)
+            entry.results.append(scheduler.perform(entry.rank, self._cut(entry.call, shard), None).result)
         elif entry.kind == "save":
             self.enter(shard)
             state, vectors = self._states[shard], self.state.vectors(self.engine.scheme.uncut)
             entry.results.append({name: state.cell(name).clone() for name in vectors})
         else:
-            desk._member(entry.kind, entry.rank, self.engine.shrink)  # type: ignore[arg-type]
+            scheduler._member(entry.kind, entry.rank, self.engine.shrink)  # type: ignore[arg-type]
         self._performed[shard] += 1
         return True
 
     def _cut(self, call: Call[Any], shard: int) -> Call[Any]:
-        if len(self._desks) == 1:
+        if len(self._schedulers) == 1:
             return call
         return Call(call.method, cut(call.args, *self._ranges[shard], self._length))
 
@@ -313,7 +313,7 @@ class Servers:
         return Kept(
             self.state.saved(),
             self._ledgers[0].saved(),
-            self.desk.scheme,
+            self.scheduler.scheme,
             list(self.known),
             accounts.used,
             accounts.dropped,
@@ -344,5 +344,5 @@ class Servers:
 
     def set(self, scheme: Scheme) -> None:
         """Replace the scheme by one with the values that a hook has set."""
-        for desk in self._desks:
-            desk.scheme = scheme
+        for scheduler in self._schedulers:
+            scheduler.scheme = scheme

@@ -61,8 +61,8 @@ class ShardedCalls:
         self, seat: SimulatedWorker, op: Call[Any], target: Op[Any], part: tuple[int, int, int], results: list[Any]
     ) -> None:
         engine = self._engine
-        assert engine.desk is not None
-        result, answers = engine.desk.perform_part(seat.worker.rank, op, part)
+        assert engine.scheduler is not None
+        result, answers = engine.scheduler.perform_part(seat.worker.rank, op, part)
         results.append(result)
         engine.deliver_answers(answers)
         _, high, length = part

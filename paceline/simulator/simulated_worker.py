@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.ops import Op
+from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.simulator.faults import Fault
 from paceline.task import Batch
@@ -26,6 +27,7 @@ class SimulatedWorker:
     batches: Iterator[Batch]
     rng: np.random.Generator
     buffers: dict[str, Tensor]
+    hooks: HookCalls
     generation: int = 0  # rises at every death, so that events of an earlier process are void
     gradients: int = 0  # delivered
     samples: int = 0
@@ -45,9 +47,4 @@ class SimulatedWorker:
     arrivals: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])  # of its last message out, and in
     faults: list[Fault] = field(default_factory=list)
     waits_for: Op[Any] | None = None
-    before_step: list[Callable[[], None]] = field(default_factory=list)
-    after_step: list[Callable[[], None]] = field(default_factory=list)
-    feed: list[Callable[[Batch], Batch]] = field(default_factory=list)  # these two only of hooks that have them
-    after_gradient: list[Callable[[float], None]] = field(default_factory=list)
-    guards_loss: bool = False  # a hook decides what a loss that is not finite means
     leaves: str | None = None  # why it leaves after its step

@@ -23,9 +23,9 @@ class Snapshot:
 def save(engine: SimulationEngine) -> Snapshot:
     """Everything that the future of the run depends on. All workers must stand between two steps (`run(park_at=…)`)."""
     tensors: dict[str, Tensor] = {}
-    if engine.desk is not None:
+    if engine.scheduler is not None:
         tensors |= {f"server.{name}": cell for name, cell in engine.centre.saved().items()}
-        tensors |= {f"ledger.{name}": cell for name, cell in engine.desk.ledger.saved().items()}
+        tensors |= {f"ledger.{name}": cell for name, cell in engine.scheduler.ledger.saved().items()}
     people = []
     for seat in engine.seats:
         rank = seat.worker.rank
@@ -81,7 +81,7 @@ def _between_steps(engine: SimulationEngine, seat: SimulatedWorker) -> bool:
     if seat.parked or not seat.worker.alive:
         return True
     first = seat.driver.awaits == 1
-    return first and engine.desk is not None and engine.desk.waits(seat.worker.rank) is not None
+    return first and engine.scheduler is not None and engine.scheduler.waits(seat.worker.rank) is not None
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

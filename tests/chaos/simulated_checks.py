@@ -92,7 +92,7 @@ class Watch:
         self._accounts()
         self._versions()
         self._states()
-        if self.run.desk is not None:
+        if self.run.scheduler is not None:
             self._staleness()
             self._servers()
         return self
@@ -129,9 +129,9 @@ class Watch:
         if not run.recovery.returns or run.servers is None:
             demand(run.gradients == sum(seat.gradients for seat in run.seats), "the workers' gradients do not add up")
             demand(run.samples == sum(seat.samples for seat in run.seats), "the workers' samples do not add up")
-        if run.desk is None:
+        if run.scheduler is None:
             return
-        cells = run.desk.ledger.cells
+        cells = run.scheduler.ledger.cells
         demand(
             account["dropped"] == self.case.window * cells.refused or self.case.scheme not in ONE_PUSH_A_STEP,
             f"{account['dropped']} gradients are counted as dropped, the server refused {cells.refused}",
@@ -171,8 +171,8 @@ class Watch:
 
     def _staleness(self) -> None:
         case, run = self.case, self.run
-        assert run.desk is not None
-        ledger = run.desk.ledger
+        assert run.scheduler is not None
+        ledger = run.scheduler.ledger
         cells, histogram = ledger.cells, ledger.histogram()
         demand(sum(histogram.values()) == cells.admitted, "the staleness of some gradient is not counted")
         demand(sum(k * n for k, n in histogram.items()) == cells.total, f"staleness {histogram} is not {cells.total}")
@@ -202,8 +202,8 @@ class Watch:
         run = self.run
         found: list[Any] = [run.now, run.events, run.updates, run.gradients, run.samples, run.accounts]
         states = [run.centre, *(seat.worker.state for seat in run.seats)]
-        if run.desk is not None:
-            states.append(run.desk.ledger.cells)
+        if run.scheduler is not None:
+            states.append(run.scheduler.ledger.cells)
         found += [(name, state.cell(name).numpy().tobytes()) for state in states for name in state]
         return [*found, [(seat.worker.t, seat.gradients, seat.worker.alive) for seat in run.seats], str(self.error)]
 

@@ -52,8 +52,8 @@ def engine(
 def everything(run: SimulationEngine) -> dict[str, Tensor]:
     """All that a run has become, by name."""
     found = {f"centre.{cell}": value for cell, value in run.centre.saved().items()}
-    if run.desk is not None:
-        found |= {f"ledger.{cell}": value for cell, value in run.desk.ledger.saved().items()}
+    if run.scheduler is not None:
+        found |= {f"ledger.{cell}": value for cell, value in run.scheduler.ledger.saved().items()}
     for seat in run.seats:
         rank = seat.worker.rank
         found |= {f"worker.{rank}.{cell}": value for cell, value in seat.worker.state.saved().items()}
@@ -91,8 +91,8 @@ def check_sound(run: SimulationEngine, updates: int) -> None:
     for seat in run.seats:
         assert 0 <= seat.gradients <= seat.issued
         assert all(torch.isfinite(cell).all() for cell in seat.worker.state.saved().values())
-    if run.desk is not None:
-        ledger = run.desk.ledger
+    if run.scheduler is not None:
+        ledger = run.scheduler.ledger
         histogram = ledger.histogram()
         assert all(staleness >= 0 for staleness in histogram)
         assert sum(histogram.values()) == ledger.cells.admitted

@@ -107,7 +107,7 @@ def test_held_up_for_a_while(name: str, action: Literal["stop", "partition"]) ->
             Fault(action, rank, 2, "await", duration=1000.0),
         ):
             run = killed_at(name, fault, network="latency=0.1")
-            sends_nothing = crew(name) == 1 and run.desk is None and action == "partition"
+            sends_nothing = crew(name) == 1 and run.scheduler is None and action == "partition"
             all_wait = crew(name) == 1 or not run.scheme.asynchronous
             if name not in SHARED_OUT:
                 assert (run.now >= 1000.0) == (all_wait and not sends_nothing)

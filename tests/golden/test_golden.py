@@ -31,7 +31,7 @@ def course(name: str) -> dict[str, Any]:
     updates: list[list[float]] = []
 
     def watch(engine: SimulationEngine) -> None:
-        updates.append([round(engine.now, 9), engine.desk.ledger.caller if engine.desk else 0])
+        updates.append([round(engine.now, 9), engine.scheduler.ledger.caller if engine.scheduler else 0])
 
     workers = 1 if discovery.scheme(name).alone else 3
     result = simulate("quadratic", name, workers=workers, watch=watch, warn=lambda text: None, **SETTING)

@@ -54,8 +54,8 @@ def test_staleness_is_conserved_after_every_single_update(name: str, compute: st
     copies, seen = holders(name, workers), []
 
     def conserved(e: SimulationEngine) -> None:
-        assert e.desk is not None
-        ledger, seen_before = e.desk.ledger, len(seen)
+        assert e.scheduler is not None
+        ledger, seen_before = e.scheduler.ledger, len(seen)
         seen.append(ledger.cells.total + ledger.outstanding(e.updates))
         assert e.updates == seen_before + 1
         assert seen[-1] == e.updates * (copies - 1)
@@ -127,8 +127,8 @@ def per_push(workers: int, steps: int, **options: object) -> list[tuple[int, int
     seen: list[tuple[int, int]] = []
 
     def note(e: SimulationEngine) -> None:
-        assert e.desk is not None
-        seen.append((e.desk.ledger.caller, e.desk.ledger.cells.total))
+        assert e.scheduler is not None
+        seen.append((e.scheduler.ledger.caller, e.scheduler.ledger.cells.total))
 
     lr_zero("async", workers, steps, watch=note, **options)
     totals = [0, *(so_far for _, so_far in seen)]

@@ -200,15 +200,6 @@ class TestCalls:
 
 
 class TestRefusals:
-    def test_a_method_of_another_scheme(self) -> None:
-        @dataclass(frozen=True)
-        class Other(Ledgered, name="other"):
-            @on_server
-            def push(self, s: State, g: Vector) -> None: ...
-
-        with world() as (theatre, _), pytest.raises(SchemeError, match="not a method of its own scheme"):
-            theatre.link(0).call(Other().push(torch.ones(LENGTH)))
-
     def test_more_than_a_call_can_carry(self) -> None:
         with world() as (theatre, scheme), pytest.raises(SchemeError, match="send fewer vectors"):
             theatre.link(0).post(scheme.push(torch.ones(3_000_000)))

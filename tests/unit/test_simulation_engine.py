@@ -176,7 +176,7 @@ def test_an_operation_that_cannot_be_started() -> None:
     async def step(self: Any, w: Worker) -> None:
         await w.start(await w.start(w.sleep(1)))
 
-    with pytest.raises(SchemeError, match="Pending cannot be started"):
+    with pytest.raises(SchemeError, match="Pending, which cannot be started"):
         engine(scheme_with(step)).run(1)
 
 

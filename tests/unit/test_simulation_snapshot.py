@@ -71,10 +71,10 @@ def test_who_waits_at_the_barrier_waits_there_again(name: str, aggregate: int, p
     other.run(goal)
     assert torch.equal(run.centre.x, other.centre.x)
     assert run.now == other.now
-    assert run.desk is not None
-    assert other.desk is not None
-    assert run.desk.ledger.histogram() == other.desk.ledger.histogram()
-    assert run.desk.ledger.cells.refused == other.desk.ledger.cells.refused
+    assert run.scheduler is not None
+    assert other.scheduler is not None
+    assert run.scheduler.ledger.histogram() == other.scheduler.ledger.histogram()
+    assert run.scheduler.ledger.cells.refused == other.scheduler.ledger.cells.refused
 
 
 def test_a_workers_own_random_stream_goes_on() -> None:

@@ -14,7 +14,7 @@ import torch
 from paceline.errors import SchemeError, UsageError
 from paceline.ops import Grad, Sleep
 from paceline.runtime.step_driver import StepDriver
-from paceline.scheme import Scheme, State
+from paceline.scheme import Scheme, State, on_server
 from paceline.worker import Worker
 
 Step = Callable[[Worker], Any]
@@ -63,6 +63,20 @@ def test_a_step_goes_from_await_to_await() -> None:
     assert run.advance("a rest") is None
     assert got == ["a gradient", "a rest"]
     assert not run.running
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_method_of_another_scheme(started: bool) -> None:
+    @dataclass(frozen=True)
+    class Other(Scheme, name="other"):
+        @on_server
+        def pull(self, s: State) -> None: ...
+
+    async def step(w: Worker) -> None:
+        await (w.start(Other().pull()) if started else Other().pull())
+
+    with pytest.raises(SchemeError, match=r"worker:0 called pull\(\), which is not a method of its own scheme"):
+        begun(step).advance(None)
 
 
 def test_grad_mode_stays_with_its_step() -> None:

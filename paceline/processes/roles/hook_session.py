@@ -1,10 +1,9 @@
-"""A worker's run as its hooks see it, in real processes; and the calls of its hooks."""
+"""A worker's run as its hooks see it, in real processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.errors import UsageError
-from paceline.hook import Hook, Session
-from paceline.processes.calls.client import CallClient, RolledBack, Stopped
+from paceline.processes.calls.client import CallClient, Stopped
 from paceline.processes.calls.mailbox import SET
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import RUNNING, STOP, STOPPING
@@ -29,7 +27,6 @@ from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.result import Staleness
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
-from paceline.task import Batch
 from paceline.worker import Worker
 
 
@@ -148,57 +145,3 @@ class HookSession:
         """Have the state of servers of other nodes in this node's memory."""
         if self._calls is not None:
             self._calls.show()
-
-
-class HookCalls:
-    """Calls the hooks of one worker. Hooks that do not define a method are not called for it."""
-
-    def __init__(self, hooks: Sequence[Hook], session: Session) -> None:
-        self._hooks, self._session = list(hooks), session
-        self._begun: list[Hook] = []
-        self._feeding = [hook for hook in hooks if type(hook).feed is not Hook.feed]
-        self._before = [hook for hook in hooks if type(hook).before_step is not Hook.before_step]
-        self._after = [hook for hook in hooks if type(hook).after_step is not Hook.after_step]
-        self.watching = [hook for hook in hooks if type(hook).after_gradient is not Hook.after_gradient]
-        self.guards_loss = any(hook.guards_loss for hook in hooks)
-
-    def begin(self, return_to_checkpoint: Callable[[], None]) -> None:
-        """Begin all hooks. One whose call to a server is void, because the run has returned, begins once more."""
-        for hook in self._hooks:
-            while True:
-                try:
-                    hook.begin(self._session)
-                    break
-                except RolledBack:
-                    return_to_checkpoint()
-            self._begun.append(hook)
-
-    def before_step(self) -> None:
-        for hook in self._before:
-            hook.before_step(self._session)
-
-    def feed(self, batch: Batch) -> Batch:
-        for hook in self._feeding:
-            batch = hook.feed(self._session, batch)
-        return batch
-
-    def after_gradient(self, loss: float) -> None:
-        for hook in self.watching:
-            hook.after_gradient(self._session, loss)
-
-    def after_step(self) -> None:
-        for hook in self._after:
-            hook.after_step(self._session)
-
-    def failed(self, error: BaseException) -> None:
-        """The run was aborted by an error."""
-        with ExitStack() as rest:
-            rest.callback(self.end)
-            for hook in self._begun:
-                rest.callback(hook.failed, self._session, error)
-
-    def end(self) -> None:
-        hooks, self._begun = self._begun, []
-        with ExitStack() as ends:  # every end runs, in reverse order, whatever another one raises
-            for hook in hooks:
-                ends.callback(hook.end, self._session)

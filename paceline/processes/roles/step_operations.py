@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.errors import SchemeError
 from paceline.ops import Call, Mean, Op, Pending, Sleep, Start, copied
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import Mailbox
@@ -27,7 +26,8 @@ class StepOperations:
     def perform(self, op: Op[Any]) -> Any:
         """Perform an operation, and give its result."""
         match op:
-            case Call() if self._calls is not None:
+            case Call():
+                assert self._calls is not None
                 return self._calls.call(op)
             case Mean():
                 return self._means.mean(op, first=self._first_mean())
@@ -35,14 +35,8 @@ class StepOperations:
                 return self._waiting.pause(seconds)
             case Start(inner):
                 return self._start(copied(inner))
-            case Pending() if op.done:
-                return op.result
             case Pending():
-                return self._finish(op)
-            case Call():
-                raise SchemeError(f"worker:{self._worker.rank} called {op.method.name}(), but its scheme has no server")
-            case _:
-                raise SchemeError(f"worker:{self._worker.rank}: {type(op).__name__} cannot be awaited")
+                return op.result if op.done else self._finish(op)
 
     def forget(self) -> None:
         """The step was abandoned: nothing waits for its operations any more."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import Deadlock, SchemeError
+from paceline.errors import Deadlock
 from paceline.ops import Call, Mean, Op, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.memory.board import GENERATION, STARTING, STOP, TRAINING, WAITING
@@ -72,8 +71,6 @@ class Waiting:
 
     def pause(self, seconds: float) -> None:
         """Sleep."""
-        if not math.isfinite(seconds):
-            raise SchemeError(f"worker:{self._rank} would sleep {seconds} seconds; give a finite number, at least 0")
         if self._flush is not None:
             self._flush()
         until = self._memory.now() + int(seconds * 1e9)

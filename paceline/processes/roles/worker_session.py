@@ -14,12 +14,10 @@ the gradients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from paceline.errors import LossError, SchemeError
 from paceline.hook import Hook
 from paceline.ops import Grad, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
@@ -29,12 +27,13 @@ from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import FINAL, Checkpointing
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.evaluator import Evaluation
-from paceline.processes.roles.hook_session import HookCalls, HookSession
+from paceline.processes.roles.hook_session import HookSession
 from paceline.processes.roles.membership import Membership
 from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.step_operations import StepOperations
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
+from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
 from paceline.task import Task
@@ -89,7 +88,12 @@ class WorkerSession:
             self.membership.enter()
             self.board.begun[self.rank] = 1
             self.memory.wakeup.ring_all()
-            self.hooks.begin(self.membership.return_to_checkpoint)
+            while True:
+                try:
+                    self.hooks.begin()
+                    break
+                except RolledBack:  # a hook's call to a server is void: the hook begins once more
+                    self.membership.return_to_checkpoint()
         except Stopped:
             return None
         return self.advance(None)
@@ -112,13 +116,9 @@ class WorkerSession:
 
     def give(self, loss: float, g: Vector, size: int) -> Grad | None:
         """Take the gradient that was asked for, of `size` samples."""
-        board, rank, worker = self.board, self.rank, self.worker
-        worker.loss = board.loss[rank] = loss
-        if not self.hooks.guards_loss and not math.isfinite(loss):
-            raise LossError(
-                f"worker:{rank}, step {worker.t}, update {self.cells.updates}: the loss is {loss}; "
-                "a smaller lr (or fewer workers at this lr) is the usual cure"
-            )
+        board, rank = self.board, self.rank
+        self.worker.loss = board.loss[rank] = loss
+        self.hooks.check_loss(loss)
         self.log.gradient(loss)
         board.gradients[rank] += 1
         board.samples[rank] += size
@@ -141,7 +141,7 @@ class WorkerSession:
         return place is None or (self._means.returned(place) and (self._calls is None or self._calls.returned(place)))
 
     def _run(self, answer: Any) -> Grad | None:
-        driver, worker, board, calls = self._driver, self.worker, self.board, self._calls
+        driver, board, calls = self._driver, self.board, self._calls
         while True:
             if not driver.running:
                 if not self._between():
@@ -154,8 +154,6 @@ class WorkerSession:
             op = driver.advance(answer)
             board.busy[self.rank] += 1
             if op is None:
-                if driver.awaits == 0:
-                    raise SchemeError(f"worker:{worker.rank}, step {worker.t}: step() ended without awaiting anything")
                 self._end_step()
                 continue
             if isinstance(op, Grad):

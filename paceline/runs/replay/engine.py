@@ -66,10 +66,10 @@ class ReplayEngine:
         self._methods = [scheme.methods[name] for name in sorted(scheme.methods)]
         start = history.start
         x0 = task.start(plan.seed).cpu()
-        self.desk: CallScheduler | None = None
+        self.scheduler: CallScheduler | None = None
         if scheme.methods:
-            self.desk = CallScheduler(scheme, scheme.server(x0, plan.workers), plan.workers)
-            x = self.desk.state.x
+            self.scheduler = CallScheduler(scheme, scheme.server(x0, plan.workers), plan.workers)
+            x = self.scheduler.state.x
             self._probe = probe_of(x[: x.numel() // max(plan.servers, 1)])  # the lead server has only its own shard
         if start is not None:
             self._restore(start)
@@ -91,23 +91,23 @@ class ReplayEngine:
         self._centre: State | None = None
 
     def _restore(self, saved: Checkpoint) -> None:
-        if self.desk is None:
+        if self.scheduler is None:
             return
-        state, vectors = self.desk.state, self.desk.state.vectors(self.scheme.uncut)
+        state, vectors = self.scheduler.state, self.scheduler.state.vectors(self.scheme.uncut)
         state.restore({name: saved.tensors["server." + (name if name in vectors else f"0.{name}")] for name in state})
-        self.desk.ledger.restore({name: saved.tensors[f"ledger.0.{name}"] for name in self.desk.ledger.cells})
-        self.desk.scheme = build.scheme_of(self.scheme, saved.numbers["overrides"])
+        self.scheduler.ledger.restore({name: saved.tensors[f"ledger.0.{name}"] for name in self.scheduler.ledger.cells})
+        self.scheduler.scheme = build.scheme_of(self.scheme, saved.numbers["overrides"])
 
     @property
     def updates(self) -> int:
-        if self.desk is not None:
-            return int(self.desk.state.v)
+        if self.scheduler is not None:
+            return int(self.scheduler.state.v)
         return max((int(player.worker.state.v) for player in self._players), default=self._begun_at)
 
     def model(self) -> Vector:
         """The model of the centre now."""
-        if self.desk is not None:
-            return self.desk.scheme.model(self.desk.state).clone()
+        if self.scheduler is not None:
+            return self.scheduler.scheme.model(self.scheduler.state).clone()
         if self._centre is None:  # no worker has made a step
             return self._start.clone()
         return self.scheme.model(self._centre).cpu().clone()
@@ -143,7 +143,7 @@ class ReplayEngine:
     def _settle(self) -> None:
         """Run every worker as far as it can go at this position of the server."""
         moved = True
-        while moved and not (self.desk is not None and self._enough()):
+        while moved and not (self.scheduler is not None and self._enough()):
             moved = False
             for player in self._players:
                 if player.over or player.generation != self.generation:
@@ -157,8 +157,8 @@ class ReplayEngine:
     def _go(self, player: WorkerReplay) -> bool:
         before = player.moves
         try:
-            for _ in player.go(None if self.desk is not None else self.until):
-                if self.desk is None:
+            for _ in player.go(None if self.scheduler is not None else self.until):
+                if self.scheduler is None:
                     self._stepped(player)
         except Parted as parted:
             self._differ(player, str(parted))
@@ -178,8 +178,8 @@ class ReplayEngine:
     def _look(self, player: WorkerReplay) -> None:
         call = player.method
         assert call is not None
-        assert self.desk is not None
-        result = call.method.function(self.desk.scheme, self.desk.state, *call.args)
+        assert self.scheduler is not None
+        result = call.method.function(self.scheduler.scheme, self.scheduler.state, *call.args)
         player.give(mapped(Tensor.clone, result))
 
     def _meet(self) -> bool:
@@ -226,22 +226,22 @@ class ReplayEngine:
         return dict.fromkeys(members, number)
 
     def _perform(self, record: LogRecord) -> None:
-        assert self.desk is not None
+        assert self.scheduler is not None
         if record.kind == RecordKind.CALL:
             self._call(*record.values)
         elif record.kind == RecordKind.MEMBER:
             what, rank = record.values
             quorum = self.history.plan.quorum == "shrink" or what == MemberEvent.PARTED
-            self.desk._member("joined" if what == MemberEvent.JOINED else "left", rank, quorum)
+            self.scheduler._member("joined" if what == MemberEvent.JOINED else "left", rank, quorum)
         elif record.kind == RecordKind.SAVE:
             if self._noted(self.updates):
                 self._compare(self.updates, self.model())
         elif record.kind == RecordKind.SET:
-            self.desk.scheme = build.scheme_of(self.desk.scheme, record.values[0])
+            self.scheduler.scheme = build.scheme_of(self.scheduler.scheme, record.values[0])
 
     def _call(self, method: int, rank: int, flags: int, probe: int | None) -> None:
-        desk = self.desk
-        assert desk is not None
+        scheduler = self.scheduler
+        assert scheduler is not None
         player = self._caller(rank)
         if method >= len(self._methods):
             raise DataError(f"the order log calls method {method} of {self.scheme.name}, which has fewer: it changed")
@@ -253,13 +253,15 @@ class ReplayEngine:
             self._differ(player, f"worker:{rank} called {name}() here, and now {found}")
             return
         call, pending = player.outbox.popleft()
-        if self.what_if is not None and desk.state.v >= self.what_if[0]:
-            desk.scheme = build.scheme_of(desk.scheme, self.what_if[1])
+        if self.what_if is not None and scheduler.state.v >= self.what_if[0]:
+            scheduler.scheme = build.scheme_of(scheduler.scheme, self.what_if[1])
             self.what_if = (1 << 62, {})
-        version, refused = desk.state.v, desk.ledger.cells.refused
-        answer = desk.perform(rank, Call(call.method, mapped(Tensor.cpu, call.args)))
-        now = (ROSE if desk.state.v != version else 0) | (REFUSED if desk.ledger.cells.refused != refused else 0)
-        self.watch(desk.state.v)
+        version, refused = scheduler.state.v, scheduler.ledger.cells.refused
+        answer = scheduler.perform(rank, Call(call.method, mapped(Tensor.cpu, call.args)))
+        now = (ROSE if scheduler.state.v != version else 0) | (
+            REFUSED if scheduler.ledger.cells.refused != refused else 0
+        )
+        self.watch(scheduler.state.v)
         if now != flags or (self.what_if is None and probe is not None and self._probe() != probe):
             self._differ(player, f"{name}() of worker:{rank} leaves another x than it did then")
         if not call.method.silent:
