@@ -3,41 +3,32 @@
 This module loads neither torch nor numpy: --help and shell completion need nothing else.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated
 
 from paceline.cli import options
-from paceline.config.options import CLUSTER, DIRECTORY, Option
+from paceline.config.options import CLUSTER, DIRECTORY, Option, option
 from paceline.config.plan import Plan
 from paceline.config.simulation import Simulation
 
 LAUNCHERS = sorted(path.stem for path in Path(__file__).parents[1].joinpath("launchers").glob("[!_]*.py"))
-
-SchemeOption = Annotated[
-    str | None,
-    Option("A name of `paceline list schemes`, file.py:Class or package.module:Class.", "--scheme -s", default="sync"),
-]
-RunFolder = Annotated[str | None, Option("Run directory, new or empty.", "--dir", DIRECTORY, "runs/TASK-SCHEME-NNN")]
+RUN_FOLDER = Option("Run directory, new or empty.", DIRECTORY, flags="--dir", default="runs/TASK-SCHEME-NNN")
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
     """The options of `train` that have a launcher start the tasks."""
 
-    on: Annotated[
-        str | None,
-        Option(
-            f"Launcher that starts the tasks: {', '.join(LAUNCHERS)}, or a package's own.",
-            panel=CLUSTER,
-            page="nodes.md",
-        ),
-    ] = None
-    dry_run: Annotated[bool, Option("With --on: print what would be submitted.", "--dry-run", CLUSTER)] = False
-    engine: Annotated[
-        list[str],
-        Option("KEY=VALUE for the launcher (`paceline show slurm`): nodes=4; may be repeated.", panel=CLUSTER),
-    ] = field(default_factory=list)
+    on: str | None = option(
+        None,
+        f"Launcher that starts the tasks: {', '.join(LAUNCHERS)}, or a package's own.",
+        CLUSTER,
+        page="nodes.md",
+    )
+    dry_run: bool = option(False, "With --on: print what would be submitted.", CLUSTER)
+    engine: list[str] = option(
+        [], "KEY=VALUE for the launcher (`paceline show slurm`): nodes=4; may be repeated.", CLUSTER
+    )
 
 
 @dataclass(frozen=True)
@@ -47,62 +38,49 @@ class TrainOptions(options.ClusterTaskOptions, LaunchOptions):
     Without --on and without a cluster in the environment, every role is a process of this machine.
     """
 
-    task: options.TaskArgument = None
-    words: options.Words = field(default_factory=list)
-    scheme: SchemeOption = None
-    data: options.DataDirectory = None
-    directory: RunFolder = None
-    resume: Annotated[
-        str | None,
-        Option("Resume this run from its newest checkpoint; other options replace those of its plan.", panel=DIRECTORY),
-    ] = None
-    cluster: options.ClusterFile = None
-    join: Annotated[
-        float | None,
-        Option(
-            "Seconds to wait for the other tasks at the start.",
-            panel=CLUSTER,
-            default="600",
-            page="nodes.md#four-shells",
-        ),
-    ] = None
-    join_policy: Annotated[
-        str | None,
-        Option("If a task has not joined by then: fail, go-on without it, or wait.", panel=CLUSTER, default="fail"),
-    ] = None
-    tls: Annotated[
-        str | None,
-        Option(
-            "Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (in a run directory that all tasks see).",
-            panel=CLUSTER,
-            default="no encryption",
-            page="security.md",
-        ),
-    ] = None
-    ports: Annotated[
-        str | None,
-        Option(
-            "FIRST-LAST: the ports of all listeners.", panel=CLUSTER, default="any free port", page="nodes.md#ports"
-        ),
-    ] = None
-    apart: Annotated[
-        bool, Option("Connect processes of one host by sockets, not by shared memory.", "--apart", CLUSTER)
-    ] = False
-    as_json: options.AsJson = False
-    plain: options.Plain = False
+    task: str | None = options.TASK.field(None)
+    words: list[str] = options.WORDS.field([])
+    scheme: str | None = options.SCHEME.field(None)
+    data: str | None = options.DATA.field(None)
+    directory: str | None = RUN_FOLDER.field(None)
+    resume: str | None = option(
+        None, "Resume this run from its newest checkpoint; other options replace those of its plan.", DIRECTORY
+    )
+    cluster: Path | None = options.CLUSTER_FILE.field(None)
+    join: float | None = option(
+        None,
+        "Seconds to wait for the other tasks at the start.",
+        CLUSTER,
+        default="600",
+        page="nodes.md#four-shells",
+    )
+    join_policy: str | None = option(
+        None, "If a task has not joined by then: fail, go-on without it, or wait.", CLUSTER, default="fail"
+    )
+    tls: str | None = option(
+        None,
+        "Encrypt: CERTIFICATE,KEY[,AUTHORITY] in PEM, or `generated` (in a run directory that all tasks see).",
+        CLUSTER,
+        default="no encryption",
+        page="security.md",
+    )
+    ports: str | None = option(
+        None, "FIRST-LAST: the ports of all listeners.", CLUSTER, default="any free port", page="nodes.md#ports"
+    )
+    apart: bool = option(False, "Connect processes of one host by sockets, not by shared memory.", CLUSTER)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
+    plain: bool = options.PLAIN.field(False)
 
 
 @dataclass(frozen=True)
 class SimulateOptions:
     """Train in virtual time: real gradients, simulated failures."""
 
-    task: Annotated[
-        str, Option("A name of `paceline list tasks`, or file.py:task, or package.module:task.", positional=True)
-    ]
-    words: options.Words = field(default_factory=list)
-    scheme: SchemeOption = None
-    data: options.DataDirectory = None
-    as_json: options.AsJson = False
+    task: str = options.TASK.field(MISSING)
+    words: list[str] = options.WORDS.field([])
+    scheme: str | None = options.SCHEME.field(None)
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
@@ -112,33 +90,31 @@ class RunOptions:
     The script keeps its loop and calls paceline.attach.
     """
 
-    script: Annotated[Path, Option("A Python program that calls paceline.attach.", positional=True)]
-    arguments: Annotated[list[str], Option("Arguments of the program.", metavar="[ARGUMENT]...", positional=True)] = (
-        field(default_factory=list)
-    )
-    scheme: Annotated[str | None, Option("Scheme in place of the one that the program asks for.", "--scheme -s")] = None
-    workers: Annotated[int, Option("Worker processes; worker 0 is the chief.", "--workers -n")] = 2
-    directory: RunFolder = None
-    resume: Annotated[bool, Option("Resume the run in --dir.", "--resume", DIRECTORY)] = False
-    exact: Annotated[bool, Option("", "--exact", hidden=True)] = False
-    as_json: options.AsJson = False
-    plain: options.Plain = False
+    script: Path = option(MISSING, "A Python program that calls paceline.attach.", positional=True)
+    arguments: list[str] = option([], "Arguments of the program.", metavar="[ARGUMENT]...", positional=True)
+    scheme: str | None = option(None, "Scheme in place of the one that the program asks for.", flags="--scheme -s")
+    workers: int = option(2, "Worker processes; worker 0 is the chief.", flags="--workers -n")
+    directory: str | None = RUN_FOLDER.field(None)
+    resume: bool = option(False, "Resume the run in --dir.", DIRECTORY)
+    exact: bool = option(False, "", hidden=True)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
+    plain: bool = options.PLAIN.field(False)
 
 
 @dataclass(frozen=True)
 class RoleOptions:
     """Play one role of a run. Launchers start this; you do not."""
 
-    name: Annotated[str, Option("chief, worker:N, server:N (or ps:N), evaluator", positional=True)]
-    handle: Annotated[int, Option("The descriptor by which a launcher hands everything over.")]
+    name: str = option(MISSING, "chief, worker:N, server:N (or ps:N), evaluator", positional=True)
+    handle: int = option(MISSING, "The descriptor by which a launcher hands everything over.")
 
 
 @dataclass(frozen=True)
 class RunsOptions:
     """List the runs of a folder."""
 
-    root: Annotated[Path, Option("The folder that holds the runs.", positional=True)] = Path("runs")
-    as_json: Annotated[bool, Option("One JSON object per run on stdout.", "--json")] = False
+    root: Path = option(Path("runs"), "The folder that holds the runs.", positional=True)
+    as_json: bool = option(False, "One JSON object per run on stdout.", flags="--json")
 
 
 @dataclass(frozen=True)
@@ -148,20 +124,20 @@ class ShowOptions:
     Of a member of a family: description, source, parameters, file. Of a run: plan, progress or result, checkpoints.
     """
 
-    name: Annotated[
-        str, Option("A scheme, task, rule, hook, launcher, compute law, data set, or a run.", positional=True)
-    ]
+    name: str = option(
+        MISSING, "A scheme, task, rule, hook, launcher, compute law, data set, or a run.", positional=True
+    )
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Compute the metrics of a trained model on the test data."""
 
-    run: options.RunArgument
-    which: options.Which = "newest"
-    ema: options.Averaged = False
-    data: options.DataDirectory = None
-    as_json: options.Json = False
+    run: str = options.RUN.field(MISSING)
+    which: str = options.WHICH.field("newest")
+    ema: bool = options.EMA.field(False)
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
@@ -171,15 +147,15 @@ class PredictOptions:
     The samples must have the form that they have in the data set. Prints a JSON line for each.
     """
 
-    run: options.RunArgument
-    inputs: Annotated[
-        list[Path], Option("A .npy, .npz, .safetensors or .csv file, or images.", metavar="[INPUT]...", positional=True)
-    ] = field(default_factory=list)
-    given: Annotated[list[Path], Option("The same, as an option.", "--input -i")] = field(default_factory=list)
-    which: options.Which = "newest"
-    output: Annotated[Path | None, Option("Write the outputs of the model to this .npy file.", "--output -o")] = None
-    ema: options.Averaged = False
-    data: options.DataDirectory = None
+    run: str = options.RUN.field(MISSING)
+    inputs: list[Path] = option(
+        [], "A .npy, .npz, .safetensors or .csv file, or images.", metavar="[INPUT]...", positional=True
+    )
+    given: list[Path] = option([], "The same, as an option.", flags="--input -i")
+    which: str = options.WHICH.field("newest")
+    output: Path | None = option(None, "Write the outputs of the model to this .npy file.", flags="--output -o")
+    ema: bool = options.EMA.field(False)
+    data: str | None = options.DATA.field(None)
 
 
 @dataclass(frozen=True)
@@ -189,25 +165,23 @@ class ReplayOptions:
     It runs in one process, call by call; exit code 1 if a bit differs.
     """
 
-    run: options.RunArgument
-    until: Annotated[int | None, Option("Stop at this update and print its state.")] = None
-    what_if: Annotated[list[str], Option("KEY=VALUE of the server in place of the recorded one; may be repeated.")] = (
-        field(default_factory=list)
-    )
-    since: Annotated[int, Option("The update from which --what-if holds.")] = 0
-    save: Annotated[Path | None, Option("Write the last vector to this safetensors file.")] = None
-    data: options.DataDirectory = None
-    as_json: options.Json = False
+    run: str = options.RUN.field(MISSING)
+    until: int | None = option(None, "Stop at this update and print its state.")
+    what_if: list[str] = option([], "KEY=VALUE of the server in place of the recorded one; may be repeated.")
+    since: int = option(0, "The update from which --what-if holds.")
+    save: Path | None = option(None, "Write the last vector to this safetensors file.")
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
 class SamplesOptions:
     """Count how often a recorded run has used each sample."""
 
-    run: options.RunArgument
-    sample: Annotated[int | None, Option("Every use of this sample, instead of the sums.")] = None
-    data: options.DataDirectory = None
-    as_json: options.Json = False
+    run: str = options.RUN.field(MISSING)
+    sample: int | None = option(None, "Every use of this sample, instead of the sums.")
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
@@ -217,9 +191,9 @@ class VerifyOptions:
     Checkpoints, digest, settings, data, fingerprint; exit code 1 if one does not match.
     """
 
-    run: options.RunArgument
-    data: options.DataDirectory = None
-    as_json: options.AsJson = False
+    run: str = options.RUN.field(MISSING)
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
@@ -229,9 +203,9 @@ class DiffOptions:
     Prints where they first differ; exit code 1 if they do.
     """
 
-    run: options.RunArgument
-    other: Annotated[str, Option("The run to compare it with.", metavar="RUN", positional=True)]
-    as_json: options.AsJson = False
+    run: str = options.RUN.field(MISSING)
+    other: str = option(MISSING, "The run to compare it with.", metavar="RUN", positional=True)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
@@ -241,9 +215,9 @@ class ClusterOptions(options.ClusterTaskOptions):
     By its environment, by lists of hosts, or by a file.
     """
 
-    file: options.ClusterFile = None
-    servers: Annotated[int | None, Option("With --placement pack or spread.", "--servers --ps", CLUSTER, "1")] = None
-    as_json: options.AsJson = False
+    file: Path | None = options.CLUSTER_FILE.field(None)
+    servers: int | None = option(None, "With --placement pack or spread.", CLUSTER, flags="--servers --ps", default="1")
+    as_json: bool = options.TABLE_AS_JSON.field(False)
 
 
 @dataclass(frozen=True)
@@ -253,18 +227,17 @@ class ListOptions:
     Families: schemes, tasks, rules, hooks, launchers, compute laws, data sets.
     """
 
-    family: Annotated[
-        str | None,
-        Option("schemes, tasks, rules, hooks, launchers, compute or data. Omit it for all.", positional=True),
-    ] = None
+    family: str | None = option(
+        None, "schemes, tasks, rules, hooks, launchers, compute or data. Omit it for all.", positional=True
+    )
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """Download a data set, check its sums, print where it is."""
 
-    name: Annotated[str, Option("A name of `paceline list data`.", positional=True)]
-    directory: Annotated[str | None, Option("Look here first (or set PACELINE_DATA).", "--dir")] = None
+    name: str = option(MISSING, "A name of `paceline list data`.", positional=True)
+    directory: str | None = option(None, "Look here first (or set PACELINE_DATA).", flags="--dir")
 
 
 @dataclass(frozen=True)

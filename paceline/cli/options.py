@@ -4,53 +4,56 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from paceline.config.options import CLUSTER, OUTPUT, SAMPLES, Option
+from paceline.config.options import CLUSTER, OUTPUT, SAMPLES, Option, option
 from paceline.fields import finite
 
-RunArgument = Annotated[str, Option("A run directory, or its name under runs/.", positional=True)]
-TaskArgument = Annotated[
-    str | None, Option("A name of `paceline list tasks`, or file.py:task, or package.module:task.", positional=True)
-]
-Words = Annotated[
-    list[str],
-    Option(
-        "Hyper-parameters of the scheme (lr=0.1 rule=adam server.rule=adagrad) and task.OPTION=… of the task.",
-        metavar="[KEY=VALUE]...",
-        positional=True,
-    ),
-]
-DataDirectory = Annotated[str | None, Option("Directory with data sets (or set PACELINE_DATA).", "--data", SAMPLES)]
-AsJson = Annotated[bool, Option("One JSON object on stdout instead of the table.", "--json", OUTPUT)]
-Json = Annotated[bool, Option("One JSON object on stdout.", "--json")]
-Plain = Annotated[bool, Option("Lines instead of the live table.", "--plain", OUTPUT)]
-Which = Annotated[str, Option("newest, best, or the step of a checkpoint.")]
-Averaged = Annotated[bool, Option("The averaged weights of the hook weight-ema.", "--ema")]
-
-ClusterFile = Annotated[Path | None, Option("TOML file that describes the cluster.", panel=CLUSTER)]
-NUMBERED = "Roles of tasks that an engine only numbers: ps,worker,… or pack, spread, ps-per-node."
-INTERFACE = "Network interface of this host, by name (ib0) or subnet (10.1.0.0/16)."
-RULE = "Function from host name to address: file.py:name or package.module:name."
+RUN = Option("A run directory, or its name under runs/.", positional=True)
+TASK = Option("A name of `paceline list tasks`, or file.py:task, or package.module:task.", positional=True)
+WORDS = Option(
+    "Hyper-parameters of the scheme (lr=0.1 rule=adam server.rule=adagrad) and task.OPTION=… of the task.",
+    metavar="[KEY=VALUE]...",
+    positional=True,
+)
+SCHEME = Option(
+    "A name of `paceline list schemes`, file.py:Class or package.module:Class.", flags="--scheme -s", default="sync"
+)
+DATA = Option("Directory with data sets (or set PACELINE_DATA).", SAMPLES)
+TABLE_AS_JSON = Option("One JSON object on stdout instead of the table.", OUTPUT, flags="--json")
+AS_JSON = Option("One JSON object on stdout.", flags="--json")
+PLAIN = Option("Lines instead of the live table.", OUTPUT)
+WHICH = Option("newest, best, or the step of a checkpoint.")
+EMA = Option("The averaged weights of the hook weight-ema.")
+CLUSTER_FILE = Option("TOML file that describes the cluster.", CLUSTER)
 
 
 @dataclass(frozen=True)
 class ClusterTaskOptions:
     """The options of `train` and `cluster` that say which task of which cluster this process is."""
 
-    placement: Annotated[str | None, Option(NUMBERED, panel=CLUSTER, default="pack")] = None
-    worker_hosts: Annotated[str, Option("host:port,host:port,… of the workers of a cluster.", panel=CLUSTER)] = ""
-    ps_hosts: Annotated[str, Option("host:port,… of the servers.", "--ps-hosts --server-hosts", CLUSTER)] = ""
-    chief_hosts: Annotated[str, Option("host:port of the chief.", panel=CLUSTER, default="worker 0 is the chief")] = ""
-    evaluator_hosts: Annotated[str, Option("host of the evaluator; it needs no port.", panel=CLUSTER)] = ""
-    job_name: Annotated[str | None, Option("Job of this process: chief, worker, ps, evaluator.", panel=CLUSTER)] = None
-    task_index: Annotated[int | None, Option("Index of this process within its job.", panel=CLUSTER)] = None
-    interface: Annotated[
-        str | None, Option(INTERFACE, panel=CLUSTER, default="the one that leads to the coordinator")
-    ] = None
-    no_ib: Annotated[bool, Option("Use no InfiniBand interface.", "--no-ib", CLUSTER)] = False
-    address_rule: Annotated[str | None, Option(RULE, panel=CLUSTER)] = None
+    placement: str | None = option(
+        None,
+        "Roles of tasks that an engine only numbers: ps,worker,… or pack, spread, ps-per-node.",
+        CLUSTER,
+        default="pack",
+    )
+    worker_hosts: str = option("", "host:port,host:port,… of the workers of a cluster.", CLUSTER)
+    ps_hosts: str = option("", "host:port,… of the servers.", CLUSTER, flags="--ps-hosts --server-hosts")
+    chief_hosts: str = option("", "host:port of the chief.", CLUSTER, default="worker 0 is the chief")
+    evaluator_hosts: str = option("", "host of the evaluator; it needs no port.", CLUSTER)
+    job_name: str | None = option(None, "Job of this process: chief, worker, ps, evaluator.", CLUSTER)
+    task_index: int | None = option(None, "Index of this process within its job.", CLUSTER)
+    interface: str | None = option(
+        None,
+        "Network interface of this host, by name (ib0) or subnet (10.1.0.0/16).",
+        CLUSTER,
+        default="the one that leads to the coordinator",
+    )
+    no_ib: bool = option(False, "Use no InfiniBand interface.", CLUSTER)
+    address_rule: str | None = option(
+        None, "Function from host name to address: file.py:name or package.module:name.", CLUSTER
+    )
 
 
 def use_data_directory(directory: str | None) -> None:

@@ -1,6 +1,6 @@
 """How a setting of a run is declared: once, as a field of `Plan` or `Simulation`.
 
-    keep: Annotated[int, Bound(1), Option("Newest checkpoints to keep.", run=True), NO_EFFECT] = 5
+    keep: int = option(5, "Newest checkpoints to keep.", bound=COUNT, run=True, no_effect=True)
 
 The command line, the arguments of `paceline.train` and `paceline.simulate`, the checks, the tables of
 docs/command-line.md and the fingerprint follow from the declaration.
@@ -8,17 +8,18 @@ docs/command-line.md and the fingerprint follow from the declaration.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
-from paceline.fields import Bound, Feed, bounds, converted
-
-NO_EFFECT = "changes no bit of the result: the fingerprint omits it"
+from paceline.fields import Bound, converted
 
 Quorum = Literal["shrink", "hold"]
 Start = Literal["fork", "exec"]
+
+COUNT, NATURAL, POSITIVE, FINITE = Bound(1), Bound(0), Bound(0, above=True), Bound(0, finite=True)
+NO_EFFECT = {"no_effect": True}  # of a field that changes no bit of the result: the fingerprint omits it
 
 # the panels of --help
 SAMPLES, FAILURES, DIRECTORY, EVALUATION = "Samples", "When processes fail", "Run directory", "Evaluation"
@@ -30,9 +31,10 @@ class Option:
     """How people give a setting."""
 
     help: str
-    flags: str = ""  # "--servers --ps"; empty: the name of the field
     panel: str = ""  # of --help; empty: the first one
+    flags: str = ""  # "--servers --ps"; empty: the name of the field
     default: str | None = None  # what --help says; None: the default of the field
+    bound: Bound | None = None
     argument: str = ""  # the keyword in Python; empty: the name of the field
     page: str = ""  # of docs/, which says more
     run: bool = False  # `paceline run` has it too
@@ -40,6 +42,16 @@ class Option:
     metavar: str = ""
     positional: bool = False  # an argument of the command instead of a flag
     hidden: bool = False
+
+    def field(self, default: Any, *, no_effect: bool = False) -> Any:
+        """A field of a dataclass that declares this option."""
+        value = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+        return dataclasses.field(**value, metadata={"option": self, "no_effect": no_effect})
+
+
+def option(initial: Any, help: str, panel: str = "", *, no_effect: bool = False, **rest: Any) -> Any:
+    """A field that declares an option. `initial` is its default; `rest` are fields of `Option`."""
+    return Option(help, panel, **rest).field(initial, no_effect=no_effect)
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,9 @@ class Declared:
 
     @property
     def flags(self) -> list[str]:
-        return self.option.flags.split() or [f"--{self.name.replace('_', '-')}"]
+        name = self.argument.replace("_", "-")
+        switch = self.kind is bool and self.default is not False  # it can be turned off, too
+        return self.option.flags.split() or [f"--{name}/--no-{name}" if switch else f"--{name}"]
 
     @property
     def flag(self) -> str:
@@ -77,7 +91,7 @@ class Declared:
             return self.option.default
         if self.default is True:
             return "yes"
-        if self.default is None or self.default is False or self.default in ("", [], (), math.inf, dataclasses.MISSING):
+        if self.default is None or self.default is False or self.default in ("", [], (), math.inf, MISSING):
             return ""
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
@@ -85,75 +99,57 @@ class Declared:
 @cache
 def declared(cls: type) -> dict[str, Declared]:
     """The options that a dataclass declares, by the names of its fields."""
-    return {one.name: one for one in _declared(cls)}
-
-
-def _declared(cls: type) -> Iterator[Declared]:
-    hints = get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
-        if get_origin(hints[field.name]) is not Annotated:
-            continue
-        hint, *notes = get_args(hints[field.name])
-        option = next((note for note in notes if isinstance(note, Option)), None)
-        if option is not None:
-            factory = field.default_factory
-            default = field.default if factory is dataclasses.MISSING else factory()
-            yield Declared(field.name, hint, default, option)
+    hints, found = get_type_hints(cls), {}
+    for one in dataclasses.fields(cls):
+        if "option" in one.metadata:
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            found[one.name] = Declared(one.name, hints[one.name], default, one.metadata["option"])
+    return found
 
 
 @cache
 def without_effect(cls: type) -> frozenset[str]:
     """The fields that change no bit of a result."""
-    hints = get_type_hints(cls, include_extras=True)
-    return frozenset(name for name, hint in hints.items() if NO_EFFECT in getattr(hint, "__metadata__", ()))
+    return frozenset(one.name for one in dataclasses.fields(cls) if one.metadata.get("no_effect"))
 
 
 def checked(owner: str, cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in the types and within the bounds that a dataclass declares; UsageError says what is allowed."""
-    hints, values = get_type_hints(cls, include_extras=True), {}
+    hints, values = get_type_hints(cls), {}
     for name, value in settings.items():
-        option = declared(cls).get(name)
-        shown = option.argument if option is not None else name
+        one = declared(cls).get(name)
+        shown = name if one is None else one.argument
         values[name] = value if isinstance(value, dict) else converted(owner, shown, value, hints[name])
-        for bound in bounds(hints[name]):
-            bound.check(owner, shown, values[name])
+        if one is not None and one.option.bound is not None:
+            one.option.bound.check(owner, shown, values[name])
     return values
 
 
 # declared in both, with one meaning
-Batch = Annotated[
-    int | None,
-    Bound(1),
-    Option("Samples per gradient; with --feed slice, of all workers together.", panel=SAMPLES, default="the task's"),
-]
-FeedOption = Annotated[
-    Feed | None,
-    Option(
-        "shared: workers draw from all samples; shard: from disjoint parts; slice: they split one common batch.",
-        panel=SAMPLES,
-        default="the task's",
-    ),
-]
-Shuffle = Annotated[
-    bool | None,
-    Option("Shuffle the samples, or take them in stored order.", "--shuffle/--no-shuffle", SAMPLES, "the task's"),
-]
-Seed = Annotated[int, Option("Seed of everything random.")]
-Hooks = Annotated[
-    list[str],
-    Option("NAME:key=value,…, a name of `paceline list hooks`; may be repeated.", "--hook", page="hooks.md", run=True),
-]
-Exact = Annotated[
-    bool,
-    Option("The same bits for any number of workers and servers, and after any failure.", "--exact", page="exact.md"),
-]
-MICRO = Option("With --exact: the parts that every batch is split into.", default="8", page="exact.md")
+BATCH = Option(
+    "Samples per gradient; with --feed slice, of all workers together.", SAMPLES, default="the task's", bound=COUNT
+)
+FEED = Option(
+    "shared: workers draw from all samples; shard: from disjoint parts; slice: they split one common batch.",
+    SAMPLES,
+    default="the task's",
+)
+SHUFFLE = Option("Shuffle the samples, or take them in stored order.", SAMPLES, default="the task's")
+SEED = Option("Seed of everything random.")
+HOOKS = Option(
+    "NAME:key=value,…, a name of `paceline list hooks`; may be repeated.", flags="--hook", page="hooks.md", run=True
+)
+EXACT = Option("The same bits for any number of workers and servers, and after any failure.", page="exact.md")
+MICRO = Option("With --exact: the parts that every batch is split into.", default="8", bound=COUNT, page="exact.md")
 QUORUM = Option(
     "While a worker is absent, barriers and means shrink (proceed without it) or hold (wait for it).",
-    panel=FAILURES,
+    FAILURES,
     default="shrink",
     run=True,
 )
 CURVATURE = Option(
-    "Largest curvature of the loss, for stability warnings.", panel=EVALUATION, default="the task's, where it is known"
+    "Largest curvature of the loss, for stability warnings.",
+    EVALUATION,
+    default="the task's, where it is known",
+    bound=FINITE,
 )

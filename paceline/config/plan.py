@@ -2,143 +2,103 @@
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from paceline.config import options
-from paceline.config.options import DIRECTORY, EVALUATION, FAILURES, NO_EFFECT, Option, Start
+from paceline.config.options import COUNT, DIRECTORY, EVALUATION, FAILURES, FINITE, NATURAL, NO_EFFECT, POSITIVE, option
 from paceline.errors import UsageError
-from paceline.fields import Bound
+from paceline.fields import Feed
 
-
-def _of_the_evaluator(help: str, default: str | None = None, argument: str = "") -> Option:
-    flags = f"--{argument.replace('_', '-')}" if argument else ""
-    return Option(help, flags, EVALUATION, default, argument, needs="evaluator")
+no_effect = partial(option, no_effect=True)
+_evaluator = partial(no_effect, panel=EVALUATION, needs="evaluator")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the roles of a run must agree on. Fields with an `Option` are options of `train`."""
+    """Everything that the roles of a run must agree on. Fields that are an `option` are options of `train`; those with
+    `no_effect` change no bit of the result."""
 
     task: str | None = None  # a name or reference; None: an object of the caller, or the script's own
     task_options: dict[str, Any] = field(default_factory=dict)
-    batch: options.Batch = None
-    feed: options.FeedOption = None
-    shuffle: options.Shuffle = None
+    batch: int | None = options.BATCH.field(None)
+    feed: Feed | None = options.FEED.field(None)
+    shuffle: bool | None = options.SHUFFLE.field(None)
     scheme: str | None = None
     hyper: dict[str, Any] = field(default_factory=dict)
     # with `exact` the plan has a worker per micro-batch
-    workers: Annotated[
-        int,
-        Bound(1),
-        Option("Worker processes; worker 0 is the chief.", "--workers -n", default="2; 1 if the scheme has one worker"),
-    ] = 1
-    processes: Annotated[int | None, NO_EFFECT] = None  # that the workers share, in exact runs; None: one for each
-    servers: Annotated[
-        int, Bound(0), Option("Parameter servers; the vector is sharded over them.", "--servers --ps", run=True)
-    ] = 1
-    steps: Annotated[
-        int | None,
-        Bound(1),
-        Option(
-            "Updates of the centre after which the run ends, counted over all launches.",
-            default="1000, unless --seconds or the hook stop-at-step is given",
-            run=True,
-        ),
-    ] = None
-    seconds: Annotated[
-        float | None, Bound(0, above=True), Option("Seconds of training after which this launch ends.", run=True)
-    ] = None
-    seed: options.Seed = 0
-    hooks: options.Hooks = field(default_factory=list)
-    exact: options.Exact = False
-    micro: Annotated[int, Bound(1), options.MICRO] = 8
-    quorum: Annotated[options.Quorum, options.QUORUM] = "shrink"
-    patience: Annotated[
-        float,
-        Bound(0, above=True),
-        Option("Longest wait without progress, in seconds.", panel=FAILURES, page="training.md", run=True),
-        NO_EFFECT,
-    ] = 30.0
-    restarts: Annotated[
-        int, Bound(0), Option("Restarts of one role without progress in between.", panel=FAILURES, run=True), NO_EFFECT
-    ] = 3
-    start: Annotated[
-        Start,
-        Option("fork: roles start at once; exec: each starts in a fresh interpreter and makes the task itself."),
-        NO_EFFECT,
-    ] = "fork"
-    # all collectives give the same bits
-    collective: Annotated[
-        str,
-        Option(
-            "How means are taken: shared (memory), tcp, gloo or nccl.",
-            default="shared; tcp on several machines",
-            page="collectives.md",
-        ),
-        NO_EFFECT,
-    ] = "shared"
-    device: Annotated[str, Option("Where workers compute: cpu, cuda (one GPU per worker) or cuda:K.")] = "cpu"
-    threads: Annotated[int, Bound(1), Option("Threads of torch in each process.", run=True)] = 1
-    checkpoint_steps: Annotated[
-        int | None,
-        Bound(1),
-        Option("Updates between two checkpoints.", "--checkpoint-every", DIRECTORY, run=True),
-        NO_EFFECT,
-    ] = None
-    checkpoint_seconds: Annotated[
-        float | None,
-        Bound(0, above=True),
-        Option("Seconds between two checkpoints.", panel=DIRECTORY, run=True),
-        NO_EFFECT,
-    ] = 60.0
-    keep: Annotated[int, Bound(1), Option("Newest checkpoints to keep.", panel=DIRECTORY, run=True), NO_EFFECT] = 5
-    summaries: Annotated[
-        bool, Option("Write summaries for TensorBoard.", "--summaries/--no-summaries", DIRECTORY), NO_EFFECT
-    ] = True
-    record: Annotated[
-        bool,
-        Option(
-            "Record the order of everything, for `paceline replay`.",
-            "--record/--no-record",
-            DIRECTORY,
-            page="replay.md",
-        ),
-        NO_EFFECT,
-    ] = True
-    launch: Annotated[int, NO_EFFECT] = 1  # counts the launches of a run directory
-    evaluator: Annotated[
-        bool,
-        Option("Evaluate every new checkpoint in another process and keep the best one.", "--evaluator", EVALUATION),
-        NO_EFFECT,
-    ] = False
-    throttle: Annotated[
-        float, Bound(0, finite=True), _of_the_evaluator("Seconds between two evaluations of the evaluator."), NO_EFFECT
-    ] = 0.0
-    delay: Annotated[
-        float,
-        Bound(0, finite=True),
-        _of_the_evaluator("Seconds before the evaluator's first evaluation.", argument="start_delay"),
-        NO_EFFECT,
-    ] = 0.0
-    eval_device: Annotated[
-        str, _of_the_evaluator("Where the evaluator computes: cpu, cuda or cuda:K.", "cpu"), NO_EFFECT
-    ] = ""
-    eval_steps: Annotated[
-        int | None, Bound(1), _of_the_evaluator("Batches of the test data that the evaluator takes.", "all"), NO_EFFECT
-    ] = None
-    best: Annotated[
-        str, _of_the_evaluator("Metric by which the best checkpoint is kept.", "accuracy, else loss"), NO_EFFECT
-    ] = ""
-    every: Annotated[
-        int,
-        Bound(0),
-        Option("Updates between two evaluations by the chief.", panel=EVALUATION, default="only at the end"),
-        NO_EFFECT,
-    ] = 0
-    curvature: Annotated[float | None, Bound(0, finite=True), options.CURVATURE, NO_EFFECT] = None
+    workers: int = option(
+        1,
+        "Worker processes; worker 0 is the chief.",
+        flags="--workers -n",
+        default="2; 1 if the scheme has one worker",
+        bound=COUNT,
+    )
+    processes: int | None = field(
+        default=None, metadata=NO_EFFECT
+    )  # that the workers share, in exact runs; None: one for each
+    servers: int = option(
+        1, "Parameter servers; the vector is sharded over them.", flags="--servers --ps", bound=NATURAL, run=True
+    )
+    steps: int | None = option(
+        None,
+        "Updates of the centre after which the run ends, counted over all launches.",
+        default="1000, unless --seconds or the hook stop-at-step is given",
+        bound=COUNT,
+        run=True,
+    )
+    seconds: float | None = option(None, "Seconds of training after which this launch ends.", bound=POSITIVE, run=True)
+    seed: int = options.SEED.field(0)
+    hooks: list[str] = options.HOOKS.field([])
+    exact: bool = options.EXACT.field(False)
+    micro: int = options.MICRO.field(8)
+    quorum: options.Quorum = options.QUORUM.field("shrink")
+    patience: float = no_effect(
+        30.0, "Longest wait without progress, in seconds.", FAILURES, bound=POSITIVE, page="training.md", run=True
+    )
+    restarts: int = no_effect(3, "Restarts of one role without progress in between.", FAILURES, bound=NATURAL, run=True)
+    start: options.Start = no_effect(
+        "fork", "fork: roles start at once; exec: each starts in a fresh interpreter and makes the task itself."
+    )
+    collective: str = no_effect(  # all collectives give the same bits
+        "shared",
+        "How means are taken: shared (memory), tcp, gloo or nccl.",
+        default="shared; tcp on several machines",
+        page="collectives.md",
+    )
+    device: str = option("cpu", "Where workers compute: cpu, cuda (one GPU per worker) or cuda:K.")
+    threads: int = option(1, "Threads of torch in each process.", bound=COUNT, run=True)
+    checkpoint_steps: int | None = no_effect(
+        None, "Updates between two checkpoints.", DIRECTORY, flags="--checkpoint-every", bound=COUNT, run=True
+    )
+    checkpoint_seconds: float | None = no_effect(
+        60.0, "Seconds between two checkpoints.", DIRECTORY, bound=POSITIVE, run=True
+    )
+    keep: int = no_effect(5, "Newest checkpoints to keep.", DIRECTORY, bound=COUNT, run=True)
+    summaries: bool = no_effect(True, "Write summaries for TensorBoard.", DIRECTORY)
+    record: bool = no_effect(
+        True, "Record the order of everything, for `paceline replay`.", DIRECTORY, page="replay.md"
+    )
+    launch: int = field(default=1, metadata=NO_EFFECT)  # counts the launches of a run directory
+    evaluator: bool = no_effect(
+        False, "Evaluate every new checkpoint in another process and keep the best one.", EVALUATION
+    )
+    throttle: float = _evaluator(0.0, "Seconds between two evaluations of the evaluator.", bound=FINITE)
+    delay: float = _evaluator(
+        0.0, "Seconds before the evaluator's first evaluation.", argument="start_delay", bound=FINITE
+    )
+    eval_device: str = _evaluator("", "Where the evaluator computes: cpu, cuda or cuda:K.", default="cpu")
+    eval_steps: int | None = _evaluator(
+        None, "Batches of the test data that the evaluator takes.", default="all", bound=COUNT
+    )
+    best: str = _evaluator("", "Metric by which the best checkpoint is kept.", default="accuracy, else loss")
+    every: int = no_effect(
+        0, "Updates between two evaluations by the chief.", EVALUATION, default="only at the end", bound=NATURAL
+    )
+    curvature: float | None = options.CURVATURE.field(None, no_effect=True)
     script: list[str] = field(default_factory=list)  # the user's own program and its arguments
-    directory: Annotated[str, NO_EFFECT] = ""
-    title: Annotated[str, NO_EFFECT] = ""
+    directory: str = field(default="", metadata=NO_EFFECT)
+    title: str = field(default="", metadata=NO_EFFECT)
 
     @property
     def hosts(self) -> int:

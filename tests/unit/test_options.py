@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -14,11 +14,10 @@ from paceline.api.simulate import OBJECTS, simulate
 from paceline.api.train import train
 from paceline.cli.commands import COMMANDS, Command, TrainOptions
 from paceline.cli.signature import options_of
-from paceline.config.options import Declared, Option, checked, declared, without_effect
+from paceline.config.options import COUNT, POSITIVE, Declared, checked, declared, option, without_effect
 from paceline.config.plan import Plan
 from paceline.config.simulation import Simulation
 from paceline.errors import UsageError
-from paceline.fields import Bound
 
 # arguments of `train` whose default is not the plan's: None means that the scheme or `exact` decides
 DECIDED_LATER = {"workers", "micro", "quorum"}
@@ -88,10 +87,10 @@ def test_a_run_takes_the_options_that_say_so() -> None:
 
 @dataclasses.dataclass
 class Sample:
-    count: Annotated[int | None, Bound(1), Option("A count.")] = None
-    rates: Annotated[tuple[float, ...], Option("Rates.")] = ()
-    files: Annotated[list[Path], Option("Files.", "--file")] = dataclasses.field(default_factory=list)
-    later: Annotated[float, Bound(0, above=True), Option("Later.", argument="start_later")] = 1.0
+    count: int | None = option(None, "A count.", bound=COUNT)
+    rates: tuple[float, ...] = option((), "Rates.")
+    files: list[Path] = option([], "Files.", flags="--file")
+    later: float = option(1.0, "Later.", argument="start_later", bound=POSITIVE)
     plain: str = ""
 
 
