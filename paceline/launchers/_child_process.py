@@ -1,4 +1,4 @@
-"""A task's command as a child of an engine's process: it ends with that process, and its output is read line by line.
+"""A command as a child process whose output is read line by line: a task under an engine's process, or ssh.
 
 Engines that have a Python process on every node (Ray's actors, Spark's workers) run this there. It is sent by value, so
 that they do not load torch only to start a command: it imports the standard library and modules that are sent, too.
@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from paceline.processes import line_buffer
 from paceline.processes.line_buffer import LineBuffer
@@ -39,26 +38,33 @@ Line = tuple[str, str]  # "out" or "err", and the text
 
 
 class Running:
-    """One command. Start it in the main thread: the kernel takes the end of the starting thread for the parent's."""
+    """One command. It ends with this process: the kernel kills it, or (`talk`) its stdin, a pipe, is closed.
+    Start it in the main thread: the kernel takes the end of the starting thread for the parent's."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str | None = None) -> None:
-        here = directory if directory and Path(directory).is_dir() else None
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: str = "", talk: bool = False
+    ) -> None:
+        shim = () if talk else (sys.executable, "-I", "-S", "-c", SHIM, str(os.getpid()))
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SHIM, str(os.getpid()), *in_this_python(command)],
+            [*shim, *in_this_python(command)],
+            bufsize=0,
             env={**os.environ, **environment},
-            cwd=here,
-            stdin=subprocess.DEVNULL,
+            cwd=directory if directory and Path(directory).is_dir() else None,
+            stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # signals to the engine's process group do not reach the command
+            start_new_session=True,  # signals to this process group do not reach the command
         )
-        self._streams = selectors.DefaultSelector()
+        self._streams = selectors.EpollSelector()  # itself a descriptor that can be waited on
         self._lines: dict[str, LineBuffer] = {}
         for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
             self._streams.register(stream, selectors.EVENT_READ, name)
             self._lines[name] = LineBuffer()
+
+    def fileno(self) -> int:
+        return self._streams.fileno()
 
     def heard(self, seconds: float) -> tuple[list[Line], int | None]:
         """New lines, waited for at most `seconds`; and the exit code once all output has been read."""
@@ -69,7 +75,10 @@ class Running:
             over = self.process.poll() is not None
             ready = self._streams.select(0 if over else max(0.0, min(0.2, deadline - time.monotonic())))
             for key, _ in ready:
-                lines += self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+                piece = os.read(key.fd, 1 << 16)
+                if not piece:
+                    self._streams.unregister(key.fileobj)
+                lines += [(key.data, line.decode(errors="replace")) for line in self._lines[key.data].lines(piece)]
             if over and not ready:
                 break
             if time.monotonic() >= deadline:
@@ -82,13 +91,6 @@ class Running:
         lines = [(name, buffer.rest.decode(errors="replace")) for name, buffer in self._lines.items() if buffer.rest]
         self._close()
         return lines, self.process.returncode
-
-    def _read(self, stream: IO[bytes], name: str) -> list[Line]:
-        piece = os.read(stream.fileno(), 1 << 16)
-        if not piece:
-            self._streams.unregister(stream)
-            return []
-        return [(name, line.decode(errors="replace")) for line in self._lines[name].lines(piece)]
 
     def tell(self, number: int) -> None:
         """Send a signal to the command itself, which passes it on to its children as needed."""

@@ -19,6 +19,7 @@ from paceline import signals
 from paceline.errors import UsageError
 from paceline.launcher import Job
 from paceline.network.secure import secret
+from paceline.processes.line_buffer import LineBuffer
 from paceline.processes.parent_death import die_with_parent
 from paceline.runs import checkpoint
 
@@ -114,6 +115,25 @@ def ended_by_itself(code: int, directory: Path) -> bool:
         return "error" in json.loads((directory / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+
+
+class Tail:
+    """Reads what another process appends to a file, which may not exist yet, or not be seen from this machine."""
+
+    def __init__(self, path: Path, at: int = 0) -> None:
+        self._path, self._at, self._buffer, self.seen = path, at, LineBuffer(), False
+
+    def lines(self, *, over: bool = False) -> list[str]:
+        """The new lines; with `over` also a last one that has no end."""
+        found: list[bytes] = []
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._at)
+            found = self._buffer.lines(file.read())
+            self._at = file.tell()
+        if over and self._buffer.rest:
+            found += self._buffer.lines(b"\n")
+        self.seen = self.seen or bool(found)
+        return [line.decode(errors="replace") for line in found]
 
 
 def secret_file(job: Job) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline import signals
 from paceline.errors import RunError
-from paceline.processes.line_buffer import LineBuffer
+from paceline.launchers._foreground import Tail
 
 # Exit codes of the step: 0 the run has ended, 130 it was interrupted, above 128 a task was killed. The signal goes to
 # the step's processes and not to srun, which would kill them; of these only the task's main process acts on it.
@@ -138,12 +138,11 @@ def follow(number: str, output: Path | None, say: Callable[[str], None]) -> int:
 
 class _Watch:
     def __init__(self, number: str, output: Path | None, say: Callable[[str], None]) -> None:
-        self._number, self._output, self._say = number, output, say
+        self._number, self._say, self._interrupts = number, say, 0
+        self._output = None if output is None else Tail(output)
         self._began = self._answered = time.monotonic()
-        self._read, self._interrupts = 0, 0
         self._told: dict[str, str] = {}
         self._restarts: dict[str, str] = {}
-        self._lines = LineBuffer()
 
     def pause(self) -> float:
         """Seconds until the next look: few at first, later more, to spare the controller."""
@@ -161,7 +160,8 @@ class _Watch:
             if one not in ended:
                 self._tell(one)
         over = bool(found) and ended == found
-        self._pass_on(everything=over)  # before the report that the job has ended
+        for line in () if self._output is None else self._output.lines(over=over):
+            self._say(line)  # before the report that the job has ended
         for one in ended:
             self._tell(one)
         return max(_code(one) for one in found) if over else None
@@ -197,18 +197,6 @@ class _Watch:
         if state != self._told.get(name):
             self._told[name] = state
             self._say(f"job {name} {state}")
-
-    def _pass_on(self, everything: bool) -> None:
-        """New lines of the output."""
-        if self._output is None or not self._output.exists():
-            return
-        with self._output.open("rb") as file:
-            file.seek(self._read)
-            piece = file.read()
-        self._read += len(piece)
-        whole = self._lines.lines(piece)
-        for line in [*whole, *self._lines.lines(b"\n" if everything and self._lines.rest else b"")]:
-            self._say(line.decode(errors="replace"))
 
 
 def _in_words(one: dict[str, str]) -> str:

@@ -18,16 +18,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from paceline import signals
 from paceline.errors import UsageError
 from paceline.launcher import Job, Launcher
 from paceline.launchers import _ssh_remote
-from paceline.launchers._child_process import in_this_python
+from paceline.launchers._child_process import Line, Running, in_this_python
 from paceline.launchers._foreground import FINAL, repeated, seats
 from paceline.network.cluster.description import address, is_host, same
-from paceline.processes.line_buffer import LineBuffer
 
 SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6")
 LOST = 255  # exit code of ssh itself: no connection, or a lost one
@@ -108,82 +107,47 @@ def source() -> bytes:
 class SshConnection:
     """The connection of one task: a child process `ssh HOST …`. It can be restarted after a loss."""
 
-    def __init__(self, task: str, host: str, command: list[str]) -> None:
+    def __init__(self, task: str, host: str, command: list[str], streams: selectors.BaseSelector) -> None:
         self.task, self.host, self.deaths = task, host, 0
-        self._command = command
+        self._command, self._streams = command, streams
         self.code: int | None = LOST  # None while it runs
         self.again = 0.0  # the time of the next start; 0: none is planned
 
-    def start(self, streams: selectors.BaseSelector) -> None:
-        self.process = subprocess.Popen(
-            self._command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches only this process
-        )
-        self.code, self.began, self.again = None, time.monotonic(), 0.0
-        self._lines = {"out": LineBuffer(), "err": LineBuffer()}
-        self._streams, self.ordered = streams, False
-        self._open: list[IO[bytes]] = []
+    def start(self) -> None:
+        self._running = Running(self._command, {}, talk=True)  # Ctrl-C reaches only this process
+        self.process = self._running.process
+        self.code, self.began, self.again, self.ordered = None, time.monotonic(), 0.0, False
+        self._streams.register(self._running, selectors.EVENT_READ)
         assert self.process.stdin is not None
-        for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
-            assert stream is not None
-            self._open.append(stream)
-            os.set_blocking(stream.fileno(), False)
-            streams.register(stream, selectors.EVENT_READ, (self, name))
+        self._stdin = self.process.stdin
         self.write(source())
-        os.set_blocking(self.process.stdin.fileno(), False)
+        os.set_blocking(self._stdin.fileno(), False)
 
     def order(self, orders: dict[str, Any]) -> None:
         self.ordered = True
         self.write(json.dumps(orders).encode() + b"\n")
 
     def write(self, text: bytes) -> None:
-        """Send bytes. Errors are ignored: the end of the connection is noticed by `reap`."""
+        """Send bytes. Errors are ignored: the end of the connection is noticed by `heard`."""
         with suppress(OSError, ValueError):
-            assert self.process.stdin is not None
-            self.process.stdin.write(text)
+            self._stdin.write(text)
 
     def close(self) -> None:
         """Close stdin: the task ends in order, unless it has ended."""
-        assert self.process.stdin is not None
         with suppress(OSError):
-            self.process.stdin.close()
+            self._stdin.close()
 
-    def read(self, name: str) -> list[str]:
-        """The lines that have arrived; none after the end of the stream."""
-        stream = self.process.stdout if name == "out" else self.process.stderr
-        if stream is None or stream not in self._open:
-            return []
-        try:
-            piece = os.read(stream.fileno(), 1 << 16)
-        except BlockingIOError:
-            return []
-        if not piece:
-            self._shut(stream)
-            piece = b"\n" if self._lines[name].rest else b""
-        return [line.decode(errors="replace") for line in self._lines[name].lines(piece)]
-
-    def reap(self) -> list[tuple[str, str]] | None:
-        """The last lines of each stream, if ssh has just ended. A shared connection of ssh may keep the pipes open."""
-        if self.code is not None or self.process.poll() is None:
-            return None
-        self.code = 128 - self.process.returncode if self.process.returncode < 0 else self.process.returncode
-        last: list[tuple[str, str]] = []
-        for name in ("out", "err"):
-            while lines := self.read(name):
-                last += [(name, line) for line in lines]
-        for stream in list(self._open):
-            self._shut(stream)
-        self.close()
-        return last
-
-    def _shut(self, stream: IO[bytes]) -> None:
-        self._open.remove(stream)
-        self._streams.unregister(stream)
-        stream.close()
+    def heard(self) -> list[Line]:
+        """The lines that have arrived; all that are left, if ssh has ended."""
+        lines, code = self._running.heard(0)
+        while code is None and self.process.returncode is not None:
+            more, code = self._running.heard(0)
+            lines += more
+        if code is not None:
+            self.code = 128 - code if code < 0 else code
+            self._streams.unregister(self._running)
+            self.close()
+        return lines
 
 
 class SshTasks:
@@ -191,10 +155,10 @@ class SshTasks:
 
     def __init__(self, job: Job, hosts: list[str], restarts: int) -> None:
         self._job, self._restarts = job, restarts
-        pairs = zip(job.tasks, hosts, strict=True)
-        self._links = [SshConnection(task, host, command_of(job, host)) for task, host in pairs]
-        self._chief = next(link for link in self._links if link.task == "chief")
         self._streams = selectors.DefaultSelector()
+        pairs = zip(job.tasks, hosts, strict=True)
+        self._links = [SshConnection(task, host, command_of(job, host), self._streams) for task, host in pairs]
+        self._chief = next(link for link in self._links if link.task == "chief")
         self._hub: str | None = None
         self._failed: int | None = None  # the exit code of a task that cannot be restarted: the run ends
         self._asked, self._heeded = signals.Counter(), 0
@@ -204,7 +168,7 @@ class SshTasks:
         with signals.counted(self._asked):
             try:
                 for link in self._links:
-                    link.start(self._streams)
+                    link.start()
                 self._chief.order(orders_of(self._job, self._chief.task, ""))
                 while self._chief.code is None:
                     self._turn()
@@ -222,36 +186,28 @@ class SshTasks:
         return self._chief.code if self._failed is None else self._failed
 
     def _turn(self) -> None:
-        for key, _ in self._streams.select(LOOK):
-            link, name = key.data
-            for line in link.read(name):
-                self._heard(link, name, line)
+        self._streams.select(LOOK)
+        ended = [link for link in self._links if link.code is None and self._gone(link)]
         now = time.monotonic()
         self._heed()
         for link in self._links:
-            if link.again:
-                if now < link.again or self._chief.code is not None:
-                    continue
-                link.start(self._streams)
+            if link in ended and link is not self._chief:
+                self._lost(link)
+            elif link.again and now >= link.again and self._chief.code is None:
+                link.start()
                 if self._hub is not None:
                     link.order(orders_of(self._job, link.task, self._hub))
-            elif self._gone(link) and link is not self._chief:
-                self._lost(link)
-        self._beat(now)
-
-    def _gone(self, link: SshConnection) -> bool:
-        last = link.reap()
-        for name, line in last or ():
-            self._heard(link, name, line)
-        return last is not None
-
-    def _beat(self, now: float) -> None:
-        """A line to every remote task: one that hears nothing takes the connection for lost."""
-        if now >= self._next_beat:
+        if now >= self._next_beat:  # a remote task that hears nothing takes the connection for lost
             self._next_beat = now + BEAT
             for link in self._links:
                 if link.code is None and link.ordered:
                     link.write(b"\n")
+
+    def _gone(self, link: SshConnection) -> bool:
+        """Take the lines of a connection. True: it has ended."""
+        for name, line in link.heard():
+            self._heard(link, name, line)
+        return link.code is not None
 
     def _heard(self, link: SshConnection, name: str, line: str) -> None:
         if link is self._chief and name == "out":

@@ -68,7 +68,8 @@ class KubernetesLauncher(Launcher):
         ]
         if not settings.options.get("volume"):
             lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
-        return "\n".join(lines) + "\n" + "".join(f"---\n{_written(one)}" for one in manifests(settings))
+        form = {"sort_keys": False, "allow_unicode": True, "width": 120, "explicit_start": True}
+        return "\n".join(lines) + "\n" + yaml.dump_all(manifests(settings), Dumper=_Dumper, **form)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -77,22 +78,20 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: object) -> bool:
         return True
 
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-def _written(manifest: Manifest) -> str:
-    return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _followed(settings: KubernetesSettings) -> tuple[int, bool]:
     """Follow the job until it is complete or failed, or can only fail: the exit code, and whether the job has ended by
     itself. After the log of a chief's pod comes that of its replacement."""
-    chief = _chief_selector(settings)
+    index = settings.job.tasks.index("chief")
+    chief = f"batch.kubernetes.io/job-name={settings.name},batch.kubernetes.io/job-completion-index={index}"
+    if settings.kind == "jobset":
+        chief = f"jobset.sigs.k8s.io/jobset-name={settings.name},jobset.sigs.k8s.io/replicatedjob-name=chief"
     seen: set[str] = set()
     unseen = 0
     while True:
@@ -123,15 +122,11 @@ def _state(settings: KubernetesSettings) -> str | None:
     ends = {"Complete", "Completed", "Failed"}
     status = json.loads(found).get("status", {})
     over = [one["type"] for one in status.get("conditions", []) if one["type"] in ends and one["status"] == "True"]
-    if not over and _names(status.get("failedIndexes", ""), settings.job.tasks.index("chief")):
+    failed = [part.partition("-") for part in status.get("failedIndexes", "").split(",") if part]  # such as 0,3-5
+    chief = settings.job.tasks.index("chief")
+    if not over and any(int(first) <= chief <= int(last or first) for first, _, last in failed):
         return GIVEN_UP
     return over[0] if over else ""
-
-
-def _names(indexes: str, number: int) -> bool:
-    """Whether a list of ranges such as 0,3-5 contains this number."""
-    ranges = [part.partition("-") for part in indexes.split(",") if part]
-    return any(int(first) <= number <= int(last or first) for first, _, last in ranges)
 
 
 def _pods(settings: KubernetesSettings, selector: str) -> list[Manifest]:
@@ -147,13 +142,6 @@ def _exit_code(pods: list[Manifest]) -> int:
             if code:
                 return code if code < 128 or code == 130 else 1
     return 1
-
-
-def _chief_selector(settings: KubernetesSettings) -> str:
-    if settings.kind == "jobset":
-        return f"jobset.sigs.k8s.io/jobset-name={settings.name},jobset.sigs.k8s.io/replicatedjob-name=chief"
-    index = settings.job.tasks.index("chief")
-    return f"batch.kubernetes.io/job-name={settings.name},batch.kubernetes.io/job-completion-index={index}"
 
 
 def _kubectl(settings: KubernetesSettings, *words: str, text: str | None = None, strict: bool = True) -> str:

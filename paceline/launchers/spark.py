@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from paceline import signals
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job, Launcher
 from paceline.launchers import _child_process, _spark_task
 from paceline.launchers._child_process import why
+from paceline.launchers._foreground import Tail
 from paceline.launchers._spark_task import LOGS, MARK, STOP, Share, seat
 
 GPUS = "spark.task.resource.gpu.amount"
@@ -81,7 +82,8 @@ class SparkLauncher(Launcher):
     def launch(self, job: Job) -> int:
         settings = SparkSettings(job)
         context = _context(job, settings)
-        folder = _home() / "work" / context.applicationId
+        home = os.environ.get("SPARK_HOME") or sys.modules["pyspark"].__path__[0]
+        folder = Path(home) / "work" / context.applicationId
         try:
             for life in range(settings.resubmissions + 1):
                 code = _submitted(context, job, settings, settings.resubmissions - life)
@@ -123,16 +125,21 @@ def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> in
     stop = job.directory / STOP
     stop.unlink(missing_ok=True)
     count = len(job.tasks)
-    streams = {"err": sys.stderr, "out": sys.stdout}  # the result comes last
-    tails = [Tail(job.directory / "logs" / LOGS[name], stream) for name, stream in streams.items()]
+    logs = {stream: job.directory / "logs" / LOGS[name] for name, stream in (("err", sys.stderr), ("out", sys.stdout))}
+    tails = {stream: Tail(path, path.stat().st_size if path.exists() else 0) for stream, path in logs.items()}
+
+    def print_new() -> None:
+        for stream, tail in tails.items():  # the result comes last
+            for line in tail.lines():
+                print(line, file=stream, flush=True)
+
     interrupts = signals.Counter()
     with ThreadPoolExecutor(1) as pool, signals.counted(interrupts):
         stage = context.parallelize(range(count), count).barrier().mapPartitions(seat(share))
         collected: Future[list[str]] = pool.submit(stage.collect)
         asked = None
         while not collected.done():
-            for tail in tails:
-                tail.print_new()
+            print_new()
             if interrupts.count and asked is None:
                 asked = time.monotonic()
                 job.say("stopping: the chief writes a last checkpoint (once more: kill everything at once)")
@@ -141,13 +148,12 @@ def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> in
                 context.cancelAllJobs()
             with contextlib.suppress(TimeoutError):
                 collected.exception(timeout=0.3)
-        for tail in tails:
-            tail.print_new()
+        print_new()
     stop.unlink(missing_ok=True)
     error = collected.exception()
     if error is None:
         outcomes = [json.loads(text) for text in collected.result()]
-        if not any(tail.seen for tail in tails):  # this machine does not share the chief's run directory
+        if not any(tail.seen for tail in tails.values()):  # this machine does not share the chief's run directory
             print("\n".join(outcomes[share.chief]["last"]), flush=True)
         return int(outcomes[share.chief]["code"])
     return _failed(error, job, settings, left, bool(interrupts.count))
@@ -174,29 +180,6 @@ def _failed(error: BaseException, job: Job, settings: SparkSettings, left: int, 
         raise RunError(f"the stage was lost: {reason}; {often}\n{last}".rstrip())
     job.say(f"the stage was lost: {reason}; resubmitted from the newest checkpoint ({left} more times)")
     return None
-
-
-class Tail:
-    """Prints what is appended to a file. It exists here where both sides share the run directory."""
-
-    def __init__(self, path: Path, stream: TextIO) -> None:
-        self.path, self.stream, self.seen = path, stream, False
-        self.at = path.stat().st_size if path.exists() else 0
-
-    def print_new(self) -> None:
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(self.at)
-            whole, newline, _ = file.read().rpartition(b"\n")
-            if newline:
-                self.at += len(whole) + 1
-                self.seen = True
-                print(whole.decode(errors="replace"), file=self.stream, flush=True)
-
-
-def _home() -> Path:
-    import pyspark
-
-    return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
 def _context(job: Job, settings: SparkSettings) -> Any:

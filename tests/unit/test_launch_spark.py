@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -15,6 +14,7 @@ from paceline.errors import RunError, UsageError
 from paceline.launcher import Job
 from paceline.launchers import spark
 from paceline.launchers._child_process import Running
+from paceline.launchers._foreground import Tail
 from paceline.launchers._spark_task import LOGS, MARK, STOP, followed
 from paceline.launchers.spark import SparkLauncher
 
@@ -142,14 +142,15 @@ def test_too_few_slots_are_told() -> None:
 
 
 def test_a_file_is_shown_by_whole_lines_as_it_grows(tmp_path: Path) -> None:
-    path, shown = tmp_path / "log", io.StringIO()
+    path = tmp_path / "log"
     path.write_text("of an earlier life\n")
-    tail = spark.Tail(path, shown)
-    for piece, so_far in (("a", ""), ("b\nc", "ab\n"), ("\n", "ab\nc\n")):
+    tail = Tail(path, path.stat().st_size)
+    for piece, new in (("a", []), ("b\nc", ["ab"]), ("\n", ["c"]), ("d", [])):
         with path.open("a") as file:
             file.write(piece)
-        tail.print_new()
-        assert shown.getvalue() == so_far
+        assert tail.lines() == new
+    assert tail.lines(over=True) == ["d"]
+    assert tail.lines(over=True) == []
 
 
 def test_the_chiefs_output_and_its_stop_are_in_the_run_directory(tmp_path: Path) -> None:
