@@ -69,7 +69,7 @@ class KubernetesLauncher(Launcher):
         if not settings.options.get("volume"):
             lines.append("# Without --engine volume=CLAIM checkpoints go when the chief's pod goes.")
         form = {"sort_keys": False, "allow_unicode": True, "width": 120, "explicit_start": True}
-        return "\n".join(lines) + "\n" + yaml.dump_all(manifests(settings), Dumper=_Dumper, **form)
+        return "\n".join([*lines, str(yaml.dump_all(manifests(settings), Dumper=_Dumper, **form))])
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -122,11 +122,15 @@ def _state(settings: KubernetesSettings) -> str | None:
     ends = {"Complete", "Completed", "Failed"}
     status = json.loads(found).get("status", {})
     over = [one["type"] for one in status.get("conditions", []) if one["type"] in ends and one["status"] == "True"]
-    failed = [part.partition("-") for part in status.get("failedIndexes", "").split(",") if part]  # such as 0,3-5
-    chief = settings.job.tasks.index("chief")
-    if not over and any(int(first) <= chief <= int(last or first) for first, _, last in failed):
+    if not over and _names(status.get("failedIndexes", ""), settings.job.tasks.index("chief")):
         return GIVEN_UP
     return over[0] if over else ""
+
+
+def _names(indexes: str, number: int) -> bool:
+    """Whether a list of ranges such as 0,3-5 contains this number."""
+    ranges = [part.partition("-") for part in indexes.split(",") if part]
+    return any(int(first) <= number <= int(last or first) for first, _, last in ranges)
 
 
 def _pods(settings: KubernetesSettings, selector: str) -> list[Manifest]:

@@ -84,7 +84,7 @@ class Agent:
                 self._control.flush(5.0)
                 raise
             finally:
-                self._children.kill_all()
+                self._children.kill_all(lambda *_: None)
                 self._close_connections()
                 self._node.close()
 
@@ -110,9 +110,7 @@ class Agent:
             if node.handover is not None:
                 node.handover.pump()
             self._listen()
-            for child, message in self._children.messages():
-                self._forward(child, message)
-            for ended in self._children.reap():
+            for ended in self._children.attend(self._forward):
                 self._note_end(ended)
             self._watch_stopped()
             self._watch_starting()
@@ -192,8 +190,6 @@ class Agent:
             self._node.handover.close()
 
     def _note_end(self, ended: Ended) -> None:
-        for message in ended.messages:
-            self._forward(ended.child, message)
         self._ended.append(ended)
         if ended.code == 0 and not self._node.shared and not self._children.running:
             root = Path(self._node.plan.directory)
@@ -232,7 +228,7 @@ class Agent:
         if len(self._signals) > 1:
             raise KeyboardInterrupt
         if self._ended and not self._bulk.busy:
-            for child, code, peak, _ in self._ended:
+            for child, code, peak in self._ended:
                 self._control.send_json(NodeMessage.DIED, {"part": str(child.part), "code": code, "memory": peak})
             self._ended.clear()
         self._control.flush()

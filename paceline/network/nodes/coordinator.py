@@ -20,7 +20,7 @@ from paceline.network.secure.channel import Closed
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
 from paceline.processes.roles.roles import Role, places, ranks
 from paceline.processes.supervisor.children import Child
-from paceline.processes.supervisor.supervisor import Supervisor
+from paceline.processes.supervisor.supervisor import Elsewhere, Supervisor
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
 
@@ -36,7 +36,7 @@ def refuse_open_means(collective: str, encrypted: bool) -> None:
         )
 
 
-class Coordinator:
+class Coordinator(Elsewhere):
     """Runs a plan whose roles are on several nodes: its supervisor those of this node (`here`), agents the others."""
 
     def __init__(

@@ -52,7 +52,9 @@ class Ended(NamedTuple):
     child: Child
     code: int  # as `os.waitstatus_to_exitcode` gives it
     peak_rss: int  # KiB
-    messages: list[Message]  # its last ones
+
+
+Heard = Callable[[Child, Message], None]
 
 
 class Children:
@@ -112,18 +114,16 @@ class Children:
         for rank in ranks(part, plan):
             board.pid[rank] = child.pid
 
-    def messages(self) -> Iterator[tuple[Child, Message]]:
-        """The messages that have arrived."""
+    def attend(self, heard: Heard) -> Iterator[Ended]:
+        """Call `heard` with each message that has arrived, then give the processes that have ended: each has been
+        removed from `running`, and its last messages have been heard."""
         for child in list(self.running):
             for message in child.listener.messages() if child.listener is not None else ():
-                yield child, message
-
-    def reap(self) -> Iterator[Ended]:
-        """The processes that have ended; each is removed from `running` before it is given."""
+                heard(child, message)
         for child in list(self.running):
             pid, status, usage = os.wait4(child.pid, os.WNOHANG) if child.pid else (0, 0, None)
             if pid and usage is not None:
-                yield self._ended(child, status, usage)
+                yield self._ended(child, status, usage, heard)
 
     def stopped(self, now: float) -> Iterator[tuple[Child, float]]:
         """The processes that a signal (SIGSTOP) has stopped, and for how many seconds."""
@@ -138,20 +138,22 @@ class Children:
         os.kill(child.pid, signal.SIGKILL)
         child.stopped_at = 0.0
 
-    def kill_all(self) -> list[Ended]:
+    def kill_all(self, heard: Heard) -> list[Ended]:
         """Kill every process and wait for its end."""
         for child in self.running:
             os.kill(child.pid, signal.SIGKILL)
-        return [self._ended(child, *os.wait4(child.pid, 0)[1:]) for child in list(self.running)]
+        return [self._ended(child, *os.wait4(child.pid, 0)[1:], heard) for child in list(self.running)]
 
-    def _ended(self, child: Child, status: int, usage: struct_rusage) -> Ended:
+    def _ended(self, child: Child, status: int, usage: struct_rusage, heard: Heard) -> Ended:
         assert child.listener is not None
         messages = child.listener.messages()
         self.selector.unregister(child.listener.connection)
         child.listener.connection.close()
         child.listener, child.pid, child.stopped_at = None, 0, 0.0
         self.running.remove(child)
-        return Ended(child, os.waitstatus_to_exitcode(status), usage.ru_maxrss, messages)
+        for message in messages:
+            heard(child, message)
+        return Ended(child, os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 
 
 def progress_of(part: Role, plan: Plan, board: Board) -> int:

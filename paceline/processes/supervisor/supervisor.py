@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from paceline import signals
 from paceline.config import discovery
@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, RunError
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING
 from paceline.processes.roles.control_channel import error_of
 from paceline.processes.roles.roles import ranks, roles_of
-from paceline.processes.supervisor.children import Child, Children, Ended, Message, progress_of
+from paceline.processes.supervisor.children import Child, Children, Message, progress_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.outcome import Outcome
 from paceline.processes.supervisor.patience import Patience
@@ -30,11 +30,12 @@ LOOK = 0.125  # seconds between two looks at the board
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 60.0  # seconds before an evaluator that has died is restarted
 
 
-class Elsewhere(Protocol):
-    """The roles on other nodes, as the supervisor sees them."""
+class Elsewhere:
+    """The roles on other nodes, as the supervisor sees them: none, unless a coordinator says otherwise."""
 
     def start(self, child: Child) -> bool:
         """Have another node start a role. False: this node has it, and the supervisor starts it."""
+        return False
 
     def attend(self) -> None:
         """Hear what other nodes say, decide, and send them what they need."""
@@ -50,8 +51,7 @@ class Elsewhere(Protocol):
 
 
 class Supervisor:
-    """Runs a plan. `watch` is called a few times a second; `tell` with each message for the user. `elsewhere`: the
-    roles on other nodes, if there are other nodes."""
+    """Runs a plan. `watch` is called a few times a second; `tell` with each message for the user."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Supervisor:
         node: Endpoint = ALONE,
     ) -> None:
         self.tell, self.watch = tell, watch
-        self.elsewhere: Elsewhere | None = None
+        self.elsewhere = Elsewhere()
         self.children = [Child(part) for part in roles_of(plan, scheme)]
         self.processes = Children()
         self.launched = LaunchMemory(plan, scheme, objects, node)
@@ -93,22 +93,17 @@ class Supervisor:
                 while not all(child.done for child in self.children):
                     self.processes.select(LOOK)
                     self._heed()
-                    if self.elsewhere is not None:
-                        self.elsewhere.attend()
+                    self.elsewhere.attend()
                     if self._store is not None:
                         self._store.pump()
-                    for child, message in self.processes.messages():
-                        self.heard(child, message)
-                    for ended in self.processes.reap():
-                        self._hear_last(ended)
-                        self.ended(ended.child, ended.code, ended.peak_rss)
+                    for child, code, peak_rss in self.processes.attend(self.heard):
+                        self.ended(child, code, peak_rss)
                     self._start_postponed()
                     self._limits()
                     self.watch(self)
             finally:
                 self.end_all()
-                if self.elsewhere is not None:
-                    self.elsewhere.release()
+                self.elsewhere.release()
                 self._note()
                 if self._store is not None:
                     self._store.close()
@@ -179,13 +174,12 @@ class Supervisor:
 
     def start(self, child: Child) -> None:
         """Start the process of a role, here or on the node that has it."""
-        if self.elsewhere is None or not self.elsewhere.start(child):
+        if not self.elsewhere.start(child):
             self.processes.start(child, self.launched.context, self._leave)
 
     def _leave(self) -> None:
         """In the process of a new role: close what belongs to the supervisor alone."""
-        if self.elsewhere is not None:
-            self.elsewhere.close()
+        self.elsewhere.close()
         if self._store is not None:
             self._store.close()
 
@@ -218,10 +212,6 @@ class Supervisor:
         """End the run with an error."""
         self.outcome.error = error
         self.stop("", FAILED)
-
-    def _hear_last(self, ended: Ended) -> None:
-        for message in ended.messages:
-            self.heard(ended.child, message)
 
     def ended(self, child: Child, code: int, peak_rss: int, *, excused: bool = False) -> None:
         """A process has ended with an exit code, here or on another node."""
@@ -378,10 +368,8 @@ class Supervisor:
                 self.tell("warn", text)
             else:
                 self.outcome.error = RunError(text)
-        if self.elsewhere is not None:
-            self.elsewhere.kill_all()
-        for ended in self.processes.kill_all():
-            self.outcome.peak_rss = max(self.outcome.peak_rss, ended.peak_rss)
-            self._hear_last(ended)
+        self.elsewhere.kill_all()
+        for _, _, peak_rss in self.processes.kill_all(self.heard):
+            self.outcome.peak_rss = max(self.outcome.peak_rss, peak_rss)
         for child in self.children:
             child.done = True
