@@ -22,7 +22,6 @@ from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
-from paceline.simulator.accounts import Accounts
 from paceline.simulator.cost import SERVER, Cost, size
 from paceline.simulator.deadlock import stuck
 from paceline.simulator.fault_injection import FaultInjector
@@ -31,8 +30,7 @@ from paceline.simulator.hook_session import SimulatedSession
 from paceline.simulator.means import Met, SimulatedMeans
 from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
-from paceline.simulator.shards import ShardedCalls
-from paceline.simulator.simulated_worker import SimulatedWorker
+from paceline.simulator.simulated_worker import Accounts, SimulatedWorker
 from paceline.state import State, Vector
 from paceline.task import Task, average_buffers
 from paceline.worker import Worker
@@ -83,7 +81,6 @@ class SimulationEngine:
         self._goal = math.inf
         self.rewound = False  # the run has returned to a checkpoint: updates are counted from there
         self.choose_centre()
-        self.pieces = ShardedCalls(self)
         self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
         self.life = FaultInjector(self, faults)
         for seat in self.seats:
@@ -277,10 +274,11 @@ class SimulationEngine:
                 seat.issued += 1
                 seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
                 self.later(seat, seconds, self._on_grad, op, target)
-            case Call() if not op.method.atomic:
-                self.pieces.begin(seat, op, target)
             case Call():
                 assert self.servers is not None
+                if not op.method.atomic:
+                    self.servers.begin_parts(seat, op, target)
+                    return
                 seconds = self.message(rank, SERVER, op.args)
                 for shard in self.servers.followers:
                     self.later(seat, seconds, self.on_copy, shard, op)

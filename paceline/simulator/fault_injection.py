@@ -21,10 +21,11 @@ class FaultInjector:
         self._at_update: list[Fault] = []
         self._at_event: list[Fault] = []
         self._delays = any(fault.action == "delay" for fault in faults)
-        recovery, on_part = engine.recovery, engine.pieces.on_part
+        recovery = engine.recovery
+        on_parts = {engine.servers.on_part} if engine.servers is not None else set()
         # messages: sent by a worker, requests to the first server, replies of servers, and all that can be held up
         self._arrivals = {engine.on_call, engine.on_copy, engine.on_mean, recovery.on_save}
-        self._asked = {engine.on_call, recovery.on_save, on_part}
+        self._asked = {engine.on_call, recovery.on_save, *on_parts}
         self._told = {engine.on_answer, recovery.on_saved}
         self._messages = self._arrivals | self._asked | self._told | {engine.on_met}
         self._apart: dict[frozenset[int], float] = {}  # two workers -> until when they are cut off from each other
@@ -106,7 +107,7 @@ class FaultInjector:
                 servers.dead[shard] = False
                 servers.moved()
             case _:
-                servers.stop(shard, until)
+                servers.frozen_until[shard] = max(servers.frozen_until[shard], until)
                 engine.schedule(until, servers.moved)
 
     def bring_back_server(self, shard: int, seconds: float) -> None:
@@ -135,7 +136,7 @@ class FaultInjector:
             shards = {one.index, other.index} if other is not None else {one.index}
             for shard in servers.followers:  # they are cut off from the lead; of other servers they need nothing
                 if (shard in shards and (0 in shards or other is None)) or (other is None and one.index == 0):
-                    servers.partition(shard, until)
+                    servers.cut_until[shard] = max(servers.cut_until[shard], until)
             engine.schedule(until, servers.moved)
 
     def held(self, seat: SimulatedWorker, handler: Callable[..., None], payload: Any) -> float:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
-from paceline.ops import Call
+from paceline.ops import Call, Op, mapped
 from paceline.runtime.call_scheduler import CallScheduler, Reply
 from paceline.runtime.staleness import StalenessLedger
+from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.simulator.faults import Fault
-from paceline.simulator.shards import assembled, cut
+from paceline.simulator.simulated_worker import SimulatedWorker
 from paceline.state import State
 
 if TYPE_CHECKING:
@@ -167,22 +169,21 @@ class Servers:
         self.let_join()
 
     def left(self, rank: int) -> list[Reply]:
-        def take() -> list[Reply]:
-            self.known[rank] = False
-            answers = self.scheduler.left(rank, quorum=self.engine.shrink)
-            return self._follow() if self._watched else answers
-
         for shard in self.followers:  # a call of the order that will never arrive
             behind = self._order[self._performed[shard] :]
             if any(entry.rank == rank and entry.call and entry.call not in self._arrived[shard] for entry in behind):
                 self.engine.recovery.tear(shard)
                 return []
-        return self._taken(take)
+        return self._changed(rank, present=False)
 
     def joined(self, rank: int) -> list[Reply]:
+        return self._changed(rank, present=True)
+
+    def _changed(self, rank: int, *, present: bool) -> list[Reply]:
         def take() -> list[Reply]:
-            self.known[rank] = True
-            answers = self.scheduler.joined(rank, quorum=self.engine.shrink)
+            self.known[rank] = present
+            change = self.scheduler.joined if present else self.scheduler.left
+            answers = change(rank, quorum=self.engine.shrink)
             return self._follow() if self._watched else answers
 
         return self._taken(take)
@@ -207,13 +208,6 @@ class Servers:
     def kill(self, shard: int) -> None:
         self.dead[shard] = True
         self.frozen_until[shard] = -math.inf  # the process that replaces it is not stopped
-
-    def stop(self, shard: int, until: float) -> None:
-        self.frozen_until[shard] = max(self.frozen_until[shard], until)
-
-    def partition(self, shard: int, until: float) -> None:
-        """Cut a server off from the lead's order."""
-        self.cut_until[shard] = max(self.cut_until[shard], until)
 
     def moved(self) -> None:
         """A server has been restarted or continued: perform the calls that have arrived in the meantime."""
@@ -271,7 +265,7 @@ class Servers:
         for entry in done:
             if entry.kind == "call":
                 alone = len(self._ranges) == 1
-                whole = entry.results[0] if alone else assembled(entry.results, self._ranges[0][1])
+                whole = entry.results[0] if alone else _assembled(entry.results, self._ranges[0][1])
                 answers.append(Reply(entry.rank, entry.ticket, whole))
             if entry.done is not None:
                 entry.done(self._put_together(entry.results))
@@ -305,7 +299,34 @@ class Servers:
     def _cut(self, call: Call[Any], shard: int) -> Call[Any]:
         if len(self._schedulers) == 1:
             return call
-        return Call(call.method, cut(call.args, *self._ranges[shard], self._length))
+        low, high = self._ranges[shard]
+
+        def part(arg: Tensor) -> Tensor:
+            return arg[..., low:high] if _is_vector(arg, self._length) else arg
+
+        return Call(call.method, mapped(part, call.args))
+
+    def begin_parts(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
+        """Schedule a call that is not atomic: pieces of the vector in turn, interleaved with those of other workers."""
+        engine, rank, length = self.engine, seat.worker.rank, self._length
+        pieces = max(1, min(getattr(engine.scheme, "chunks", 1), length))
+        edges = [length * k // pieces for k in range(pieces + 1)]
+        results: list[Any] = []
+        times = engine.cost.pass_over(rank, pieces, mixed(engine.seed, "access", rank, seat.awaits))
+        for low, high, seconds in zip(edges, edges[1:], times, strict=False):
+            engine.later(seat, seconds, self.on_part, op, target, (low, high, length), results)
+
+    def on_part(
+        self, seat: SimulatedWorker, op: Call[Any], target: Op[Any], part: tuple[int, int, int], results: list[Any]
+    ) -> None:
+        engine, (_, high, length) = self.engine, part
+        result, answers = self.scheduler.perform_part(seat.worker.rank, op, part)
+        results.append(result)
+        engine.deliver_answers(answers)
+        if high == length:
+            if engine.watched:
+                engine.accounts.carried(seat)
+            engine.deliver(seat, target, _assembled(results, length // len(results)))
 
     def kept(self) -> Kept:
         """The present state of the servers."""
@@ -346,3 +367,15 @@ class Servers:
         """Replace the scheme by one with the values that a hook has set."""
         for scheduler in self._schedulers:
             scheduler.scheme = scheme
+
+
+def _assembled(results: Sequence[Any], width: int) -> Any:
+    """One result from those of several ranges, the first of this width: vectors are joined, all else is the first's."""
+    first = results[0]
+    if isinstance(first, tuple):
+        return tuple(_assembled(items, width) for items in zip(*results, strict=True))
+    return torch.cat(list(results), dim=-1) if _is_vector(first, width) else first
+
+
+def _is_vector(value: Any, length: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point() and value.shape[-1] == length

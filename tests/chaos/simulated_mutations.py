@@ -8,12 +8,12 @@ from typing import Any
 from paceline.runtime.call_scheduler import CallScheduler, Reply
 from paceline.runtime.staleness import StalenessLedger
 from paceline.schemes.sync import SyncSGD
-from paceline.simulator.accounts import Accounts
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.means import SimulatedMeans
 from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
+from paceline.simulator.simulated_worker import Accounts
 
 Put = Callable[[Any, str, Any], None]  # an owner, a name, what stands there now
 
