@@ -101,10 +101,13 @@ def described(hint: Any) -> str:
 
 
 def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
-    """A value, or the text of one, as the hinted type; UsageError names what is allowed."""
+    """A value, or the text of one, as the hinted type and within its bounds; UsageError names what is allowed."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return converted(owner, name, value, args[0])
+        value = converted(owner, name, value, args[0])
+        for bound in filter(lambda note: isinstance(note, Bound), args[1:]):
+            bound.check(owner, name, value)
+        return value
     if origin in (Union, types.UnionType):
         if value is None or (isinstance(value, str) and value.lower() == "none"):
             return None

@@ -39,6 +39,7 @@ class Rule(Component):
 
     kind: ClassVar[str] = "rule"
     linear: ClassVar[bool] = False  # the update is proportional to the scale of the gradients
+    memory: ClassVar[tuple[str, ...]] = ()  # its cells: vectors, and the number `step`
     lr: Rate | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -62,30 +63,26 @@ class Rule(Component):
 
     def cells(self, x: Vector) -> dict[str, Tensor]:
         """The memory of the rule at the start."""
-        return {f"{self.name}_{name}": cell for name, cell in self._memory(x).items()}
+        step = torch.zeros((), dtype=torch.float32)
+        return {f"{self.name}_{name}": step if name == "step" else self._cell(name, x) for name in self.memory}
 
     def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
         """One update of the cell `at`, in place."""
-        memory = {name: state.cell(f"{self.name}_{name}") for name in self._names()}
-        rate = self.rate(lr)
-        with (
-            torch.no_grad() if torch.is_grad_enabled() else nullcontext()
-        ):  # nullcontext is cheaper, and nearly always enough
-            self._update(getattr(state, at), g, rate, memory)
+        memory = {name: state.cell(f"{self.name}_{name}") for name in self.memory}
+        # nullcontext is cheaper, and nearly always enough
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            self._update(getattr(state, at), g, memory, vars(self) | {"lr": self.rate(lr)})
 
     def window(self, state: State, lr: float) -> Window:
         """A window of local steps on state.x, whose sum will be pushed."""
         return Window(self, state, lr)
 
-    def _names(self) -> tuple[str, ...]:
-        return ()
-
-    def _memory(self, x: Vector) -> dict[str, Tensor]:
-        return {name: _step() if name == "step" else torch.zeros_like(x) for name in self._names()}
+    def _cell(self, name: str, x: Vector) -> Tensor:
+        return torch.zeros_like(x)
 
     @abstractmethod
-    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
-        """torch.optim's arithmetic."""
+    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+        """torch.optim's arithmetic. `rates` are the rule's fields, which have the names of torch's arguments."""
 
 
 class Window:
@@ -128,20 +125,10 @@ class SGD(Rule):
     linear: ClassVar[bool] = True
     weight_decay: Rate = 0.0
 
-    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
-        buffer = memory.get("buffer")
-        sgd(
-            [x],
-            [g],
-            [buffer],
-            weight_decay=self.weight_decay,
-            momentum=getattr(self, "momentum", 0.0),
-            lr=lr,
-            dampening=0.0,
-            nesterov=isinstance(self, Nesterov),
-            maximize=False,
-            foreach=False,
-        )
+    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+        rates.setdefault("momentum", 0.0)
+        buffer, nesterov = memory.get("buffer"), isinstance(self, Nesterov)
+        sgd([x], [g], [buffer], dampening=0.0, nesterov=nesterov, maximize=False, foreach=False, **rates)
 
 
 @dataclass(frozen=True)
@@ -149,9 +136,7 @@ class Momentum(SGD):
     """m <- momentum * m + g;  x <- x - lr * m"""
 
     momentum: Fraction = 0.9
-
-    def _names(self) -> tuple[str, ...]:
-        return ("buffer",)
+    memory = ("buffer",)
 
 
 @dataclass(frozen=True)
@@ -167,26 +152,14 @@ class Adagrad(Rule):
     weight_decay: Rate = 0.0
     initial_accumulator_value: Rate = 0.0
     eps: Rate = 1e-10
+    memory = ("sum", "step")
 
-    def _names(self) -> tuple[str, ...]:
-        return ("sum", "step")
+    def _cell(self, name: str, x: Vector) -> Tensor:
+        return torch.full_like(x, self.initial_accumulator_value)
 
-    def _memory(self, x: Vector) -> dict[str, Tensor]:
-        return {"sum": torch.full_like(x, self.initial_accumulator_value), "step": _step()}
-
-    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
-        adagrad(
-            [x],
-            [g],
-            [memory["sum"]],
-            [memory["step"]],
-            lr=lr,
-            weight_decay=self.weight_decay,
-            lr_decay=self.lr_decay,
-            eps=self.eps,
-            maximize=False,
-            foreach=False,
-        )
+    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+        del rates["initial_accumulator_value"]
+        adagrad([x], [g], [memory["sum"]], [memory["step"]], maximize=False, foreach=False, **rates)
 
 
 @dataclass(frozen=True)
@@ -197,26 +170,11 @@ class RMSprop(Rule):
     eps: Positive = 1e-8
     weight_decay: Rate = 0.0
     momentum: Fraction = 0.0
+    memory = ("square", "buffer", "step")
 
-    def _names(self) -> tuple[str, ...]:
-        return ("square", "buffer", "step")
-
-    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
-        rmsprop(
-            [x],
-            [g],
-            [memory["square"]],
-            [],
-            [memory["buffer"]] if self.momentum else [],
-            [memory["step"]],
-            foreach=False,
-            lr=lr,
-            alpha=self.alpha,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            centered=False,
-        )
+    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+        buffers = [memory["buffer"]] if self.momentum else []
+        rmsprop([x], [g], [memory["square"]], [], buffers, [memory["step"]], centered=False, foreach=False, **rates)
 
 
 @dataclass(frozen=True)
@@ -228,27 +186,11 @@ class Adam(Rule):
     eps: Positive = 1e-8
     weight_decay: Rate = 0.0
     function: ClassVar[Any] = adam
+    memory = ("mean", "square", "step")
 
-    def _names(self) -> tuple[str, ...]:
-        return ("mean", "square", "step")
-
-    def _update(self, x: Vector, g: Vector, lr: float, memory: dict[str, Tensor]) -> None:
-        type(self).function(
-            [x],
-            [g],
-            [memory["mean"]],
-            [memory["square"]],
-            [],
-            [memory["step"]],
-            foreach=False,
-            amsgrad=False,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            lr=lr,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            maximize=False,
-        )
+    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+        cells: Any = ([x], [g], [memory["mean"]], [memory["square"]], [], [memory["step"]])
+        type(self).function(*cells, amsgrad=False, maximize=False, foreach=False, **rates)
 
 
 @dataclass(frozen=True)
@@ -257,10 +199,6 @@ class AdamW(Adam):
 
     weight_decay: Rate = 0.01
     function: ClassVar[Any] = adamw
-
-
-def _step() -> Tensor:
-    return torch.zeros((), dtype=torch.float32)
 
 
 def rules() -> dict[str, type[Rule]]:

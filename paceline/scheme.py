@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 from paceline.errors import SchemeError, UsageError
-from paceline.fields import Bound, Count, Fraction, Rate, bounds, converted
+from paceline.fields import Bound, Count, Fraction, Rate, converted
 from paceline.ops import Call
 from paceline.rules import SGD
 from paceline.stability import Gain
@@ -137,9 +137,6 @@ class Scheme:
         for field, hint in fields(type(self)):
             value = converted(self.name, field.name, getattr(self, field.name), hint)
             object.__setattr__(self, field.name, value)
-            if value is not None:
-                for bound in bounds(hint):
-                    bound.check(self.name, field.name, value)
             if isinstance(value, float) and math.isnan(value):
                 raise UsageError(f"{self.name}: {field.name} must be a number, not {value:g}")
 

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from paceline.config import discovery
 from paceline.config.options import declared
 from paceline.errors import UnknownName, UsageError
-from paceline.fields import Component, bounds, converted, is_component
+from paceline.fields import Component, converted, is_component
 from paceline.hook import Hook
 from paceline.scheme import Scheme, fields
 from paceline.task import Task
@@ -60,16 +60,12 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
     if not callable(named):
         kind = type(named).__name__
         raise UsageError(f"{task!r} is a {kind}; a task is a paceline.Task or a function that makes one")
-    hints = get_type_hints(named)
     parameters = inspect.signature(named).parameters
-    for key in options:
-        if key not in parameters:
-            raise UnknownName(f"option of task {task}", key, parameters)
+    values = _values(f"task {task}", named, parameters, options)
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and parameter.kind not in free and key not in options:
             raise UsageError(f"task {task} needs {key}: give it as task.{key}=VALUE")
-    values = {key: converted(f"task {task}", key, value, hints.get(key, Any)) for key, value in options.items()}
     built = named(**values)
     if not isinstance(built, Task):
         raise UsageError(f"{task!r} gave a {type(built).__name__}, not a paceline.Task")
@@ -87,24 +83,24 @@ def hook_of(hook: str | Hook) -> Hook:
     cls = discovery.hook(name)
     if not (inspect.isclass(cls) and issubclass(cls, Hook) and dataclasses.is_dataclass(cls)):
         raise UsageError(f"{name!r} is not a hook: it must name a dataclass that is a paceline.Hook")
-    hints = get_type_hints(cls, include_extras=True)
-    known = [field.name for field in dataclasses.fields(cls)]
     words: list[str] = []
     for word in filter(None, rest.split(",")):
         if "=" in word or not words:
             words.append(word)
         else:
             words[-1] += f",{word}"  # one more item of a list
-    given = pairs(words)
+    known = [field.name for field in dataclasses.fields(cls)]
+    built: Hook = cls(**_values(f"hook {name}", cls, known, pairs(words)))
+    return built
+
+
+def _values(owner: str, taker: Any, known: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options given to a class or function, in the types that it declares."""
     for key in given:
         if key not in known:
-            raise UnknownName(f"option of hook {name}", key, known)
-    values = {key: converted(f"hook {name}", key, text, hints[key]) for key, text in given.items()}
-    for key, value in values.items():
-        for bound in bounds(hints[key]):
-            bound.check(f"hook {name}", key, value)
-    built: Hook = cls(**values)
-    return built
+            raise UnknownName(f"option of {owner}", key, known)
+    hints = get_type_hints(taker, include_extras=True)
+    return {key: converted(owner, key, value, hints.get(key, Any)) for key, value in given.items()}
 
 
 def keys_of(scheme: type[Scheme]) -> list[str]:
@@ -172,12 +168,7 @@ def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:
 
 def _with_options(kind: type[Component], value: Component | str, given: Mapping[str, Any]) -> Component:
     component: Any = value if isinstance(value, Component) else kind.from_name(value)
-    hints = get_type_hints(type(component), include_extras=True)
     known = [field.name for field in dataclasses.fields(component)]
-    owner = f"{kind.kind} {component.name}"
-    for key in given:
-        if key not in known:
-            raise UnknownName(f"option of {owner}", key, known)
-    values = {key: converted(owner, key, value, hints[key]) for key, value in given.items()}
+    values = _values(f"{kind.kind} {component.name}", type(component), known, given)
     replaced: Component = dataclasses.replace(component, **values)
     return replaced

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from paceline.errors import UsageError
-from paceline.fields import bounds, converted
+from paceline.fields import converted
 from paceline.hook import Hook
 
 
@@ -17,21 +17,13 @@ class Checked(Hook):
         hints = get_type_hints(type(self), include_extras=True)
         for option in dataclasses.fields(self):  # type: ignore[arg-type]
             given = getattr(self, option.name)
-            if callable(given):  # a function instead of its name
-                continue
-            value = converted(self.name, option.name, given, hints[option.name])
-            setattr(self, option.name, value)
-            if value is not None:
-                for bound in bounds(hints[option.name]):
-                    bound.check(self.name, option.name, value)
+            if not callable(given):  # a function may be given instead of its name
+                setattr(self, option.name, converted(self.name, option.name, given, hints[option.name]))
 
     def _only_one(self, *options: str, needed: bool = False) -> None:
         """Refuse more than one of these options, and none if one is `needed`."""
         given = {name: value for name in options if (value := getattr(self, name)) is not None}
         if len(given) > 1 or (needed and not given):
-            shown = ", ".join(f"{name}={_plain(value)}" for name, value in given.items()) or "none of them"
+            plain = (f"{name}={value:g}" for name, value in given.items())  # numbers
+            shown = ", ".join(plain) or "none of them"
             raise UsageError(f"{self.name}: give one of {', '.join(options)}, not {shown}")
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
