@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -148,7 +148,7 @@ class ReplayEngine:
             for player in self._players:
                 if player.over or player.generation != self.generation:
                     continue
-                if player.position is not None and player.position == self.position:
+                if player.read is not None and player.read[-1] == self.position:
                     self._look(player)
                     moved = True
                 moved |= self._go(player)
@@ -176,11 +176,11 @@ class ReplayEngine:
         self.watch(version)
 
     def _look(self, player: WorkerReplay) -> None:
-        call = player.method
-        assert call is not None
         assert self.scheduler is not None
+        assert player.read is not None
+        call, pending, _ = player.read
         result = call.method.function(self.scheduler.scheme, self.scheduler.state, *call.args)
-        player.give(mapped(Tensor.clone, result))
+        player.give(pending, mapped(Tensor.clone, result))
 
     def _meet(self) -> bool:
         """Compute one mean that all of its participants have arrived at; False if there is none."""
@@ -192,7 +192,7 @@ class ReplayEngine:
         }
         for (rank, number), player in there.items():
             if (rank, number) in self.history.torn:
-                op = player.arrived[number]
+                op, _ = player.arrived[number]
                 self._offered.setdefault((rank, number), (op.v.clone(), op.weight))
         for (rank, number), player in there.items():
             present = self._present(rank, number, player)
@@ -203,7 +203,8 @@ class ReplayEngine:
             for one, n in sorted(present.items()):
                 # a member that died right after the mean may be the only one that has it
                 if (one, n) in there and self.history.decided.get((one, n), present) == present:
-                    there[one, n].met(n, mean.clone())
+                    _, pending = there[one, n].arrived.pop(n)
+                    there[one, n].give(pending, mean.clone())
             return True
         return False
 
@@ -211,7 +212,7 @@ class ReplayEngine:
         """A worker's contribution to a mean."""
         if pair in self._offered:
             return self._offered[pair]
-        op = there[pair].arrived[pair[1]]
+        op, _ = there[pair].arrived[pair[1]]
         return op.v, op.weight
 
     def _present(self, rank: int, number: int, player: WorkerReplay) -> dict[int, int] | None:
@@ -219,8 +220,8 @@ class ReplayEngine:
         decided = self.history.decided
         if (rank, number) in decided:
             return decided[rank, number]
-        among = player.arrived[number].among
-        members = range(self.history.plan.workers) if among is None else among
+        op, _ = player.arrived[number]
+        members = range(self.history.plan.workers) if op.among is None else op.among
         if any((member, number) in decided for member in members):
             return None  # the mean was computed without this late worker
         return dict.fromkeys(members, number)
@@ -251,7 +252,6 @@ class ReplayEngine:
                 raise _Ended  # the record of this call is lost
             found = player.outbox[0][0].method.name + "()" if player is not None and player.outbox else "nothing"
             self._differ(player, f"worker:{rank} called {name}() here, and now {found}")
-            return
         call, pending = player.outbox.popleft()
         if self.what_if is not None and scheduler.state.v >= self.what_if[0]:
             scheduler.scheme = build.scheme_of(scheduler.scheme, self.what_if[1])
@@ -265,7 +265,7 @@ class ReplayEngine:
         if now != flags or (self.what_if is None and probe is not None and self._probe() != probe):
             self._differ(player, f"{name}() of worker:{rank} leaves another x than it did then")
         if not call.method.silent:
-            player.give(answer.result, pending)
+            player.give(pending, answer.result)
 
     def _caller(self, rank: int) -> WorkerReplay | None:
         """The life that makes the calls of that worker now."""
@@ -294,7 +294,7 @@ class ReplayEngine:
         if noted is not None and version not in self.matched:
             self.matched.append(version)
 
-    def _differ(self, player: WorkerReplay | None, text: str) -> None:
+    def _differ(self, player: WorkerReplay | None, text: str) -> NoReturn:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
         self.difference = ReplayDifference(self.updates, where, text)
         raise _Differs

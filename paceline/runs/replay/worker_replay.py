@@ -53,15 +53,11 @@ class WorkerReplay:
         self._records = iter(life.records)
         self._next = next(self._records, None)
         self.generation = life.begun["generation"]
-        self.outbox: deque[tuple[Call[Any], Pending[Any] | None]] = deque()
-        self.arrived: dict[int, Mean] = {}  # number of a mean -> the contribution of this worker
-        self.position: int | None = None  # waits to read at this position of the server
-        self.method: Call[Any] | None = None
-        self.mean: int | None = None  # waits for the mean of this number
+        self.outbox: deque[tuple[Call[Any], Pending[Any]]] = deque()
+        self.arrived: dict[int, tuple[Mean, Pending[Any]]] = {}  # number of a mean -> this worker's contribution
+        self.awaited: Pending[Any] | None = None  # what the step waits for
+        self.read: tuple[Call[Any], Pending[Any], int] | None = None  # at this position of the server
         self.returning: int | None = None  # waits for the return to a checkpoint that begins this generation
-        self.called = False  # waits for the reply to a call
-        self._means: dict[int, Any] = {}  # number -> a mean that arrived before it was awaited
-        self._pending_means: dict[int, int] = {}  # id of a pending mean -> its number
         self._answer: Any = None
         self.moves = 0  # number of times that a step was advanced
         self.over = False
@@ -113,22 +109,17 @@ class WorkerReplay:
             self.returning = self._next.note["return"]
             return
         self.outbox.clear()
-        self.position = self.mean = self.returning = self.method = self._answer = None
-        self.called, self.generation = False, generation
+        self.read = self.awaited = self.returning = self._answer = None
+        self.generation = generation
         self._driver.close()
         t, gradients, _ = saved.tensors[f"person.{self.rank}"].tolist()
         begun = {"t": t, "gradients": gradients, "overrides": saved.numbers["overrides"]}
         self._take(self._kinds, self._plain_buffers, _part_of(saved, self.rank), begun)
         self._consume()
 
-    @property
-    def blocked(self) -> bool:
-        waits = (self.position, self.mean, self.returning)
-        return self.over or self.called or any(one is not None for one in waits)
-
     def go(self, until: int | None) -> Iterator[None]:
         """Run until a reply or a mean is needed; yields at the end of each step. `until`: stop at this version of x."""
-        while not self.blocked:
+        while not (self.over or self.awaited is not None or self.returning is not None):
             record = self._next
             if record is None or record.kind == RecordKind.END:
                 self.over = True
@@ -178,17 +169,24 @@ class WorkerReplay:
             if self._next is not None and self._next.kind == RecordKind.STEP:
                 self._consume()
             return True
-        if isinstance(op, Grad):
-            self._answer = self._gradient(op.x)
-        elif isinstance(op, Call):
-            self._call(op)
-        elif isinstance(op, Mean):
-            self.mean = self._arrive(op)
-        elif isinstance(op, Start):
-            self._answer = self._start(copied(op.op))
-        elif isinstance(op, Pending):
-            self._await(op)
+        if isinstance(op, Start):
+            self._answer = self._begin(copied(op.op))
+            return False
+        pending = op if isinstance(op, Pending) else self._begin(op)
+        self._answer, self.awaited = pending.result, None if pending.done else pending
         return False
+
+    def _begin(self, op: Op[Any]) -> Pending[Any]:
+        """Begin an operation. It is done at once, unless the engine has to give its result."""
+        pending: Pending[Any] = Pending(op)
+        if isinstance(op, Call):
+            self._call(op, pending)
+        elif isinstance(op, Mean):
+            (number,) = self._expect(RecordKind.MEAN, "a mean")
+            self.arrived[number] = Mean(op.v.cpu(), op.weight, op.among), pending
+        else:
+            pending.done, pending.result = True, self._gradient(op.x) if isinstance(op, Grad) else None
+        return pending
 
     def _gradient(self, x: Tensor) -> Tensor:
         (recorded,) = self._expect(RecordKind.GRAD, "a gradient")
@@ -197,67 +195,24 @@ class WorkerReplay:
         self._judge(self, recorded, self.worker.loss)
         return g
 
-    def _call(self, op: Call[Any]) -> None:
+    def _call(self, op: Call[Any], pending: Pending[Any]) -> None:
         while op.method.reads and self._next is not None and self._next.kind == RecordKind.ASK:
             self._consume()
         if op.method.reads and self._next is not None and self._next.kind == RecordKind.READ:
-            _, self.position = self._expect(RecordKind.READ, "a look at the server's state")
-            self.method = op
+            _, position = self._expect(RecordKind.READ, "a look at the server's state")
+            self.read = op, pending, position
             return
         self._expect(RecordKind.POST, f"{op.method.name}()")
         if op.method.silent:  # the step goes on, and may change its tensors
-            op = Call(op.method, mapped(Tensor.clone, op.args))
-        self.outbox.append((op, None))
-        self.called = not op.method.silent
+            op, pending.done = Call(op.method, mapped(Tensor.clone, op.args)), True
+        self.outbox.append((op, pending))
 
-    def _arrive(self, op: Mean) -> int:
-        (number,) = self._expect(RecordKind.MEAN, "a mean")
-        self.arrived[number] = Mean(op.v.cpu(), op.weight, op.among)
-        return int(number)
-
-    def _start(self, op: Op[Any]) -> Pending[Any]:
-        pending: Pending[Any] = Pending(op)
-        if isinstance(op, Grad):
-            pending.done, pending.result = True, self._gradient(op.x)
-        elif isinstance(op, Call):
-            self._expect(RecordKind.POST, f"{op.method.name}()")
-            self.outbox.append((op, pending))
-        elif isinstance(op, Mean):
-            self._pending_means[id(pending)] = self._arrive(op)
-        else:
-            pending.done = True
-        return pending
-
-    def _await(self, pending: Pending[Any]) -> None:
-        if id(pending) in self._pending_means:
-            number = self._pending_means.pop(id(pending))
-            if number in self._means:
-                self._answer = self._means.pop(number)
-            else:
-                self.mean = number
-        elif pending.done:
+    def give(self, pending: Pending[Any], result: Any) -> None:
+        """The result of a call, of a read of the server's state, or of a mean."""
+        pending.done, pending.result = True, mapped(lambda tensor: tensor.to(self.device), result)
+        if self.awaited is pending:
+            self.awaited = self.read = None
             self._answer = pending.result
-        else:
-            self.called = True
-
-    def give(self, result: Any, pending: Pending[Any] | None = None) -> None:
-        """The reply to a call or to a read of the server's state."""
-        result = mapped(lambda tensor: tensor.to(self.device), result)
-        if pending is not None:
-            pending.done, pending.result = True, result
-            if not self.called:
-                return
-        self.called, self.position, self.method = False, None, None
-        self._answer = result
-
-    def met(self, number: int, result: Tensor) -> None:
-        """The result of a mean."""
-        del self.arrived[number]
-        result = result.to(self.device)
-        if self.mean == number:
-            self.mean, self._answer = None, result
-        else:
-            self._means[number] = result
 
 
 def _part_of(saved: Checkpoint, rank: int) -> dict[str, Tensor]:
