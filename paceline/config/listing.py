@@ -7,10 +7,9 @@ are made, is not judged by its text: then the whole family is imported by `disco
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -18,10 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+FAMILIES = ("schemes", "tasks", "rules", "hooks", "launchers", "compute", "data")
+CONTRACTS = {"schemes": "paceline.scheme", "hooks": "paceline.hook", "launchers": "paceline.launcher"}
+ONE_FILE = {"rules": ("rules.py", "Rule"), "compute": ("compute_times.py", "ComputeTime")}  # and the base class
 PLAIN = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 # what a scheme refuses when its class is made: an async method of the server, `x += await …`, keyword-only arguments
 REFUSED = re.compile(r"@[^\n]+\n\s+async def|[-+*/%&|^@]=\s*await\b|@on_server[^\n]*\n\s+def [^:]*\*[,*]")
-CONTRACTS = {"schemes": "paceline.scheme", "hooks": "paceline.hook", "launchers": "paceline.launcher"}
 
 
 class Listed(NamedTuple):
@@ -40,7 +41,7 @@ def listed(family: str, folders: tuple[Path, ...] = ()) -> list[Listed]:
     try:
         if f"paceline.{family}" in _groups():
             raise _Unclear
-        return sorted(_READERS[family]((ROOT / family, *folders)))
+        return sorted(_read(family, folders))
     except (_Unclear, SyntaxError, UnicodeDecodeError, OSError):
         from paceline.config import discovery
 
@@ -53,6 +54,28 @@ def _groups() -> frozenset[str]:
     return frozenset(entry_points().groups)
 
 
+def _read(family: str, folders: tuple[Path, ...]) -> Iterator[Listed]:
+    if family in ONE_FILE:
+        file, base = ONE_FILE[family]
+        known = {base}
+        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and known & {ast.unparse(one) for one in node.bases}:
+                known.add(node.name)
+                dashed = re.sub(r"\B(?=[A-Z])", "-", node.name) if family == "compute" else node.name
+                yield Listed(dashed.lower(), _summary(node))
+        return
+    for path, tree in _files((ROOT / ("datasets" if family == "data" else family), *folders)):
+        if family in CONTRACTS:
+            yield from _classes(family, path, tree)
+            continue
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+        if family == "tasks":
+            made = [node for node in functions if node.returns is not None and ast.unparse(node.returns) == "Task"]
+            yield from (Listed(node.name.replace("_", "-"), _summary(node)) for node in made)
+        elif any(node.name == "load" for node in functions):
+            yield Listed(path.stem.replace("_", "-"), _summary(tree))
+
+
 def _files(folders: tuple[Path, ...]) -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(path for folder in folders for path in folder.glob("[!_]*.py")):
         text = path.read_text(encoding="utf-8")
@@ -60,29 +83,21 @@ def _files(folders: tuple[Path, ...]) -> Iterator[tuple[Path, ast.Module]]:
             raise _Unclear
         tree = ast.parse(text)
         for node in tree.body[ast.get_docstring(tree) is not None :]:
-            if not isinstance(node, PLAIN) and not _prepares_itself(node):
+            # a file may also call a private name of its own, such as `_Dumper.add_representer(…)`
+            prepares = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            if not isinstance(node, PLAIN) and not (prepares and ast.unparse(node).startswith("_")):
                 raise _Unclear
-            _check_imports(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                _check_import(node)
         yield path, tree
 
 
-def _prepares_itself(node: ast.stmt) -> bool:
-    """Whether a line calls a private name of its file, such as `_Dumper.add_representer(…)`."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value).startswith("_")
-
-
-def _check_imports(node: ast.stmt) -> None:
-    names: list[str] = []
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        names = [node.module or ""]
+def _check_import(node: ast.Import | ast.ImportFrom) -> None:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     for name in names:
-        if name.startswith("paceline"):
-            path = ROOT.parent / name.replace(".", "/")
-            if not path.is_dir() and not path.with_suffix(".py").is_file():
-                raise _Unclear
-        elif not _installed(name.partition(".")[0]):
+        path = ROOT.parent / name.replace(".", "/")
+        own = path.is_dir() or path.with_suffix(".py").is_file()
+        if not (own if name.startswith("paceline") else _installed(name.partition(".")[0])):
             raise _Unclear
 
 
@@ -91,30 +106,18 @@ def _installed(package: str) -> bool:
     return package in sys.stdlib_module_names or find_spec(package) is not None
 
 
-def _classes(family: str) -> Callable[[tuple[Path, ...]], Iterator[Listed]]:
-    def read(folders: tuple[Path, ...]) -> Iterator[Listed]:
-        for path, tree in _files(folders):
-            known = _imported(tree, (CONTRACTS[family], f"paceline.{family}."))
-            for node in tree.body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    inside = all(isinstance(part, (*PLAIN, ast.Expr)) for part in node.body)
-                    if not inside or not all(isinstance(base, ast.Name) and base.id in known for base in node.bases):
-                        raise _Unclear
-                    if node.bases:
-                        known.add(node.name)
-                        yield Listed(_name(node) or path.stem.rstrip("_").replace("_", "-"), _summary(node))
-
-    return read
-
-
-def _imported(tree: ast.Module, homes: tuple[str, ...]) -> set[str]:
-    """The names that a file imports from the contract of its family or from another member."""
-    return {
-        alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(homes)
-        for alias in node.names
-    }
+def _classes(family: str, path: Path, tree: ast.Module) -> Iterator[Listed]:
+    homes = (CONTRACTS[family], f"paceline.{family}.")  # of the base classes: the contract, and other members
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(homes)]
+    known = {alias.asname or alias.name for node in imports for alias in node.names}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            inside = all(isinstance(part, (*PLAIN, ast.Expr)) for part in node.body)
+            if not inside or not all(isinstance(base, ast.Name) and base.id in known for base in node.bases):
+                raise _Unclear
+            if node.bases:
+                known.add(node.name)
+                yield Listed(_name(node) or path.stem.rstrip("_").replace("_", "-"), _summary(node))
 
 
 def _name(node: ast.ClassDef) -> str | None:
@@ -129,47 +132,4 @@ def _summary(node: ast.ClassDef | ast.FunctionDef | ast.Module) -> str:
     text = ast.get_docstring(node)
     if not text:
         raise _Unclear
-    return inspect.cleandoc(text).partition("\n")[0]
-
-
-def _tasks(folders: tuple[Path, ...]) -> Iterator[Listed]:
-    for _, tree in _files(folders):
-        for node in tree.body:
-            made = isinstance(node, ast.FunctionDef) and node.returns is not None and ast.unparse(node.returns)
-            if isinstance(node, ast.FunctionDef) and made == "Task" and not node.name.startswith("_"):
-                yield Listed(node.name.replace("_", "-"), _summary(node))
-
-
-def _datasets(_: tuple[Path, ...]) -> Iterator[Listed]:
-    for path, tree in _files((ROOT / "datasets",)):
-        if any(isinstance(node, ast.FunctionDef) and node.name == "load" for node in tree.body):
-            yield Listed(path.stem.replace("_", "-"), _summary(tree))
-
-
-def _of_one_file(file: str, base: str, name: Callable[[str], str]) -> Callable[[tuple[Path, ...]], Iterator[Listed]]:
-    """Subclasses of `base` in one file of this package."""
-
-    def read(_: tuple[Path, ...]) -> Iterator[Listed]:
-        known = {base}
-        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and known & {ast.unparse(one) for one in node.bases}:
-                known.add(node.name)
-                yield Listed(name(node.name), _summary(node))
-
-    return read
-
-
-def _dashed(name: str) -> str:
-    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("-")
-
-
-_READERS: dict[str, Callable[[tuple[Path, ...]], Iterator[Listed]]] = {
-    "schemes": _classes("schemes"),
-    "tasks": _tasks,
-    "rules": _of_one_file("rules.py", "Rule", str.lower),
-    "hooks": _classes("hooks"),
-    "launchers": _classes("launchers"),
-    "compute": _of_one_file("compute_times.py", "ComputeTime", _dashed),
-    "data": _datasets,
-}
-FAMILIES = tuple(_READERS)
+    return text.partition("\n")[0]
