@@ -53,44 +53,11 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "Batch",
-    "Cost",
-    "DataError",
-    "Deadlock",
-    "Difference",
-    "EvalSpec",
-    "Fault",
-    "Hook",
-    "LossError",
-    "PacelineError",
-    "Replayed",
-    "Result",
-    "RunError",
-    "Scheme",
-    "SchemeError",
-    "StabilityWarning",
-    "State",
-    "Task",
-    "TorchTask",
-    "TrainSpec",
-    "UsageError",
-    "Vector",
-    "Verification",
-    "Worker",
-    "attach",
-    "diff",
-    "evaluate",
-    "load",
-    "on_server",
-    "predict",
-    "replay",
-    "samples",
-    "simulate",
-    "train",
-    "train_and_evaluate",
-    "verify",
-]
+__all__ = ["DataError", "Deadlock", "LossError", "PacelineError", "RunError", "SchemeError", "UsageError"]
+__all__ += ["Batch", "Hook", "Scheme", "State", "Task", "TorchTask", "Vector", "Worker", "attach", "on_server"]
+__all__ += ["Cost", "EvalSpec", "Fault", "Result", "StabilityWarning", "TrainSpec", "simulate", "train"]
+__all__ += ["Difference", "Replayed", "Verification", "diff", "evaluate", "load", "predict", "replay", "samples"]
+__all__ += ["train_and_evaluate", "verify"]
 
 
 def __getattr__(name: str) -> Any:

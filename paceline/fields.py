@@ -121,6 +121,8 @@ def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
         return tuple(converted(owner, name, item, args[0]) for item in items if item != "")
     if origin is list:
         return [converted(owner, name, item, args[0]) for item in value]
+    if origin is dict and isinstance(value, Mapping):
+        return value
     if is_component(hint):
         if isinstance(value, hint):
             return value
@@ -152,7 +154,7 @@ def _simple(value: Any, hint: Any) -> Any:
         return float(value)
     if hint is Path:
         return Path(value)
-    if hint is str and not isinstance(value, str):
+    if (hint is str and not isinstance(value, str)) or get_origin(hint) is dict:
         raise ValueError
     return value
 

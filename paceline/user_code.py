@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.signals import Interrupted
 
 T = TypeVar("T")
@@ -74,6 +74,24 @@ def module(kind: str, name: str) -> ModuleType:
         if absent and f"{name}.".startswith(f"{absent}."):
             raise UsageError(f"no module {name!r} for the {kind}; a file is named with its .py ending") from None
         raise
+
+
+def named(kind: str, where: str) -> ModuleType:
+    """A module as references name it: `file.py` or `package.module`."""
+    return file(kind, Path(where)) if where.endswith(".py") else module(kind, where)
+
+
+def function(kind: str, reference: str) -> Callable[..., Any]:
+    """A function by `file.py:NAME` or `package.module:NAME`."""
+    where, colon, name = reference.rpartition(":")
+    if not colon or not name:
+        raise UsageError(f"{reference!r} names no {kind}; write file.py:NAME or package.module:NAME")
+    home = named(kind, where)
+    found = getattr(home, name, None)
+    if not callable(found):
+        known = (key for key, value in vars(home).items() if callable(value) and not key.startswith("_"))
+        raise UnknownName(f"{kind} in {where}", name, known)
+    return found  # type: ignore[no-any-return]
 
 
 def _look_in(folder: Path) -> None:

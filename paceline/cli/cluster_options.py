@@ -11,8 +11,8 @@ from paceline.cli.commands import TrainOptions
 from paceline.cli.console import say
 from paceline.cli.options import ClusterTaskOptions
 from paceline.config import discovery
+from paceline.config.endpoint import PORTS, Ports
 from paceline.config.plan import Plan
-from paceline.config.ports import OPTION, Ports
 from paceline.config.role_names import WORDS, kind_of, task_of_role
 from paceline.errors import UsageError
 from paceline.launcher import Job
@@ -43,7 +43,7 @@ def fixed_ports(text: str | None, several: bool) -> Ports | None:
         return None
     if not several:
         alone = "this run is one command on one machine and listens on no port"
-        raise UsageError(f"{OPTION} is for runs whose processes are started one by one or by --on ENGINE; {alone}")
+        raise UsageError(f"{PORTS} is for runs whose processes are started one by one or by --on ENGINE; {alone}")
     return Ports.parse(text)
 
 

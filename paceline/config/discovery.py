@@ -244,7 +244,7 @@ def _family(value: Any) -> str | None:
 
 def _reference(kind: str, text: str) -> Any:
     where, _, attribute = text.rpartition(":")
-    module = user_code.file(kind, Path(where)) if where.endswith(".py") else user_code.module(kind, where)
+    module = user_code.named(kind, where)
     if not hasattr(module, attribute):
         raise UnknownName(f"{kind} in {where}", attribute, _meant(kind, module))
     return getattr(module, attribute)

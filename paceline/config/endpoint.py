@@ -1,13 +1,56 @@
-"""Where a process of a run is, and how processes of other nodes reach it: plain data."""
+"""Where a process of a run is, how processes of other nodes reach it, and the ports that it may listen on."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.config.ports import Ports
+from paceline.errors import UsageError
+
+PORTS, VARIABLE = "--ports", "PACELINE_PORTS"
+HIGHEST = 65535
+
+
+@dataclass(frozen=True)
+class Ports:
+    """A range of ports, fixed for a firewall: `--ports 20000-20040`. Each listener takes the first one that is free.
+    `firm`: no other port may be taken."""
+
+    first: int
+    last: int
+    firm: bool = True
+
+    @classmethod
+    def parse(cls, text: str, where: str = PORTS) -> Ports:
+        """`20000-20040`, or one port; `where` is what an error calls it."""
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", text)
+        if match is None:
+            raise UsageError(f"{where} {text}: write the first and the last port, such as 20000-20040")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise UsageError(f"{where} {text}: the lower port comes first: {last}-{first}")
+        if first < 1 or last > HIGHEST:
+            raise UsageError(f"{where} {text}: ports are numbers from 1 to {HIGHEST}")
+        return cls(first, last)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.last + 1))
+
+    def __contains__(self, port: object) -> bool:
+        return isinstance(port, int) and self.first <= port <= self.last
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def ports_of(environment: Mapping[str, str]) -> Ports | None:
+    """The range that the variable names; None: the system chooses ports."""
+    text = environment.get(VARIABLE, "")
+    return Ports.parse(text, VARIABLE) if text.strip() else None
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def checked(owner: str, cls: type, settings: Mapping[str, Any]) -> dict[str, Any
     for name, value in settings.items():
         one = declared(cls).get(name)
         shown = name if one is None else one.argument
-        values[name] = value if isinstance(value, dict) else converted(owner, shown, value, hints[name])
+        values[name] = converted(owner, shown, value, hints[name])
         if one is not None and one.option.bound is not None:
             one.option.bound.check(owner, shown, values[name])
     return values

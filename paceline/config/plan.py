@@ -3,12 +3,12 @@
 import json
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from paceline.config import options
 from paceline.config.options import COUNT, DIRECTORY, EVALUATION, FAILURES, FINITE, NATURAL, NO_EFFECT, POSITIVE, option
 from paceline.errors import UsageError
-from paceline.fields import Feed
+from paceline.fields import Feed, converted
 
 no_effect = partial(option, no_effect=True)
 _evaluator = partial(no_effect, panel=EVALUATION, needs="evaluator")
@@ -121,18 +121,9 @@ class Plan:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether plain data is of a type that a plan declares."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin is Literal:
-        return value in inner
-    if origin is list:
-        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_is(key, inner[0]) for key in value)
-    if inner:
-        return any(_is(value, one) for one in inner)
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, int | float if hint is float else hint)
+    """Whether plain data is of a type that a plan declares, without any conversion but of 1 to 1.0."""
+    try:
+        made = converted("plan", "value", value, hint)
+    except UsageError:
+        return False
+    return bool(made == value) and isinstance(made, bool) == isinstance(value, bool)

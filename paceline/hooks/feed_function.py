@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from paceline import user_code
-from paceline.errors import UnknownName, UsageError
+from paceline.errors import UsageError
 from paceline.hook import Session
 from paceline.hooks._options import Checked
 from paceline.task import Batch
@@ -68,20 +67,8 @@ class FeedFunction(Checked):
         return tuple(tensors)
 
     def _resolved(self) -> Callable[[Batch, Session], Any]:
-        named = self.function
-        if not isinstance(named, str):
-            return named
-        where, colon, attribute = named.rpartition(":")
-        if not colon:
-            raise UsageError(f"{self.name}: give function=file.py:NAME or function=package.module:NAME, not {named!r}")
-        module = (
-            user_code.file("function", Path(where)) if where.endswith(".py") else user_code.module("function", where)
-        )
-        found = getattr(module, attribute, None)
-        if not callable(found):
-            known = (name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
-            raise UnknownName(f"function in {where}", attribute, known)
-        return found  # type: ignore[no-any-return]
+        given = self.function
+        return user_code.function(f"function of {self.name}", given) if isinstance(given, str) else given
 
 
 def _rows(tensors: tuple[Tensor, ...], otherwise: int) -> int:

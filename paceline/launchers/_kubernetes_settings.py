@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.config.ports import Ports
+from paceline.config.endpoint import Ports
 from paceline.config.role_names import KINDS as ROLES
 from paceline.errors import UnknownName, UsageError
 from paceline.launcher import Job

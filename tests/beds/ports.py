@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 
-from paceline.config.ports import Ports
+from paceline.config.endpoint import Ports
 
 LOCAL = "127.0.0.1"
 _LOWEST, _HIGHEST = 10_000, 30_000  # below those that systems choose themselves

@@ -212,7 +212,7 @@ class TestOptions:
             ((*HOSTS, "--placement", "pack"), "lists of hosts names the role of every task"),
             (("--servers", "2"), "--servers goes with --placement"),
             (("--interface", "no-such-wire"), "no network interface 'no-such-wire'"),
-            ((*HOSTS, "--address-rule", "rule"), "'rule' names no rule; write file.py:function"),
+            ((*HOSTS, "--address-rule", "rule"), "'rule' names no rule from host to address; write file.py:NAME"),
         ],
     )
     def test_what_is_refused(self, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str) -> None:

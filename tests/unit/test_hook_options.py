@@ -36,10 +36,10 @@ def test_steps_and_seconds_exclude_each_other(name: str) -> None:
         ("profiler:steps=5,every=2", "profiler: steps=5 do not fit between traces every=2"),
         ("global-step-waiter:ranks=-1", "ranks must be at least 0"),
         ("early-stop:patience=0", "patience must be at least 1"),
-        ("feed-function", "feed-function: give function=file.py:NAME"),
+        ("feed-function", "'' names no function of feed-function; write file.py:NAME"),
         ("feed-function:function=absent.py:f", "no file 'absent.py' for the function"),
         ("feed-function:function=absent_module:f", "no module 'absent_module' for the function"),
-        ("feed-function:function=json:dupms", "no function in json 'dupms'; did you mean 'dumps'"),
+        ("feed-function:function=json:dupms", "no function of feed-function in json 'dupms'; did you mean 'dumps'"),
         ("feed-function:function=json:dumps,mode=mix", "mode must be one of replace, add"),
     ],
 )

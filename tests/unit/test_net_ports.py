@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from beds.ports import LOCAL, free_range
 
-from paceline.config.endpoint import Endpoint
-from paceline.config.ports import Ports, of_environment
+from paceline.config.endpoint import Endpoint, Ports, ports_of
 from paceline.errors import UsageError
 from paceline.launchers._child_process import free_port
 from paceline.network.secure.admission import listener
@@ -45,11 +44,11 @@ def test_what_is_wrong_with_a_range_is_said(text: str, why: str) -> None:
 
 
 def test_the_variable_is_read_and_named_in_its_errors() -> None:
-    assert of_environment({}) is None
-    assert of_environment({"PACELINE_PORTS": ""}) is None
-    assert of_environment({"PACELINE_PORTS": "7070-7079"}) == Ports(7070, 7079)
+    assert ports_of({}) is None
+    assert ports_of({"PACELINE_PORTS": ""}) is None
+    assert ports_of({"PACELINE_PORTS": "7070-7079"}) == Ports(7070, 7079)
     with pytest.raises(UsageError, match="PACELINE_PORTS x"):
-        of_environment({"PACELINE_PORTS": "x"})
+        ports_of({"PACELINE_PORTS": "x"})
 
 
 def test_each_listener_takes_the_first_port_that_is_free() -> None:

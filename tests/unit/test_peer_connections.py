@@ -13,8 +13,7 @@ from beds.commands import certificates
 from net_ends import PATIENCE, SECRET
 from tcp_ends import LOCAL, PLAIN, company, until
 
-from paceline.config.endpoint import Endpoint
-from paceline.config.ports import Ports
+from paceline.config.endpoint import Endpoint, Ports
 from paceline.errors import RunError, UsageError
 from paceline.network.means import peer_connections
 from paceline.network.means.group import Broken, Header

@@ -66,15 +66,7 @@ def own_address(
 
 def site_rule(reference: str) -> Callable[[str], str]:
     """A site's own rule from host name to address, `file.py:function` or `package.module:function`."""
-    where, colon, name = reference.rpartition(":")
-    if not colon or not name:
-        raise UsageError(f"{reference!r} names no rule; write file.py:function or package.module:function")
-    kind = "rule from host to address"
-    module = user_code.file(kind, Path(where)) if where.endswith(".py") else user_code.module(kind, where)
-    rule = getattr(module, name, None)
-    if not callable(rule):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UnknownName(f"{kind} in {where}", name, known)
+    rule = user_code.function("rule from host to address", reference)
 
     def checked(host: str) -> str:
         found = user_code.attempt(f"the address of {host} by {reference}", rule, host)

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from paceline.config.endpoint import Endpoint
-from paceline.config.ports import Ports
+from paceline.config.endpoint import Endpoint, Ports
 from paceline.errors import RunError
 from paceline.network.means.group import GroupRequest
 from paceline.network.secure import tls

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.config import ports
-from paceline.config.endpoint import Certificates, Endpoint
+from paceline.config.endpoint import Certificates, Endpoint, Ports, ports_of
 from paceline.config.plan import Plan
-from paceline.config.ports import Ports
 from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.assignment import Assignment, in_cluster, told
@@ -145,7 +143,7 @@ def take_part(
     hooks without a name, which every process of the run must bring itself."""
     secret = secret_of(directory)
     certificates = None if network.tls == GENERATED else certificates_of(network.tls, directory)
-    allowed = network.ports or ports.of_environment(os.environ)
+    allowed = network.ports or ports_of(os.environ)
     if allowed is None and given.port is not None:  # the cluster's word; if that port is in use, the system's choice
         allowed = Ports(given.port, given.port, firm=False)
 
@@ -171,7 +169,7 @@ def hub_of(
         return Supervisor
     address, port = given.listen(network.interface, network.infiniband, os.environ)
     certificates = certificates_of(network.tls, directory)
-    allowed = network.ports or ports.of_environment(os.environ)
+    allowed = network.ports or ports_of(os.environ)
     node = Endpoint(0, address, secret_of(directory), certificates, network.share, ports=allowed)
 
     def make(plan: Plan, scheme: Scheme, objects: dict[str, Any], **rest: Any) -> Supervisor:

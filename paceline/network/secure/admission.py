@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from paceline.config.ports import OPTION, Ports
+from paceline.config.endpoint import PORTS, Ports
 from paceline.errors import UsageError
 from paceline.network.secure.handshake import Refused, TurnedAway, gate_side, left, prove
 
@@ -45,7 +45,7 @@ def listener(address: str, port: int | Ports | None = 0) -> socket.socket:
         return _listening(address, 0)
     taken = f"all ports {port} are in use" if port.last > port.first else f"port {port} is in use"
     raise UsageError(
-        f"cannot listen on {address}: {taken}; give a wider range with {OPTION}, or end what listens there (ss -ltnp)"
+        f"cannot listen on {address}: {taken}; give a wider range with {PORTS}, or end what listens there (ss -ltnp)"
     )
 
 
