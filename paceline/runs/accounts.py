@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from paceline.result import Staleness, digest
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
@@ -37,7 +35,7 @@ class Standing:
             return cls(saved.step, gradients, samples, 0, stale)
         direct = any(not method.atomic for method in scheme.methods.values())
         prefixes = ["ledger.0.", *(f"tally.{rank}." for rank in range(workers if direct else 0))]
-        ledgers = [StalenessLedger(State.over(_under(saved.tensors, prefix))) for prefix in prefixes]
+        ledgers = [StalenessLedger(State.over(saved.under(prefix))) for prefix in prefixes]
         dropped = int(ledgers[0].cells.refused)
         return cls(saved.step, gradients, samples, dropped, staleness_of(ledgers, saved.step))
 
@@ -85,7 +83,3 @@ def claimed(directory: RunDirectory) -> tuple[int | None, str | None]:
         return int(result["updates"]), result["digest"]
     found = checkpoint.newest(directory.checkpoints, lambda _: None)
     return (None, None) if found is None else (found.step, digest(found.tensors["model"]))
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}

@@ -49,6 +49,10 @@ class Checkpoint:
             raise DataError(f"checkpoint {self.path} holds no tensor 'model': paceline did not write it")
         return self.tensors["model"]
 
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with a prefix, by the rest of their names."""
+        return {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
+
 
 @dataclass(frozen=True)
 class Best:
@@ -123,6 +127,14 @@ def steps(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[
         else:
             found.add(_step(path))
     return sorted(found)
+
+
+def of_step(directory: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step; DataError if it is not there."""
+    path = find(directory, step)
+    if path is None:
+        raise DataError(f"the checkpoint of update {step} is not in {directory}")
+    return load(path)
 
 
 def find(directory: Path, step: int) -> Path | None:

@@ -146,7 +146,7 @@ def _parting(a: RunDirectory, b: RunDirectory, notes: list[str]) -> tuple[list[i
     compared: list[int] = []
     for step in shared:
         try:
-            one, other = (_at(run, step) for run in (a, b))
+            one, other = (checkpoint.of_step(run.checkpoints, step) for run in (a, b))
             x, y = one.model, other.model
         except DataError as error:
             notes.append(str(error))
@@ -159,13 +159,6 @@ def _parting(a: RunDirectory, b: RunDirectory, notes: list[str]) -> tuple[list[i
             return [*compared, step], _parted(step, compared[-1] if compared else None, x, y, one.numbers)
         compared.append(step)
     return compared, None
-
-
-def _at(run: RunDirectory, step: int) -> Checkpoint:
-    path = checkpoint.find(run.checkpoints, step)
-    if path is None:
-        raise DataError(f"the checkpoint of update {step} has been deleted from {run.name}")
-    return checkpoint.load(path)
 
 
 def _parted(step: int, same_until: int | None, x: Vector, y: Vector, numbers: Mapping[str, Any]) -> Parting:

@@ -104,8 +104,7 @@ def trained(run: RunDirectory, which: str | int = "newest", *, ema: bool = False
         if EMA not in found.tensors:
             raise UsageError(f"checkpoint {found.path} has no averaged weights; train with --hook weight-ema")
         vector = found.tensors[EMA].to(vector.dtype)
-    buffers = {name.removeprefix(BUFFER): one for name, one in found.tensors.items() if name.startswith(BUFFER)}
-    return Trained(found, vector, buffers)
+    return Trained(found, vector, found.under(BUFFER))
 
 
 def task_of(run: RunDirectory, task: Task | None = None, *, checked: bool = True) -> Task:

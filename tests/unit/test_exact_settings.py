@@ -14,8 +14,8 @@ from paceline.config import build, discovery, exact
 from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
 from paceline.errors import UsageError
+from paceline.processes.roles.main import hosted
 from paceline.processes.roles.roles import Role, ranks, roles_of
-from paceline.processes.roles.worker_threads import hosted
 from paceline.scheme import Scheme
 from paceline.tasks.toy import toy
 from paceline.worker import Worker

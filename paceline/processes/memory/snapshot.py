@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.config.build import hyper_of
 from paceline.config.plan import Plan
-from paceline.errors import DataError, UsageError
+from paceline.errors import UsageError
 from paceline.processes.memory.board import FAILED, STOP, fence
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs import checkpoint
@@ -48,13 +48,9 @@ def keep_worker(memory: RunMemory, rank: int, generator: torch.Generator | None)
 
 def keep_shard(memory: RunMemory, shard: int) -> None:
     """Copy a server's part to `keep.…`; call it between two calls."""
-    low, high = memory.bounds(shard)
-    for name in memory.layout.notes["vectors"]:
-        memory.tensor(f"{KEEP}server.{name}")[..., low:high] = memory.tensor(f"server.{name}")[..., low:high]
+    for kept, tensor in zip(shard_part(memory, shard, KEEP), shard_part(memory, shard), strict=True):
+        kept.copy_(tensor)
     if shard == 0:
-        for name in memory.layout.places:
-            if name.startswith(("server.0.", "ledger.0.")):
-                memory.tensor(KEEP + name).copy_(memory.tensor(name))
         memory.tensor(f"{KEEP}server.0.v").add_(sum(memory.board.direct))
 
 
@@ -187,10 +183,7 @@ def evened(memory: RunMemory, final: int, left: int) -> bool:
         return False
     for rank in others:
         if board.saved[rank] < left or reached(rank) != reached(0):
-            memory.worker_state(rank).restore(memory.worker_state(0).saved())
-            for name, buffer in memory.buffers(0).items():
-                memory.buffers(rank)[name].copy_(buffer)
-            board.t[rank] = board.t[0]
+            take_over(memory, rank, 0)
             keep_worker(memory, rank, None)
     return True
 
@@ -246,10 +239,14 @@ def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
     board.direct[rank] = 0
 
 
+def take_over(memory: RunMemory, rank: int, donor: int) -> None:
+    """Give a worker the step, the cells and the buffers of another one."""
+    memory.worker_state(rank).restore(memory.worker_state(donor).saved())
+    for name, buffer in memory.buffers(donor).items():
+        memory.buffers(rank)[name].copy_(buffer)
+    memory.board.t[rank] = memory.board.t[donor]
+
+
 def find(memory: RunMemory, step: int) -> Checkpoint:
     """The checkpoint of a step; DataError if it is not there."""
-    directory = Path(memory.plan.directory) / "checkpoints"
-    path = checkpoint.find(directory, step)
-    if path is None:
-        raise DataError(f"the checkpoint of update {step} is not in {directory}")
-    return checkpoint.load(path)
+    return checkpoint.of_step(Path(memory.plan.directory) / "checkpoints", step)

@@ -37,9 +37,7 @@ class Evaluation:
             return self._task.evaluate(x.to(self._device), there or None)
 
     def of_checkpoint(self, saved: Checkpoint) -> dict[str, float]:
-        prefix = "model_buffer."
-        buffers = {name.removeprefix(prefix): one for name, one in saved.tensors.items() if name.startswith(prefix)}
-        return self.of(saved.tensors["model"], buffers)
+        return self.of(saved.tensors["model"], saved.under("model_buffer."))
 
 
 def follow(memory: RunMemory, task: Task, device: torch.device, control: Control) -> None:

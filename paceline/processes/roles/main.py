@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import os
+import platform
 import signal
+import struct
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +30,7 @@ from paceline.hooks.validation import Validation
 from paceline.processes.memory.board import FAILED, Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.wakeup import Wakeup
-from paceline.processes.roles import cpu_scheduling, evaluator, script_role, worker_threads
+from paceline.processes.roles import evaluator, script_role
 from paceline.processes.roles.control_channel import Control, report_of, text_of
 from paceline.processes.roles.preparation import prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.roles import Role, place, ranks
@@ -35,6 +40,11 @@ from paceline.processes.roles.worker_session import WorkerSession
 from paceline.task import Task
 from paceline.torch_task import TorchTask
 
+_SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+_SERVER_SLICE = 100_000  # ns, the shortest that the kernel takes: a process with a short slice runs first
+_ATTRIBUTES = struct.Struct(
+    "IIQiIQQQ"
+)  # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
 INTERRUPT_DELAY = 2.0  # seconds within which a launcher writes down that a signal has asked it to end the run
 
 
@@ -80,7 +90,7 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
         memory = context.memory(place(role, plan))
         crowded = len(os.sched_getaffinity(0)) < plan.hosts + board.servers
         if crowded:
-            (cpu_scheduling.serve if role.kind == "server" else cpu_scheduling.compute)()
+            _schedule(serves=role.kind == "server")
         if role.kind == "server":
             wait_until_ready(memory)
             if memory.scheme.methods:
@@ -102,6 +112,20 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
         _report(role, context, control, error, role.index)
         return 1
     return 0
+
+
+def _schedule(*, serves: bool) -> None:
+    """There are fewer cores than roles. A server works for a moment and sleeps: it asks for a short time slice, so that
+    the kernel runs it soon and it keeps the core although it has just woken a worker. A worker computes: when it is
+    woken, it does not preempt the process that runs. Neither needs a privilege; an old kernel ignores it."""
+    number = _SYS_SCHED_SETATTR.get(platform.machine())
+    if not serves:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    elif number is not None:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, _SERVER_SLICE, 0, 0)
+        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
 
 
 def _terminated(board: Board) -> None:
@@ -158,7 +182,9 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
         hooks = hooks_of(plan, context.objects, role.kind)
         run_to_end(WorkerSession(memory, task, role.index, hooks, control), task)
         return True
-    turn = worker_threads.turn()
+    # Held by a worker while it draws a batch, computes a gradient or evaluates: the process has one model, and one state
+    # of torch's random numbers. No worker waits for another process while it holds the lock.
+    turn = threading.RLock()
 
     def play(rank: int) -> None:
         torch.set_num_threads(plan.threads)
@@ -169,4 +195,24 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
         hooks = hooks_of(plan, context.objects | copies, "worker" if rank else "chief")
         run_to_end(WorkerSession(own, task, rank, hooks, control, turn), task)
 
-    return worker_threads.hosted(mine, play, lambda rank, error: _report(role, context, control, error, rank))
+    return hosted(mine, play, lambda rank, error: _report(role, context, control, error, rank))
+
+
+def hosted(ranks: Sequence[int], play: Callable[[int], None], failed: Callable[[int, BaseException], None]) -> bool:
+    """Run every rank to its end, each in a thread. An error of one is given to `failed` at once, which stops the
+    others; False if there was an error."""
+    broken: list[int] = []
+
+    def one(rank: int) -> None:
+        try:
+            play(rank)
+        except BaseException as error:
+            broken.append(rank)
+            failed(rank, error)
+
+    threads = [threading.Thread(target=one, args=(rank,), name=f"worker:{rank}") for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return not broken

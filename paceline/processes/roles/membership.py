@@ -120,10 +120,7 @@ class Membership:
                 return
             donor = max(whole, key=lambda r: int(memory.tensor(f"worker.{r}.v")))
         if donor != rank:
-            self._cells.shared.restore(memory.worker_state(donor).saved())
-            board.t[rank] = board.t[donor]
-            for name, buffer in memory.buffers(donor).items():
-                self._cells.buffers[name].copy_(buffer)
+            snapshot.take_over(memory, rank, donor)
         self._cells.reload()
 
     def step_aside(self) -> None:

@@ -13,8 +13,7 @@ from paceline.config import from_plan
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.runs import order_history
-from paceline.runs.replay import gradient_fates
-from paceline.runs.replay.gradient_fates import FATES, Fate
+from paceline.runs.replay.accounting import FATES, Fate, draws
 from paceline.runs.run_directory import RunDirectory
 from paceline.sampling import Stream
 from paceline.scheme import Scheme
@@ -96,6 +95,6 @@ def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None 
     if not isinstance(known, TorchTask):
         raise UsageError(f"task {known.name!r} draws no samples that could be counted")
     kind = from_plan.scheme_of(plan, given)
-    found = gradient_fates.draws(directory, launches, kind)
+    found = draws(directory, launches, kind)
     uses = [Use(one.rank, one.batch, one.fate or "lost", one.update) for one in found]
     return SampleUsage(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)

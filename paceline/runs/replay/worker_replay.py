@@ -217,9 +217,6 @@ class WorkerReplay:
 
 def _part_of(saved: Checkpoint, rank: int) -> dict[str, Tensor]:
     """A worker's part of a checkpoint, with the names that its own files use."""
-    part = {"rng": saved.tensors[f"rng.{rank}"]}
-    for name, tensor in saved.tensors.items():
-        for kind, prefix in (("cell", f"worker.{rank}."), ("buffer", f"buffer.{rank}.")):
-            if name.startswith(prefix):
-                part[f"{kind}.{name.removeprefix(prefix)}"] = tensor
-    return part
+    cells = {f"cell.{name}": tensor for name, tensor in saved.under(f"worker.{rank}.").items()}
+    buffers = {f"buffer.{name}": tensor for name, tensor in saved.under(f"buffer.{rank}.").items()}
+    return cells | buffers | {"rng": saved.tensors[f"rng.{rank}"]}
