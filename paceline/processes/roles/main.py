@@ -182,7 +182,7 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
         hooks = hooks_of(plan, context.objects, role.kind)
         run_to_end(WorkerSession(memory, task, role.index, hooks, control), task)
         return True
-    # Held by a worker while it draws a batch, computes a gradient or evaluates: the process has one model, and one state
+    # Held by a worker while it draws a batch, computes a gradient or evaluates: the process has one model and one state
     # of torch's random numbers. No worker waits for another process while it holds the lock.
     turn = threading.RLock()
 
