@@ -17,13 +17,8 @@ from paceline.processes.transport import WaitFor
 class Connected(GroupMaker):
     """A collective over connections. Members say how a group is made."""
 
-    device = "cpu"
-
     def means(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> DistributedMeans:
         return DistributedMeans(memory, rank, wait_for, self)
-
-    def prepare(self, memory: RunMemory) -> None:
-        """Nothing to prepare."""
 
     def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> StoreServer:
         listening = listener(endpoint.address, endpoint.ports)

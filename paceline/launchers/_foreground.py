@@ -24,6 +24,7 @@ from paceline.processes.parent_death import die_with_parent
 from paceline.runs import checkpoint
 
 FINAL = (0, 2, 3, 130)  # done, wrong usage, data missing, interrupted: a restart would end the same way
+LOOK = 0.1  # seconds between two looks for a signal
 PAUSE = 1.0  # seconds before a restart: processes that hold ports and the lock of the run directory are ending
 
 
@@ -51,26 +52,9 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
 
     The first Ctrl-C (or SIGTERM) sends `stop`, after which the run ends in order; the second one kills.
     """
-    process: subprocess.Popen[bytes] | None = None
-    interrupts = handed_on = 0
-    ours = os.getpid()
-
-    def interrupted(*_: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        hand_on()
-
-    def hand_on() -> None:
-        nonlocal handed_on
-        while process is not None and handed_on < interrupts:
-            handed_on += 1
-            if handed_on == 1:
-                process.send_signal(stop)
-            else:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-
-    with signals.handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), interrupted)):
+    asked, heeded, ours = signals.Counter(), 0, os.getpid()
+    code: int | None = None
+    with signals.handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), asked)):
         process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
@@ -78,9 +62,14 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
             start_new_session=True,  # otherwise a terminal's Ctrl-C would reach it directly, too
             preexec_fn=lambda: die_with_parent(signal.SIGTERM, ours),
         )
-        hand_on()  # signals that came before the process existed
-        code = process.wait()
-    return 130 if interrupts else code if code >= 0 else 128 - code  # MPICH may forget a rank's code
+        while code is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(LOOK)
+            while code is None and heeded < asked.count:
+                heeded += 1
+                with suppress(ProcessLookupError):
+                    process.send_signal(stop) if heeded == 1 else os.killpg(process.pid, signal.SIGKILL)
+    return 130 if asked.count else code if code >= 0 else 128 - code  # MPICH may forget a rank's code
 
 
 def repeated(job: Job, begin: Callable[[], int], restarts: int, over: Callable[[int], bool] | None = None) -> int:

@@ -112,6 +112,8 @@ def opened(theatre: Theatre, node: int, place: int) -> RunMemory:
 class Waiting:
     """Stands for a gate: whoever is put in here has proved the secret."""
 
+    exhausted = False
+
     def __init__(self) -> None:
         self.through: list[socket.socket] = []
 

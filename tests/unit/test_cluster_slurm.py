@@ -11,8 +11,7 @@ from hypothesis import strategies as some
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.slurm_hostlist import counts, hosts, ports
-from paceline.network.cluster.sources.slurm import SOURCE
+from paceline.network.cluster.sources.slurm import SOURCE, host_list, port_list, task_counts
 
 HOSTS = [
     ("pace[1-2]", ["pace1", "pace2"]),
@@ -33,7 +32,7 @@ HOSTS = [
 class TestHosts:
     @pytest.mark.parametrize(("text", "names"), HOSTS)
     def test_expanded(self, text: str, names: list[str]) -> None:
-        assert hosts(text, "LIST") == names
+        assert host_list(text, "LIST") == names
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -63,10 +62,10 @@ class TestHosts:
     )
     def test_what_is_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            hosts(text, "LIST")
+            host_list(text, "LIST")
 
     def test_as_many_as_are_allowed(self) -> None:
-        assert len(hosts("a[1-65536]", "LIST")) == 65_536
+        assert len(host_list("a[1-65536]", "LIST")) == 65_536
 
 
 # a host list as plain data: names, each of them parts, each of which is a text or the numbers of a bracket
@@ -107,13 +106,13 @@ def test_a_compressed_list_is_what_it_stands_for(
     names: list[tuple[str, list[tuple[list[tuple[int, int, int]], str]]]],
 ) -> None:
     expected = list(itertools.chain.from_iterable(naive(name) for name in names))
-    assert hosts(",".join(written(name) for name in names), "LIST") == expected
+    assert host_list(",".join(written(name) for name in names), "LIST") == expected
 
 
 @given(some.text(alphabet="ab01-[],( x", max_size=12))
 @settings(deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for read in (hosts, counts, ports):
+    for read in (host_list, task_counts, port_list):
         with contextlib.suppress(UsageError):
             assert read(text, "LIST")
 
@@ -124,7 +123,7 @@ class TestNumbers:
         [("2(x3),1", [2, 2, 2, 1]), ("2(x2)", [2, 2]), ("2,1", [2, 1]), ("4", [4]), ("1(x1),3", [1, 3])],
     )
     def test_counts(self, text: str, tasks: list[int]) -> None:
-        assert counts(text, "COUNTS") == tasks
+        assert task_counts(text, "COUNTS") == tasks
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -140,7 +139,7 @@ class TestNumbers:
     )
     def test_counts_that_are_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            counts(text, "COUNTS")
+            task_counts(text, "COUNTS")
 
     @pytest.mark.parametrize(
         ("text", "numbers"),
@@ -152,7 +151,7 @@ class TestNumbers:
         ],
     )
     def test_ports(self, text: str, numbers: list[int]) -> None:
-        assert ports(text, "PORTS") == numbers
+        assert port_list(text, "PORTS") == numbers
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -167,7 +166,7 @@ class TestNumbers:
     )
     def test_ports_that_are_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            ports(text, "PORTS")
+            port_list(text, "PORTS")
 
 
 # srun -N2 --ntasks-per-node=2 on the loopback cluster of two nodes

@@ -282,7 +282,7 @@ def test_a_group_of_torch_meets_through_it_and_adds_in_the_order_of_its_places(s
         told = [header.weight for header in groups[0].headers()]
         assert told == weights
         if groups[0].small:
-            means = [group.small_mean(vectors[0], told) for group in groups]
+            means = [group.small_mean(v, told) for group, v in zip(groups, vectors, strict=True)]
         else:
             for exchange in [group.start_second(told) for group in groups]:
                 finished(exchange)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from memory_fixture import Company, Theatre, waiting
+from net_ends import PATIENCE, SECRET
 from remote_ends import LENGTH, Server, bytes_of, is_open, opened, said, server, small, worker
 
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import address_of, words_of
 from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
-from paceline.network.calls.tcp_server import OrderFollower
+from paceline.network.calls.tcp_server import OrderFollower, TcpServer
+from paceline.network.secure import admission
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, got, put, received
+from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, got, put, received
 from paceline.processes.memory.board import FAILED, MAILBOXES, RING, STOP, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
 from paceline.processes.memory.packed_words import asks_when, count_of
@@ -206,6 +210,30 @@ def test_before_it_says_who_it_is_nobody_may_say_anything() -> None:
         for data in (call(made, 0, 1), bytes_of(AGAIN), bytes_of(HELLO, 3), bytes_of(HELLO, 0xFFFFFFFF)):
             assert not made.hear(data, made.let_in())
         assert made.board.posted.tolist() == [0] * 2 * MAILBOXES
+
+
+def test_a_server_that_had_no_descriptors_left_admits_workers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that came meanwhile, without another connection that would show on the gate."""
+    monkeypatch.setattr(admission, "_PAUSE", 0.05)
+
+    class Full:
+        def __init__(self, listening: socket.socket) -> None:
+            self.fileno = listening.fileno
+
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    with small(1, 0) as (theatre, memory), ThreadPoolExecutor(1) as pool:
+        mailboxes = [Mailbox(memory, rank, k) for rank in range(theatre.plan.workers) for k in range(MAILBOXES)]
+        door = TcpServer(memory, 0, mailboxes)
+        gate, listening = door._gate, door._gate._listening
+        gate._listening = Full(listening)  # type: ignore[assignment]
+        coming = pool.submit(admission.enter, *listening.getsockname(), SECRET, timeout=PATIENCE)
+        assert memory.wakeup.wait(lambda: gate.exhausted, PATIENCE)
+        gate._listening = listening
+        assert memory.wakeup.wait(lambda: bool(door._unknown), PATIENCE)
+        coming.result(PATIENCE).close()
+        door.close()
 
 
 def test_a_server_that_follows_hears_the_order_from_where_it_is() -> None:

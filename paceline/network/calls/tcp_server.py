@@ -64,6 +64,7 @@ class TcpServer:
         if memory.node.ports is not None and port not in memory.node.ports:
             print(f"server:{shard}: port {memory.node.ports} is in use; listening on {port} instead", flush=True)
         self._wakeup.attend(self._gate.fileno(), self._admit)
+        self._wakeup.restless = self._admit_again
         self._wakeup.ring_all()
 
     def _admit(self) -> None:
@@ -73,6 +74,12 @@ class TcpServer:
             wire = TcpConnection(connection, self._memory.segment, no_memory)
             self._unknown.add(wire)
             self._wakeup.attend(wire.fileno(), lambda wire=wire: self._pull(wire))  # type: ignore[misc]
+
+    def _admit_again(self) -> bool:
+        """After the system had no descriptors left, its gate shows new connections only once it has been pumped."""
+        if self._gate.exhausted:
+            self._admit()
+        return self._gate.exhausted
 
     def _pull(self, wire: TcpConnection) -> None:
         take, look = partial(self._take, wire), partial(self._look, wire)
@@ -211,6 +218,7 @@ class TcpServer:
         self._board.server_port[self._shard] = 0
         for wire in [*self._wires.values(), *self._unknown]:
             self._drop(wire)
+        self._wakeup.restless = None
         self._wakeup.ignore(self._gate.fileno())
         self._gate.close()
 
@@ -224,7 +232,7 @@ class OrderFollower:
         self._tried = 0.0
         self._early: list[Message] = []  # of a generation that this server has not returned to yet
         self.ordered, self.generation = self._board.performed[shard], self._board.get("generation")
-        memory.wakeup.restless = self._reconnect
+        self._before, memory.wakeup.restless = memory.wakeup.restless, self._restless
 
     def go_back(self, generation: int) -> None:
         """The run has returned to a checkpoint: the order starts again."""
@@ -232,6 +240,10 @@ class OrderFollower:
         early, self._early = self._early, []
         for message in early:
             self._take(message)
+
+    def _restless(self) -> bool:
+        soon = self._before is not None and self._before()  # this server's own port
+        return self._reconnect() or soon
 
     def _reconnect(self) -> bool:
         port = self._board.server_port[0]
@@ -285,6 +297,6 @@ class OrderFollower:
         return rank < self._board.workers
 
     def close(self) -> None:
-        self._memory.wakeup.restless = None
+        self._memory.wakeup.restless = self._before
         if self._wire is not None:
             self._drop()

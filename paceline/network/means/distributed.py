@@ -33,16 +33,9 @@ class DistributedMeans:
         self._groups = GroupFormation(memory, rank, wait_for, maker, self._had)
         self._everybody = tuple(range(memory.plan.workers))
         self._serverless = not memory.scheme.methods
+        self.rung, self.answer = self._groups.rung, self._groups.answer
         self.journal: OrderLogWriter | None = None
-
-    @property
-    def generation(self) -> int:
-        """How often the run had returned to a checkpoint when this worker last did."""
-        return self._groups.generation
-
-    @generation.setter
-    def generation(self, generation: int) -> None:
-        self._groups.generation = generation
+        self.generation = 0  # how often the run had returned to a checkpoint when this worker last did
 
     def mean(self, op: Mean, *, first: bool) -> Vector:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
@@ -68,7 +61,7 @@ class DistributedMeans:
         if self.journal is not None:
             self.journal.add(RecordKind.MEAN, number)
             self.journal.flush()
-        circle = self._groups.circle(workers, op.among is None)
+        circle = self._groups.circle(workers, op.among is None, self.generation)
         meeting = PendingMean(op, v, number, first, circle)
         board.at_key[rank] = mean_key(None if op.among is None else workers, self.generation)
         board.at_shape[rank] = 0  # as long as the number of the mean is not known
@@ -118,18 +111,10 @@ class DistributedMeans:
         while self._wakeup.wait(lambda: ready() or self.rung(), seconds) and not ready():
             self.answer()
 
-    def rung(self) -> bool:
-        """Whether the store has changed since this worker last looked."""
-        return self._groups.rung()
-
-    def answer(self) -> None:
-        """Look whether the change concerns this worker, and help to form a group."""
-        self._groups.answer()
-
     def invited(self) -> int | None:
         """For a worker that is back: the rank whose cells it continues with, once they are in its own memory."""
         with contextlib.suppress(Stopped):  # which the caller sees for itself
-            if self._groups.invited(self._groups.circle(self._everybody, True)):
+            if self._groups.invited(self._groups.circle(self._everybody, True, self.generation)):
                 return self.rank
         return None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.network.secure.store_client import StoreClient
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.state import Vector
+from paceline.state import Vector, mean_into
 
 HEAD = 64  # bytes in front of what is sent: a Header
 
@@ -111,8 +111,17 @@ class Group(ABC):
         """What the members said, in the order of their places; once the first half is over."""
 
     @abstractmethod
-    def small_mean(self, like: Vector, weights: list[float]) -> Vector:
-        """The mean of small vectors, once the first half is over."""
+    def rows(self) -> list[Tensor]:
+        """The header and the small vector of each member, as bytes, once the first half is over."""
+
+    def small_mean(self, v: Vector, weights: list[float]) -> Vector:
+        """The mean of small vectors, of which `v` is this member's, once the first half is over."""
+        end = HEAD + v.numel() * v.element_size()
+        vectors = [row[HEAD:end].view(v.dtype) for row in self.rows()]
+        vectors[self.place] = v.detach()
+        result = torch.empty_like(v)
+        mean_into(result, vectors, weights)
+        return result
 
     @abstractmethod
     def start_second(self, weights: list[float]) -> Exchange:
@@ -186,10 +195,9 @@ class GroupRequest:
 class GroupMaker(ABC):
     """How a collective makes its groups."""
 
-    device: ClassVar[str]
+    device: ClassVar[str] = "cpu"
 
-    @abstractmethod
-    def prepare(self, memory: RunMemory) -> None:
+    def prepare(self, memory: RunMemory) -> None:  # noqa: B027
         """Refuse here, in the worker's own thread, what cannot work."""
 
     @abstractmethod

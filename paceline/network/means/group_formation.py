@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ class GroupFormation:
         self.memory, self.rank, self._wait_for = memory, rank, wait_for
         self._board, self._wakeup = memory.board, memory.wakeup
         self._maker, self._had = maker, had
+        self._ring_self = partial(self._wakeup.ring, rank)
         self.on_gpu = maker.device == "cuda"
         self._hold = memory.plan.quorum == "hold"
         self._store = self._new_store()
@@ -66,13 +68,10 @@ class GroupFormation:
         self._heard = 0  # wakeups by changes in the store, when this worker last looked
         self.open: PendingMean | None = None
         self._assembling: list[MeanGroup] = []
-        self.generation = 0  # how often the run had returned to a checkpoint when this worker last did
 
-    def circle(self, workers: tuple[int, ...], everybody: bool) -> MeanGroup:
-        key = f"{self.generation}/{'all' if everybody else '-'.join(map(str, workers))}"
-        if key not in self._circles:
-            self._circles[key] = MeanGroup(key, workers)
-        circle = self._circles[key]
+    def circle(self, workers: tuple[int, ...], everybody: bool, generation: int) -> MeanGroup:
+        key = f"{generation}/{'all' if everybody else '-'.join(map(str, workers))}"
+        circle = self._circles.setdefault(key, MeanGroup(key, workers, generation))
         self._uses += 1
         circle.used = self._uses
         return circle
@@ -324,9 +323,6 @@ class GroupFormation:
         self._board.called[self.rank] += 1
         self._wakeup.ring_all()
 
-    def _ring_self(self) -> None:
-        self._wakeup.ring(self.rank)
-
     def _device(self) -> torch.device:
         return self.memory.device(self.rank) if self.on_gpu else torch.device("cpu")
 
@@ -337,13 +333,13 @@ class GroupFormation:
 
     def wait_for_exchange(self, exchange: Exchange, circle: MeanGroup) -> None:
         """Wait until an exchange is over; Broken if the group has changed."""
-        board, generation = self._board, self.generation
+        board = self._board
 
         def there() -> bool:
             return exchange.over or circle.called or self._out_of_step(circle)
 
         if self.on_gpu:  # work on a GPU wakes nobody
-            while not there() and not board.run[STOP] and board.run[GENERATION] == generation:
+            while not there() and not board.run[STOP] and board.run[GENERATION] == circle.generation:
                 os.sched_yield()
         try:
             self._wait_in(circle, there, "the others at a mean")

@@ -25,6 +25,7 @@ class MeanGroup:
 
     key: str  # in the store
     workers: tuple[int, ...]  # its members if all are alive
+    generation: int = 0  # how often the run had returned to a checkpoint when it began
     attempt: int = 0  # the record whose group this worker is in; 0: in none
     failed: int = 0  # this worker does not return to records up to this one
     trying: int = 0  # the record whose group it is forming

@@ -131,13 +131,8 @@ class TcpGroup(Group):
     def headers(self) -> list[Header]:
         return [self._headers[place] for place in range(self.size)]
 
-    def small_mean(self, like: Vector, weights: list[float]) -> Vector:
-        end = HEAD + like.numel() * like.element_size()
-        vectors = [row[HEAD:end].view(like.dtype) for row in self._used.rows]
-        vectors[self.place] = self._v
-        result = torch.empty_like(like)
-        mean_into(result, vectors, weights)
-        return result
+    def rows(self) -> list[Tensor]:
+        return list(self._used.rows)
 
     def start_second(self, weights: list[float]) -> Exchange:
         """It has begun already: slices are added up as they come."""

@@ -112,8 +112,7 @@ class Agent:
             self._listen()
             for ended in self._children.attend(self._forward):
                 self._note_end(ended)
-            self._watch_stopped()
-            self._watch_starting()
+            self._watch()
             self._tell_coordinator()
         return bool(self._gone.get("over"))
 
@@ -199,17 +198,16 @@ class Agent:
     def _forward(self, child: Child, message: Message) -> None:
         self._control.send_json(NodeMessage.SAID, {"part": str(child.part), "message": message})
 
-    def _watch_stopped(self) -> None:
-        for child, seconds in self._children.stopped(time.monotonic()):
+    def _watch(self) -> None:
+        """Kill roles that stay stopped or hang before their first step; the coordinator decides about their restart."""
+        now = time.monotonic()
+        for child, seconds in self._children.stopped(now):
             self._control.send_json(NodeMessage.FROZEN, {"part": str(child.part)})
             if seconds > self.patience:
                 self._children.kill(child)
-
-    def _watch_starting(self) -> None:
-        """Kill a role that hangs before its first step; the coordinator decides what becomes of it."""
         if self._node.plan.script or self._node.board.run[STOP]:
             return
-        for child in self._patience.stuck_at_start(self._children.running, time.monotonic(), self.patience):
+        for child in self._patience.stuck_at_start(self._children.running, now, self.patience):
             text = f"{child.part} hangs: no progress for {self.patience:g} s before its first step; killing it"
             self._forward(child, {"warn": text})
             self._children.kill(child)

@@ -340,8 +340,6 @@ class Coordinator(Elsewhere):
         limit = f"{self._gathering.join:g} s"
         match self._gathering.look(self._away, now, lambda text: self._tell("say", text)):
             case Verdict.COMPLETE:
-                if not self._gathering.never_came():
-                    self._tell("say", self._gathering.complete)
                 self._begin_all()
             case Verdict.WITHOUT:
                 for child in missing:  # servers are started here; workers may join later

@@ -127,6 +127,8 @@ class JoinWait:
         """Decide, and report the missing roles every few seconds. `away`: roles without a process."""
         missing = [name for name in self._roles if name in away]
         if not missing:
+            if not self.never_came():
+                say(f"all {len(self._roles)} roles have joined")
             return Verdict.COMPLETE
         if now - self._began > self.join and self.policy != "wait":
             return Verdict.WITHOUT if self.policy == "go-on" else Verdict.FAIL
@@ -137,11 +139,6 @@ class JoinWait:
             there = f"{len(self._roles) - len(missing)} of {len(self._roles)} roles have joined"
             say(f"waiting for {', '.join(missing)}: {there} ({waited:.0f}{limit})")
         return Verdict.WAIT
-
-    @property
-    def complete(self) -> str:
-        """The line for a run whose roles have all joined."""
-        return f"all {len(self._roles)} roles have joined"
 
     def never_came(self) -> list[str]:
         return [name for name in self._roles if name not in self.came]

@@ -104,6 +104,11 @@ class AdmissionListener:
     def fileno(self) -> int:
         return self._epoll.fileno()
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether the system had no descriptors left: then only `pump` accepts connections again."""
+        return self._closed_until is not None
+
     def pump(self) -> list[socket.socket]:
         """Continue all handshakes; gives the admitted connections, from which nothing more has been read."""
         # older connections first: a crowd of newcomers must not push out one that has just proved the secret
