@@ -5,6 +5,7 @@ Agents are forks of the test, so that they begin at once; nothing but loopback c
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from paceline.config.endpoint import Certificates, Endpoint
@@ -89,6 +91,7 @@ class Nodes:
             if not self._one_disk:
                 node_memory.SHARED = ".elsewhere"  # looks for the hub's mark where it is not
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+            gc.freeze()  # or a socket of the hub, collected here, would close a descriptor of this node
             os.closerange(3, 4096)  # what the hub has opened is not this node's
             signal.signal(signal.SIGINT, signal.default_int_handler)
             node = Endpoint(
@@ -96,7 +99,7 @@ class Nodes:
             )
             threading.Event().wait(delay)
             way = JoinRequest(LOCAL, self.port, tuple(part.split("+")), node)
-            code = agent.serve(lambda: way, 20.0, lambda _: None, self._objects)
+            code = agent.serve(lambda: way, 20.0, partial(print, f"agent of {part}:", flush=True), self._objects)
         except BaseException as error:
             traceback.print_exc()
             code = getattr(error, "exit_code", 98)

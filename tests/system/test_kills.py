@@ -15,7 +15,7 @@ from processes import finished, leaving_nothing, run
 from paceline.runs import checkpoint
 
 STEPS = 600
-STILL = 1.0  # seconds that nobody but the killed may stand still
+STILL = 8.0  # seconds that nobody but the killed may stand still: far below patience, far above a busy machine's fork
 
 
 @dataclass(frozen=True)
