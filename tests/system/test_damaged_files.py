@@ -138,12 +138,6 @@ def resumed(command: Commands, run: Path, whole: Path, name: str, kind: str) -> 
         assert named(name, shown), told
 
 
-def test_every_file_damaged_in_one_way(whole: Path, tmp_path: Path, command: Commands) -> None:
-    for name, kind in cases(whole, every=False):
-        with spoilt(whole, tmp_path, name, kind) as run:
-            looked_at(command, run, whole, name, kind)
-
-
 def test_every_file_damaged_in_every_way(whole: Path, tmp_path: Path, command: Commands) -> None:
     for name, kind in cases(whole, every=True):
         with spoilt(whole, tmp_path, name, kind) as run:
