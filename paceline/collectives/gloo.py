@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.collectives._connected import Connected
+from paceline.network.means.distributed import Connected
 from paceline.network.means.group import GroupRequest
 from paceline.network.means.process_group import TorchGroup
 from paceline.processes.memory.run_memory import RunMemory

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from paceline import signals
@@ -72,26 +73,25 @@ def followed(command: Sequence[str], environment: Mapping[str, str], stop: signa
     return 130 if asked.count else code if code >= 0 else 128 - code  # MPICH may forget a rank's code
 
 
-def repeated(job: Job, begin: Callable[[], int], restarts: int, over: Callable[[int], bool] | None = None) -> int:
-    """Call `begin` until the run ends, at most `restarts` more times in a row without a newer checkpoint.
-
-    `begin` returns an exit code; `over` says whether the run has ended with that code.
-    """
+def repeated(job: Job, begin: Callable[[], int], restarts: int, over: Callable[[int, int], bool] | None = None) -> int:
+    """Call `begin` until the run ends, at most `restarts` more times in a row without a newer checkpoint. `begin`
+    returns an exit code; `over` says whether the run has ended with that code, at its first start or a later one."""
     in_vain, saved = 0, -1
-    while True:
+    for starts in count(1):
         code = begin()
-        if over(code) if over else ended_by_itself(code, job.directory):
-            return code
+        if over(code, starts) if over else ended_by_itself(code, job.directory):
+            break
         newest = max(checkpoint.steps(job.directory / "checkpoints"), default=-1)
         in_vain = 1 if newest > saved else in_vain + 1
         saved = max(saved, newest)
         if in_vain > restarts:
             times = f"{in_vain} times in a row without a newer checkpoint" if in_vain > 1 else "once"
             job.say(f"the job broke off {times} (exit code {code}); --engine restarts= allows {restarts}")
-            return code
+            break
         where = f"the checkpoint of update {newest}" if newest >= 0 else "the beginning"
         job.say(f"the job broke off (exit code {code}); starting it again from {where}, {in_vain} of {restarts}")
         time.sleep(PAUSE)
+    return code
 
 
 def ended_by_itself(code: int, directory: Path) -> bool:

@@ -56,19 +56,12 @@ class HostsLauncher(Launcher):
         program = _ssh(job)[0]
         if shutil.which(program) is None:
             raise UsageError(f"{program}: not installed here; apt-get install openssh-client")
-        starts = 0
 
-        def begin() -> int:
-            nonlocal starts
-            starts += 1
-            code = SshTasks(job, hosts, restarts).run()
-            return 2 if code in NOT_FOUND else code
-
-        def over(code: int) -> bool:
+        def over(code: int, starts: int) -> bool:
             # the hub of a lost connection may still be ending: until then its run directory is in use (exit code 2)
             return code == 1 or (code in FINAL and not (code == 2 and starts > 1))
 
-        return repeated(job, begin, restarts, over)
+        return repeated(job, lambda: SshTasks(job, hosts, restarts).run(), restarts, over)
 
     def shown(self, job: Job) -> str:
         lines = []
@@ -183,7 +176,8 @@ class SshTasks:
         assert self._chief.code is not None
         if self._asked.count:
             return 130
-        return self._chief.code if self._failed is None else self._failed
+        code = self._chief.code if self._failed is None else self._failed
+        return 2 if code in NOT_FOUND else code
 
     def _turn(self) -> None:
         self._streams.select(LOOK)

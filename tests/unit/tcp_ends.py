@@ -22,7 +22,7 @@ from paceline.network.means.peer_connections import PeerListener, connected
 from paceline.network.means.tcp_group import TcpGroup
 from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.store_client import StoreClient
-from paceline.network.secure.store_server import KeyValueStore, StoreServer
+from paceline.network.secure.store_server import StoreServer
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.state import Vector
@@ -37,7 +37,7 @@ def store_desk() -> Iterator[int]:
     """A store, served by a thread; gives its port."""
     listening = listener(LOCAL)
     port = int(listening.getsockname()[1])
-    desk = StoreServer(AdmissionListener(listening, SECRET, log=lambda _: None), KeyValueStore())
+    desk = StoreServer(AdmissionListener(listening, SECRET, log=lambda _: None), (LOCAL, port, SECRET))
     over = threading.Event()
 
     def serve() -> None:

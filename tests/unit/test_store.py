@@ -126,9 +126,8 @@ def test_what_is_no_request_is_refused(request_: bytes) -> None:
 def served(log: list[str] | None = None) -> Iterator[tuple[tuple[str, int, bytes], StoreServer]]:
     """A desk in a loop as a launcher has it."""
     listening = listener("127.0.0.1")
-    desk = StoreServer(
-        AdmissionListener(listening, SECRET, log=(log if log is not None else []).append), KeyValueStore()
-    )
+    gate = AdmissionListener(listening, SECRET, log=(log if log is not None else []).append)
+    desk = StoreServer(gate, ("127.0.0.1", listening.getsockname()[1], SECRET))
     woken, wake = socket.socketpair()
     selector = selectors.DefaultSelector()
     selector.register(woken, selectors.EVENT_READ)
@@ -141,7 +140,7 @@ def served(log: list[str] | None = None) -> Iterator[tuple[tuple[str, int, bytes
     thread = threading.Thread(target=loop)
     thread.start()
     try:
-        yield ("127.0.0.1", listening.getsockname()[1], SECRET), desk
+        yield desk.place, desk
     finally:
         wake.close()
         thread.join()

@@ -7,15 +7,21 @@ or goes, those that are left form another group (group_formation.py), and contin
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
+from paceline.config.endpoint import Endpoint
 from paceline.errors import RunError, SchemeError
 from paceline.network.means import group_record as circles
-from paceline.network.means.group import Broken, GroupMaker, Header
+from paceline.network.means.group import Broken, Group, GroupRequest, Header
 from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
+from paceline.network.secure import secret, tls
+from paceline.network.secure.admission import AdmissionListener, listener
+from paceline.network.secure.store_server import StoreServer
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.processes.memory.packed_words import mean_key
@@ -25,10 +31,33 @@ from paceline.runs.order_log import OrderLogWriter, RecordKind
 from paceline.state import Vector, mean_into
 
 
+class Connected(ABC):
+    """A collective over connections: workers find each other in a store, and form groups there. Members say how a
+    group is made."""
+
+    device: ClassVar[str] = "cpu"
+
+    def means(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> DistributedMeans:
+        return DistributedMeans(memory, rank, wait_for, self)
+
+    def store(self, endpoint: Endpoint, warn: Callable[[str], None]) -> StoreServer:
+        listening = listener(endpoint.address, endpoint.ports)
+        proof = endpoint.secret or secret.fresh()
+        gate = AdmissionListener(listening, proof, tls=tls.server_side(endpoint), log=warn)
+        return StoreServer(gate, (endpoint.address, listening.getsockname()[1], proof))
+
+    def prepare(self, memory: RunMemory) -> None:  # noqa: B027
+        """Refuse here, in the worker's own thread, what cannot work."""
+
+    @abstractmethod
+    def group(self, memory: RunMemory, request: GroupRequest) -> Group:
+        """Make a group, in a thread of its own: it waits for the other members."""
+
+
 class DistributedMeans:
     """One worker's side of all means."""
 
-    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker) -> None:
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: Connected) -> None:
         self.rank, self._board, self._wakeup = rank, memory.board, memory.wakeup
         self._groups = GroupFormation(memory, rank, wait_for, maker, self._had)
         self._everybody = tuple(range(memory.plan.workers))

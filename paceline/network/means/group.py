@@ -19,7 +19,6 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.network.secure.store_client import StoreClient
-from paceline.processes.memory.run_memory import RunMemory
 from paceline.state import Vector, mean_into
 
 HEAD = 64  # bytes in front of what is sent: a Header
@@ -190,16 +189,3 @@ class GroupRequest:
     device: torch.device
     building: GroupBuilder
     ring: Callable[[], None]  # wake this worker
-
-
-class GroupMaker(ABC):
-    """How a collective makes its groups."""
-
-    device: ClassVar[str] = "cpu"
-
-    def prepare(self, memory: RunMemory) -> None:  # noqa: B027
-        """Refuse here, in the worker's own thread, what cannot work."""
-
-    @abstractmethod
-    def group(self, memory: RunMemory, request: GroupRequest) -> Group:
-        """Make a group, in a thread of its own: it waits for the other members."""

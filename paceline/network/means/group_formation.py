@@ -11,13 +11,14 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.errors import Deadlock, RunError, SchemeError
 from paceline.network.means import group_record as circles
-from paceline.network.means.group import Broken, Exchange, Group, GroupBuilder, GroupMaker, GroupRequest
+from paceline.network.means.group import Broken, Exchange, Group, GroupBuilder, GroupRequest
 from paceline.network.means.group_record import GroupPlan, GroupRecord, Lives, MeanGroup, MemberPosition
 from paceline.network.means.peer_connections import TROUBLE
 from paceline.network.secure import tls
@@ -29,6 +30,9 @@ from paceline.processes.memory.packed_words import empty_of, shape_word
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
 from paceline.state import Vector
+
+if TYPE_CHECKING:
+    from paceline.network.means.distributed import Connected
 
 MOST_GROUPS = 16  # that are kept; a worker with more groups than these forms them again for each mean
 LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
@@ -52,7 +56,7 @@ Taken = Callable[[PendingMean, Vector, dict[str, int]], None]
 class GroupFormation:
     """One worker's groups, and its part in forming them."""
 
-    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: GroupMaker, had: Taken) -> None:
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: Connected, had: Taken) -> None:
         self.memory, self.rank, self._wait_for = memory, rank, wait_for
         self._board, self._wakeup = memory.board, memory.wakeup
         self._maker, self._had = maker, had

@@ -88,7 +88,9 @@ def gate_side(connection: socket.socket, secret: bytes) -> Generator[None, None,
             raise TurnedAway("it left without proving the secret")
         heard += piece
         if not MAGIC.startswith(heard[: len(MAGIC)]):
-            raise TurnedAway(_described(heard))
+            tls = heard[:1] == b"\x16"  # in our own words: the bytes of an unknown peer never reach a log
+            other = "TLS, which this side does not use; all tasks must be started alike"
+            raise TurnedAway(f"it speaks {other}" if tls else "it does not speak paceline's protocol")
     theirs, proof = heard[len(MAGIC) : -PROOF], heard[-PROOF:]
     if not hmac.compare_digest(proof, client_proof(secret, ours, theirs)):
         with contextlib.suppress(OSError):  # as far as it can be said at once
@@ -103,13 +105,6 @@ def _say(connection: socket.socket, message: bytes) -> Generator[None, None, Non
             message = message[connection.send(message) :]
         except WOULD_BLOCK:
             yield
-
-
-def _described(heard: bytes) -> str:
-    """What an unknown peer seems to be, in our own words: its bytes never reach a log."""
-    if heard[:1] == b"\x16":
-        return "it speaks TLS, which this side does not use; all tasks must be started alike"
-    return "it does not speak paceline's protocol"
 
 
 def prove(connection: socket.socket, secret: bytes, peer: str, until: float) -> None:

@@ -157,9 +157,9 @@ class StoreServer:
     """Serves a key-value store to admitted connections. It never waits: `pump()` when `fileno()` is readable, and at
     least once a second."""
 
-    def __init__(self, gate: AdmissionListener, store: KeyValueStore) -> None:
-        self._gate, self._store = gate, store
-        self.place: tuple[str, int, bytes] = "", 0, b""  # address, port and secret, for clients
+    def __init__(self, gate: AdmissionListener, place: tuple[str, int, bytes]) -> None:
+        self._gate, self._store = gate, KeyValueStore()
+        self.place = place  # address, port and secret, for clients
         self._selector = selectors.EpollSelector()  # itself a descriptor that can be waited on
         self._selector.register(gate, selectors.EVENT_READ)
         self._clients: dict[int, tuple[Channel, Reply]] = {}

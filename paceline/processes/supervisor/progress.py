@@ -53,6 +53,9 @@ class Watcher:
         span = now - then
         speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
         staleness = launcher.launched.memory.staleness().mean if launcher.launched.opened() else math.nan
+        left, first = math.nan, board.get("first_step")
+        if plan.seconds is not None:  # of training: they begin with the first gradient of this launch
+            left = max(0.0, plan.seconds - (now - first / 1e9)) if first else plan.seconds
         return Status(
             title=plan.title,
             roles=tuple(self._role(launcher, child, speeds, staleness) for child in launcher.children),
@@ -62,17 +65,10 @@ class Watcher:
             samples_per_second=sum(speeds),
             metrics=launcher.metrics,
             updates_per_second=max(updates - fewer, 0) / span if span else 0.0,
-            seconds_left=self._clock_left(launcher, now),
+            seconds_left=left,
             checkpoint=board.get("checkpoint"),
             checkpoint_age=max(now - board.get("written") / 1e9, 0.0) if board.get("written") else math.nan,
         )
-
-    def _clock_left(self, launcher: Supervisor, now: float) -> float:
-        """Until `--seconds` of training have passed: they begin with the first gradient of this launch."""
-        limit, first = launcher.plan.seconds, launcher.board.get("first_step")
-        if limit is None:
-            return math.nan
-        return max(0.0, limit - (now - first / 1e9)) if first else limit
 
     def _role(self, launcher: Supervisor, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
         board, part, speed, loss = launcher.board, child.part, math.nan, math.nan
