@@ -212,7 +212,6 @@ class SharedMeans:
                 return False
         if self.journal is not None and (len(present) < len(members) or len({board.at_seq[r] for r in present}) > 1):
             self.journal.text(RecordKind.DECIDED, {str(other): board.at_seq[other] for other in present})
-            self.journal.flush()
         board.row_valid[rank] = 0
         fence()
         for other in self._everybody:

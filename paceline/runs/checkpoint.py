@@ -13,12 +13,12 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -29,6 +29,7 @@ from paceline import __version__
 from paceline.errors import DataError, RunError, UnknownName, UsageError
 from paceline.runs import atomic_files
 
+R = TypeVar("R")
 FORMAT = 1
 STATE, MANIFEST, BEST = "state.safetensors", "manifest.json", "best.json"
 
@@ -99,12 +100,7 @@ def load(path: Path) -> Checkpoint:
 
 def newest(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint; `say` is called for each damaged one that was passed over."""
-    for path in reversed(folders(directory)):
-        try:
-            return load(path)
-        except DataError as error:
-            say(f"passed over: {error}")
-    return None
+    return next(_readable(reversed(folders(directory)), load, say), None)
 
 
 def resumed_from(directory: Path, say: Callable[[str], None]) -> Checkpoint | None:
@@ -118,15 +114,7 @@ def resumed_from(directory: Path, say: Callable[[str], None]) -> Checkpoint | No
 
 def steps(directory: Path, say: Callable[[str], None] = lambda _: None) -> list[int]:
     """The steps that have a checkpoint, in order. Only manifests are read; `say` is called for damaged ones."""
-    found = set()
-    for path in folders(directory):
-        try:
-            _manifest(path)
-        except DataError as error:
-            say(f"passed over: {error}")
-        else:
-            found.add(_step(path))
-    return sorted(found)
+    return sorted({_step(path) for path, _ in _readable(folders(directory), lambda path: (path, _manifest(path)), say)})
 
 
 def of_step(directory: Path, step: int) -> Checkpoint:
@@ -145,12 +133,7 @@ def find(directory: Path, step: int) -> Path | None:
 def best(run: Path, say: Callable[[str], None] = lambda _: None) -> Best | None:
     """The best checkpoint of a run directory, if one was kept; `say` is called for damaged ones."""
     chosen = None
-    for path in folders(run / "best"):  # two only after a crash before the old one was deleted
-        try:
-            one = _read_best(path)
-        except DataError as error:
-            say(f"passed over: {error}")
-            continue
+    for one in _readable(folders(run / "best"), _read_best, say):  # two only if a crash kept the old one
         if chosen is None or _beats(one.value, chosen):
             chosen = one
     return chosen
@@ -268,6 +251,17 @@ def _text(content: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 # reading
+
+
+def _readable(paths: Iterable[Path], read: Callable[[Path], R], say: Callable[[str], None]) -> Iterator[R]:
+    """What `read` gives for each path; `say` is called for damaged ones."""
+    for path in paths:
+        try:
+            found = read(path)
+        except DataError as error:
+            say(f"passed over: {error}")
+        else:
+            yield found
 
 
 def folders(directory: Path) -> list[Path]:

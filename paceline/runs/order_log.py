@@ -136,6 +136,7 @@ class OrderLogWriter:
             self.flush()
 
     def text(self, kind: RecordKind, content: dict[str, Any]) -> None:
+        """Write a record of plain data, in a frame of its own."""
         self.flush()
         encoded = json.dumps(content).encode()
         self._seal(_TEXT.pack(kind, len(encoded)) + encoded)

@@ -281,7 +281,7 @@ class SimulationEngine:
                     return
                 seconds = self.message(rank, SERVER, op.args)
                 for shard in self.servers.followers:
-                    self.later(seat, seconds, self.on_copy, shard, op)
+                    self.later(seat, seconds, self.servers.arrived, shard, op)
                 self.later(seat, seconds, self.on_call, op, target)
             case Mean():
                 self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, op, target)
@@ -328,11 +328,6 @@ class SimulationEngine:
 
     def on_call(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
         self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))
-
-    def on_copy(self, seat: SimulatedWorker, shard: int, op: Call[Any]) -> None:
-        """A call has arrived at another server than the lead."""
-        assert self.servers is not None
-        self.servers.arrived(shard, op)
 
     def deliver_answers(self, answers: Sequence[Reply]) -> None:
         for rank, (generation, target), result in answers:

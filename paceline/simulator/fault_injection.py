@@ -21,11 +21,10 @@ class FaultInjector:
         self._at_update: list[Fault] = []
         self._at_event: list[Fault] = []
         self._delays = any(fault.action == "delay" for fault in faults)
-        recovery = engine.recovery
-        on_parts = {engine.servers.on_part} if engine.servers is not None else set()
+        recovery, servers = engine.recovery, engine.servers
         # messages: sent by a worker, requests to the first server, replies of servers, and all that can be held up
-        self._arrivals = {engine.on_call, engine.on_copy, engine.on_mean, recovery.on_save}
-        self._asked = {engine.on_call, recovery.on_save, *on_parts}
+        self._arrivals = {engine.on_call, engine.on_mean, recovery.on_save} | ({servers.arrived} if servers else set())
+        self._asked = {engine.on_call, recovery.on_save} | ({servers.on_part} if servers else set())
         self._told = {engine.on_answer, recovery.on_saved}
         self._messages = self._arrivals | self._asked | self._told | {engine.on_met}
         self._apart: dict[frozenset[int], float] = {}  # two workers -> until when they are cut off from each other
@@ -149,7 +148,7 @@ class FaultInjector:
         return until
 
     def _cut_off(self, seat: SimulatedWorker, handler: Callable[..., None], payload: Any) -> float:
-        if handler == self._engine.on_copy:
+        if self._engine.servers is not None and handler == self._engine.servers.arrived:
             return seat.cuts.get(payload[0], -math.inf)
         if handler in self._told:  # an answer needs the parts of all servers
             return max(seat.cuts.values())

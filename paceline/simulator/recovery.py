@@ -53,9 +53,8 @@ class SimulatedRecovery:
         self.returning = False
         self.returns = self.rolled_back = 0
         self._asked = 0  # the update at which the last checkpoint was asked for
-        self._wanted: int | None = (
-            None  # the step (exact) or version (without a server) of the parts; with servers any part will do
-        )
+        # the step (exact) or version (without a server) of the parts that are wanted; with servers any part will do
+        self._wanted: int | None = None
         self._have: set[int] = set()  # workers that have saved their part since then
         self._saving = False
         self._wait: set[int] = set()  # workers that wait for the servers' part

@@ -162,7 +162,7 @@ class Servers:
 
         return self._taken(take)
 
-    def arrived(self, shard: int, call: Call[Any]) -> None:
+    def arrived(self, _: SimulatedWorker, shard: int, call: Call[Any]) -> None:
         """A call has arrived at another server than the lead."""
         self._arrived[shard].add(call)
         self.engine.deliver_answers(self._guarded(self._follow))

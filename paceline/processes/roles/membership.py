@@ -10,8 +10,7 @@ from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPIN
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import Checkpointing
 from paceline.processes.roles.recorder import RunLog
-from paceline.processes.roles.step_operations import StepOperations
-from paceline.processes.roles.waiting import Waiting
+from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.processes.transport import Means
 from paceline.runtime.step_driver import StepDriver

@@ -138,15 +138,9 @@ class RunLog:
         board, rank, self._began = self._memory.board, self._rank, True
         self._cells.mirror()
         name = None if first else save_cells(self._memory, rank, self._life, self._cells.worker._rng)
-        self._note(
-            t=board.t[rank],
-            v=int(self._cells.shared.v),
-            gradients=board.gradients[rank],
-            overrides=self._memory.load_overrides(),
-            generation=self._waiting.generation,
-            position=position,
-            cells=name,
-        )
+        counts = {"t": board.t[rank], "v": int(self._cells.shared.v), "gradients": board.gradients[rank]}
+        where = {"generation": self._waiting.generation, "position": position, "cells": name}
+        self._journal.note(counts | {"overrides": self._memory.load_overrides()} | where)
 
     def gradient(self, loss: float) -> None:
         if self._journal is not None:
@@ -163,19 +157,19 @@ class RunLog:
         """Record hyper-parameters that a hook has changed."""
         if self._journal is not None:
             self._journal.text(RecordKind.CHANGE, hyper)
-            self._journal.flush()
 
     def checkpoint(self) -> None:
         """Record the checkpoint that the chief has written."""
         if self._journal is not None:
             model = snapshot.model_of(self._memory, prefix=snapshot.KEEP)
             step = self._memory.board.get("checkpoint")
-            self._note(checkpoint=step, digest=digest(model), generation=self._waiting.generation)
+            told = {"checkpoint": step, "digest": digest(model), "generation": self._waiting.generation}
+            self._journal.note(told)
 
     def returned(self, generation: int) -> None:
         """Record that the worker has returned to a checkpoint."""
         if self._journal is not None:
-            self._note(**{"return": generation})
+            self._journal.note({"return": generation})
 
     def end(self) -> None:
         if self._journal is not None:
@@ -185,8 +179,3 @@ class RunLog:
     def close(self) -> None:
         if self._journal is not None:
             self._journal.close()
-
-    def _note(self, **facts: Any) -> None:
-        assert self._journal is not None
-        self._journal.note(facts)
-        self._journal.flush()

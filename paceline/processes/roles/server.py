@@ -304,7 +304,6 @@ class Server:
             self.memory.scheme = build.scheme_of(self.memory.first_scheme, saved.numbers["overrides"])
         if self.journal is not None:
             self.journal.note({"return": generation})
-            self.journal.flush()
         self._enter(generation)  # not the board's: another process may have died meanwhile
         board.server_generation[self.shard] = generation
         self.memory.wakeup.ring_all()

@@ -30,8 +30,7 @@ from paceline.processes.roles.evaluator import Evaluation
 from paceline.processes.roles.hook_session import HookSession
 from paceline.processes.roles.membership import Membership
 from paceline.processes.roles.recorder import RunLog
-from paceline.processes.roles.step_operations import StepOperations
-from paceline.processes.roles.waiting import Waiting
+from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver

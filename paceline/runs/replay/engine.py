@@ -33,12 +33,8 @@ class ReplayDifference:
     text: str
 
 
-class _Differs(Exception):
-    """The replay differs from the record."""
-
-
-class _Ended(Exception):
-    """The record ends here."""
+class _Over(Exception):
+    """The replay differs from the record, or the record ends here."""
 
 
 class ReplayEngine:
@@ -114,7 +110,7 @@ class ReplayEngine:
 
     def run(self) -> None:
         """Replay until the record ends, `until` is reached or a difference is found."""
-        with suppress(_Differs, _Ended), torch.no_grad():
+        with suppress(_Over), torch.no_grad():
             self._run()
 
     def _run(self) -> None:
@@ -249,7 +245,7 @@ class ReplayEngine:
         name = self._methods[method].name
         if player is None or not player.outbox or player.outbox[0][0].method is not self._methods[method]:
             if player is not None and not player.outbox and player.over and player.life.cut:
-                raise _Ended  # the record of this call is lost
+                raise _Over  # the record of this call is lost
             found = player.outbox[0][0].method.name + "()" if player is not None and player.outbox else "nothing"
             self._differ(player, f"worker:{rank} called {name}() here, and now {found}")
         call, pending = player.outbox.popleft()
@@ -290,11 +286,11 @@ class ReplayEngine:
         noted = self.history.checkpoints.get((self.generation, version))
         if noted is not None and here != noted:
             self.difference = ReplayDifference(version, f"checkpoint {version}", "the model has other bits")
-            raise _Differs
+            raise _Over
         if noted is not None and version not in self.matched:
             self.matched.append(version)
 
     def _differ(self, player: WorkerReplay | None, text: str) -> NoReturn:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
         self.difference = ReplayDifference(self.updates, where, text)
-        raise _Differs
+        raise _Over

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ class Replayed:
         return plain | {"difference": None if self.difference is None else vars(self.difference)}
 
 
+@contextmanager
+def _restoring_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_restoring_threads()
 def replay(
     run: str | Path,
     *,
@@ -63,31 +74,16 @@ def replay(
     if until is not None and until < 0:
         raise UsageError(f"until must be at least 0, not {until}")
     launches = order_history.recorded(directory)
-    threads = torch.get_num_threads()
-    try:
-        return _repeated(directory, launches, until, what_if, since, {"task": task, "scheme": scheme}, watch)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _repeated(
-    directory: RunDirectory,
-    launches: list[History],
-    until: int | None,
-    what_if: Mapping[str, Any] | None,
-    since: int,
-    objects: dict[str, Any],
-    watch: Callable[[int], None],
-) -> Replayed:
+    given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
     matched: list[int] = []
     gradients, cut, saved = 0, False, None
     claimed, recorded = accounts.claimed(directory) if until is None and what_if is None else (None, None)
     for number, launch in enumerate(launches):
         last = number == len(launches) - 1
-        scheme, task = _of(launch, objects)
+        kind, job = _of(launch, given)
         torch.set_num_threads(launch.plan.threads)
-        changed = None if what_if is None else (since, _checked(scheme, what_if, launch.plan.workers))
-        engine = ReplayEngine(launch, scheme, task, until=until, what_if=changed, watch=watch, claimed=claimed)
+        changed = None if what_if is None else (since, _checked(kind, what_if, launch.plan.workers))
+        engine = ReplayEngine(launch, kind, job, until=until, what_if=changed, watch=watch, claimed=claimed)
         if until is not None and not last and launches[number + 1].start_step() < until:
             engine.until = None
         engine.run()
@@ -119,20 +115,19 @@ def _repeated(
         recorded_updates=claimed if recorded is not None else None,
         checkpoints=matched,
         difference=engine.difference,
-        hints=hints(launch, directory, task) if engine.difference is not None else [],
+        hints=hints(launch, directory, job) if engine.difference is not None else [],
         cut=cut,
-        metrics=task.evaluate(model, task.buffers() or None) if asked else {},
+        metrics=job.evaluate(model, job.buffers() or None) if asked else {},
         vector=model,
     )
 
 
-def _of(launch: History, objects: dict[str, Any]) -> tuple[Scheme, Task]:
+def _of(launch: History, given: dict[str, Any]) -> tuple[Scheme, Task]:
     plan = launch.plan
     for name in ("task", "scheme"):
-        if name in launch.about["unnamed"] and objects[name] is None:
+        if name in launch.about["unnamed"] and name not in given:
             again = f"paceline.replay(run, {name}=…)"
             raise UsageError(f"the run was given its {name} as an object, which has no name: give it again, {again}")
-    given = {name: value for name, value in objects.items() if value is not None}
     scheme, task = from_plan.scheme_of(plan, given), from_plan.task_of(plan, given)
     if any(not method.atomic for method in scheme.methods.values()):
         raise UsageError(
