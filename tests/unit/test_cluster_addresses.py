@@ -164,7 +164,7 @@ class TestSiteRule:
 
     @pytest.mark.parametrize("text", ["rule", ":rule", "rule.py:"])
     def test_what_is_no_reference(self, text: str) -> None:
-        with pytest.raises(UsageError, match=r"write (file.py:function or )?package.module:"):
+        with pytest.raises(UsageError, match=r"write (file.py:NAME or )?package.module:"):
             site_rule(text)
 
     def test_a_file_that_is_not_there(self) -> None:
