@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 Vector = Tensor
 Cell = Tensor | float | int | bool
 
-_OWN = frozenset({"_cells", "_numbers", "_writes", "_ledger"})
-
 
 class State:
     """Cells with names: `State(x=x0, count=0)`. The layout is fixed; assignment copies in place.
@@ -233,7 +231,7 @@ def mean_into(out: Vector, vectors: Sequence[Vector], weights: Sequence[float]) 
 
 
 def _tensor(name: str, value: Cell) -> Tensor:
-    if name in _OWN or hasattr(State, name):
+    if hasattr(State, name):
         raise SchemeError(f"a cell cannot be called {name!r}: that is a name of State itself")
     if isinstance(value, Tensor):
         return value.detach().clone()

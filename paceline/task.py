@@ -16,6 +16,7 @@ from paceline.fields import Feed
 from paceline.state import Vector
 
 BufferPolicy = Literal["average", "chief"]
+Buffers = Mapping[str, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,7 @@ class Task(ABC):
         """Worker `rank`'s mini-batches from number `first` on: a pure function of (seed, rank, count)."""
 
     @abstractmethod
-    def grad(
-        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, Vector]:
+    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Buffers = None) -> tuple[float, Vector]:
         """Loss and gradient of the batch's mean loss at x; the gradient is written into `out` if given.
 
         Without `out` the gradient may be a buffer that the next call overwrites. `buffers` are the caller's own
@@ -62,7 +61,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+    def evaluate(self, x: Vector, buffers: Buffers = None) -> dict[str, float]:
         """Metrics of x on the test data; `loss` is always among them."""
 
     def buffers(self) -> dict[str, Tensor]:

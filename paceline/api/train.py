@@ -17,7 +17,7 @@ from paceline.api.detached import launch
 from paceline.config import build, discovery
 from paceline.config.options import Quorum, Start, declared
 from paceline.config.plan import Plan
-from paceline.config.validate import planned
+from paceline.config.validate import own_objects, planned
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
@@ -90,8 +90,7 @@ def train(
     settings = {name: arguments[one.argument] for name, one in declared(Plan).items() if name != "hooks"}
     seat = participate.here(directory)
     if seat is not None and not seat.chief:
-        own = {"task": task} if isinstance(task, Task) else {}
-        raise SystemExit(_took_part(own, scheme, hooks, hyper, say))
+        raise SystemExit(_took_part(own_objects(task, scheme, hooks, hyper), say))
     if seat is not None:
         counts = {"workers": workers, "servers": servers if servers != 1 else None}
         settled = participate.counted(seat, counts, build.scheme_of(scheme, hyper))
@@ -139,18 +138,8 @@ def train(
     return result
 
 
-def _took_part(
-    objects: dict[str, Any],
-    scheme: str | Scheme | type[Scheme],
-    hooks: Iterable[str | Hook],
-    hyper: Mapping[str, Any],
-    say: Callable[[str], None] | None,
-) -> int:
+def _took_part(objects: dict[str, Any], say: Callable[[str], None] | None) -> int:
     """Take part in the run of a cluster as a task other than the chief; gives the exit code."""
-    if not isinstance(scheme, str):
-        objects["scheme"] = build.scheme_of(scheme, hyper)
-    if own := [hook for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks) if isinstance(hook, Hook)]:
-        objects["hooks"] = own
     show = say or (lambda text: print(text, file=sys.stderr))
     try:
         launch(None, objects, tell=lambda _, text: show(text), watch=lambda _: None)

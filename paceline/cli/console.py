@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.text import Text
 
 screen, messages = Console(highlight=False), Console(stderr=True, highlight=False)
+
+
+def show(parts: Iterable[RenderableType]) -> None:
+    """Print tables and lines on stdout; a line is not wrapped."""
+    for part in parts:
+        screen.print(part, soft_wrap=isinstance(part, Text))
 
 
 def say(text: str) -> None:

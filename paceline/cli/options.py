@@ -1,7 +1,6 @@
-"""The options that several commands have, and what --data and --json do."""
+"""The options that several commands have, and how --json prints."""
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +53,6 @@ class ClusterTaskOptions:
     address_rule: str | None = option(
         None, "Function from host name to address: file.py:name or package.module:name.", CLUSTER
     )
-
-
-def use_data_directory(directory: str | None) -> None:
-    """Obey --data."""
-    if directory is not None:
-        os.environ["PACELINE_DATA"] = directory
 
 
 def print_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from paceline.cli.commands import ReplayOptions, SamplesOptions
 from paceline.cli.console import messages, screen
-from paceline.cli.options import print_json, use_data_directory
+from paceline.cli.options import print_json
 from paceline.config import build
 from paceline.errors import UsageError
 from paceline.runs.replay.replay import Replayed, replay
@@ -21,7 +21,6 @@ from paceline.runs.run_directory import RunDirectory
 
 
 def replay_command(asked: ReplayOptions) -> None:
-    use_data_directory(asked.data)
     run, until, since, save = asked.run, asked.until, asked.since, asked.save
     if since and not asked.what_if:
         raise UsageError("--since says from when --what-if holds; give --what-if KEY=VALUE too")
@@ -69,7 +68,6 @@ def _show(run: str, told: Replayed, then: Mapping[str, float], *, asked: bool) -
 
 
 def samples_command(asked: SamplesOptions) -> None:
-    use_data_directory(asked.data)
     ledger = samples(asked.run)
     if asked.sample is not None:
         uses = ledger.of(asked.sample)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.markup import escape
-from rich.text import Text
 
 from paceline import datasets
+from paceline.cli import console
 from paceline.cli.commands import DataOptions, ShowOptions
 from paceline.cli.console import say, screen
 from paceline.config import discovery
@@ -37,8 +37,7 @@ def show_run(name: str | Path) -> bool:
         run = RunDirectory.open(name)
     except UsageError:
         return False
-    for part in detail(run):
-        screen.print(part, soft_wrap=isinstance(part, Text))
+    console.show(detail(run))
     return True
 
 

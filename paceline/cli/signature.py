@@ -7,6 +7,7 @@ on the command line and in Python, and typer's own conversion would cost 0.1 s, 
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING
@@ -19,8 +20,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline import signals
 from paceline.cli.commands import Command
+from paceline.cli.options import print_json
 from paceline.config.options import Declared, checked, declared
-from paceline.errors import UsageError
+from paceline.errors import RunError, UsageError
 
 METAVARS = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
 
@@ -70,14 +72,21 @@ def function_of(command: Command) -> Callable[..., None]:
     def call(**_given: Any) -> None:
         asked = {name: value for name, value in _given.items() if value not in (None, (), [])}
         options = {name: asked.pop(name) for name in own if name in asked}
-        taken = [command.options(**checked(command.name, command.options, options))]
+        taken: list[Any] = [command.options(**checked(command.name, command.options, options))]
         if command.settings is not None:
             taken.append(checked(command.name, command.settings, asked))
         module, _, name = command.body.partition(":")
         body = getattr(import_module(module), name)  # seconds: most bodies load torch
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # `main` handles signals
             signals.raise_while_working()
-        body(*taken)
+        if getattr(taken[0], "data", None) is not None:
+            os.environ["PACELINE_DATA"] = taken[0].data
+        try:
+            body(*taken)
+        except RunError as error:
+            if getattr(taken[0], "as_json", False) and error.result is not None:  # what was reached is not lost
+                print_json(error.result.as_dict() | {"error": str(error)})
+            raise
 
     parameters = [_parameter(one) for one in options_of(command)]
     setattr(call, "__signature__", inspect.Signature(parameters))  # noqa: B010  mypy knows no such attribute

@@ -14,27 +14,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.api.simulate import simulate
 from paceline.cli.commands import SimulateOptions
 from paceline.cli.console import messages, say, screen, warn
-from paceline.cli.options import print_json, use_data_directory
+from paceline.cli.options import print_json
 from paceline.config import build
 from paceline.config.simulation import Simulation
-from paceline.errors import RunError
 from paceline.report import tables
 from paceline.simulator.engine import SimulationEngine
 
 
 def simulate_command(asked: SimulateOptions, settings: dict[str, Any]) -> None:
-    use_data_directory(asked.data)
     hyper, task_options = build.split(asked.words, simulate, Simulation)
     scheme = asked.scheme or "sync"
-    try:
-        with _bar(settings.get("steps", Simulation.steps), scheme, asked.task) as watch:
-            result = simulate(
-                asked.task, scheme, task_options=task_options, warn=warn, watch=watch, say=say, **settings, **hyper
-            )
-    except RunError as error:
-        if asked.as_json and error.result is not None:  # what was reached is not lost
-            print_json(error.result.as_dict() | {"error": str(error)})
-        raise
+    settings |= {"task_options": task_options, "warn": warn, "say": say}
+    with _bar(settings.get("steps", Simulation.steps), scheme, asked.task) as watch:
+        result = simulate(asked.task, scheme, watch=watch, **settings, **hyper)
     if result.notice:
         warn(result.notice, "notice")
     if result.stopped:

@@ -17,12 +17,12 @@ from paceline.api.train import folder_name, train
 from paceline.cli import cluster_options
 from paceline.cli.commands import RunOptions, TrainOptions
 from paceline.cli.console import messages, say, screen
-from paceline.cli.options import print_json, use_data_directory
+from paceline.cli.options import print_json
 from paceline.config import build, discovery
 from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.plan import Plan
 from paceline.config.validate import check, planned
-from paceline.errors import DataError, RunError, UsageError
+from paceline.errors import DataError, UsageError
 from paceline.network.cluster.assignment import Assignment
 from paceline.network.nodes import participate
 from paceline.processes.supervisor.supervisor import Supervisor
@@ -34,7 +34,6 @@ from paceline.scheme import Scheme
 
 
 def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
-    use_data_directory(asked.data)
     task, words, resume, directory, scheme = asked.task, asked.words, asked.resume, asked.directory, asked.scheme
     if resume is not None and task is not None and "=" in task:  # the run has its task: this is the first of the words
         words, task = [task, *words], None
@@ -217,10 +216,6 @@ def conduct(
         signals.part_with("")  # it has been said
         place.write_interrupted()  # execute has done it, unless the signal came before
         raise typer.Exit(signals.EXIT_CODE) from None
-    except RunError as error:
-        if as_json and error.result is not None:  # what was reached is not lost
-            print_json(error.result.as_dict() | {"error": str(error)})
-        raise
     show(result, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.cli.commands import EvaluateOptions, PredictOptions
 from paceline.cli.console import say, screen, warn
-from paceline.cli.options import print_json, use_data_directory
+from paceline.cli.options import print_json
 from paceline.errors import DataError, UsageError
 from paceline.runs.run_directory import RunDirectory
 from paceline.runs.trained_model import evaluated, expected, predicted, task_of, torch_task_of, trained
@@ -22,7 +22,6 @@ from paceline.torch_task import TorchTask
 
 
 def evaluate(asked: EvaluateOptions) -> None:
-    use_data_directory(asked.data)
     directory = RunDirectory.open(asked.run)
     kept = trained(directory, asked.which, ema=asked.ema, say=say)
     metrics = evaluated(kept, task_of(directory))
@@ -40,7 +39,6 @@ def predict(asked: PredictOptions) -> None:
         raise UsageError(f"--output must be a .npy file, not {output}")
     if not files:
         raise UsageError("predict needs samples: give --input FILE")
-    use_data_directory(asked.data)
     directory = RunDirectory.open(asked.run)
     kept = trained(directory, asked.which, ema=asked.ema, say=say)
     task = torch_task_of(directory)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
 from paceline.cli.commands import DiffOptions, VerifyOptions
-from paceline.cli.console import screen
-from paceline.cli.options import print_json, use_data_directory
+from paceline.cli.console import show
+from paceline.cli.options import print_json
 from paceline.report import comparison
-from paceline.runs import diff as diffs
-from paceline.runs import verify as verification
+from paceline.runs.diff import Difference
+from paceline.runs.diff import diff as diff_runs
+from paceline.runs.verify import Verification
+from paceline.runs.verify import verify as verify_run
 
 
 def verify(asked: VerifyOptions) -> None:
-    use_data_directory(asked.data)
-    found = verification.verify(asked.run)
-    _show(found.as_dict(), comparison.verified(found), as_json=asked.as_json)
-    raise typer.Exit(0 if found.verified else 1)
+    found = verify_run(asked.run)
+    _end(asked, found, good=found.verified)
 
 
 def diff(asked: DiffOptions) -> None:
-    found = diffs.diff(asked.run, asked.other)
-    _show(found.as_dict(), comparison.parted(found), as_json=asked.as_json)
-    raise typer.Exit(0 if found.same else 1)
+    found = diff_runs(asked.run, asked.other)
+    _end(asked, found, good=found.same)
 
 
-def _show(plain: dict[str, Any], parts: Sequence[RenderableType], *, as_json: bool) -> None:
-    if as_json:
-        print_json(plain)
-        return
-    for part in parts:
-        screen.print(part, soft_wrap=isinstance(part, Text))
+def _end(asked: VerifyOptions | DiffOptions, found: Verification | Difference, *, good: bool) -> None:
+    if asked.as_json:
+        print_json(found.as_dict())
+    else:
+        show(comparison.verified(found) if isinstance(found, Verification) else comparison.parted(found))
+    raise typer.Exit(0 if good else 1)

@@ -25,16 +25,10 @@ def planned(
 ) -> tuple[Plan, Scheme, dict[str, Any]]:
     """A checked plan, its scheme, and the objects that a plan cannot name. A setting that is None was not given."""
     chosen = build.scheme_of(scheme, hyper or {})
-    objects: dict[str, Any] = {}
-    if isinstance(task, Task):
-        objects["task"] = task
-    if not isinstance(scheme, str):
-        objects["scheme"] = chosen
     listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
     for hook in listed:
         build.hook_of(hook)
-    if own := [hook for hook in listed if isinstance(hook, Hook)]:
-        objects["hooks"] = own
+    objects = own_objects(task, scheme, listed, hyper or {})
     settings = checked("train", Plan, {name: value for name, value in settings.items() if value is not None})
     settings = exact.settled(settings, chosen, 1 if chosen.alone else 2)
     if not chosen.methods:
@@ -48,6 +42,19 @@ def planned(
     )
     check(plan, chosen)
     return plan, chosen, objects
+
+
+def own_objects(
+    task: str | Task | None, scheme: str | Scheme | type[Scheme], hooks: Iterable[str | Hook], hyper: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The objects of the caller, which a plan cannot name."""
+    listed = [hooks] if isinstance(hooks, Hook) else [hook for hook in hooks if isinstance(hook, Hook)]
+    given = {
+        "task": task if isinstance(task, Task) else None,
+        "scheme": None if isinstance(scheme, str) else build.scheme_of(scheme, hyper),
+        "hooks": listed or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def check(plan: Plan, scheme: Scheme) -> None:

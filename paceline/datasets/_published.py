@@ -46,9 +46,8 @@ class Published:
     advice: str  # how the user can get it
     installed: tuple[Path, ...] = ()
     remotes: tuple[Remote, ...] = ()
-    namesakes: Mapping[str, str] = field(
-        default_factory=dict
-    )  # MD5 of a file of the same name -> the set that it belongs to
+    # MD5 of a file of the same name -> the set that it belongs to
+    namesakes: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)  # a name in the folder that is not read -> why
 
 

@@ -47,9 +47,11 @@ class Periodic(Checked):
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
     every: int | None
     seconds: float | None = None
+    default: ClassVar[tuple[int | None, float | None]] = (100, None)  # every, seconds: if neither is given
 
     def begin(self, session: Session) -> None:
-        self._schedule = Schedule(self.every, self.seconds, self.count(session), session.seconds)
+        every, seconds = self.default if self.every is None and self.seconds is None else (self.every, self.seconds)
+        self._schedule = Schedule(every, seconds, self.count(session), session.seconds)
 
     def after_step(self, session: Session) -> None:
         if self._schedule.due(self.count(session), session.seconds):
@@ -69,12 +71,7 @@ class EveryOrSeconds(Periodic):
 
     every: Count | None = None
     seconds: Rate | None = None
-    default: ClassVar[tuple[int | None, float | None]] = (100, None)  # every, seconds: if neither is given
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._only_one("every", "seconds")
-
-    def begin(self, session: Session) -> None:
-        every, seconds = self.default if self.every is None and self.seconds is None else (self.every, self.seconds)
-        self._schedule = Schedule(every, seconds, self.count(session), session.seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from paceline.hook import Session
 from paceline.hooks._periodic import EveryOrSeconds
@@ -13,7 +12,7 @@ from paceline.hooks._periodic import EveryOrSeconds
 class CheckpointSaver(EveryOrSeconds):
     """Asks for a checkpoint of the whole run every `every` updates or every `seconds` (60 if neither is given)."""
 
-    default: ClassVar[tuple[int | None, float | None]] = (None, 60.0)
+    default = (None, 60.0)
 
     def act(self, session: Session) -> None:
         session.save()

@@ -71,9 +71,8 @@ class LearningRate(Checked):
 
     def _apply(self, session: Session) -> None:
         updates = session.updates
-        if (
-            self._value is not None and self._since <= updates < self._since + self.every
-        ):  # the run may have returned to a checkpoint
+        # updates may be fewer than before: the run may have returned to a checkpoint
+        if self._value is not None and self._since <= updates < self._since + self.every:
             return
         value = self.rate(updates)
         if self._value is None or not math.isclose(value, self._value, rel_tol=1e-12):

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paceline.report.run_tables import facts
 from paceline.runs.diff import Difference
 from paceline.runs.verify import Verification
 
@@ -18,16 +19,11 @@ MARKS = {True: Text("fits", "green"), False: Text("does not fit", "red"), None: 
 
 def verified(found: Verification) -> list[RenderableType]:
     """The checks, and the verdict as the last line."""
-    table = Table(title=found.run, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_column(overflow="fold")
-    for check in found.checks:
-        table.add_row(Text(check.what), MARKS[check.fits], Text(check.text))
+    rows = [(check.what, MARKS[check.fits], check.text) for check in found.checks]
     for name, (then, now) in found.versions.items():
-        table.add_row(Text(name), Text("changed", "cyan"), Text(f"the run had {_shown(then)}, here is {_shown(now)}"))
+        rows.append((name, Text("changed", "cyan"), f"the run had {_shown(then)}, here is {_shown(now)}"))
     wrong = dict.fromkeys(check.what for check in found.checks if check.fits is False)
-    return [table, Text(f"not verified: {', '.join(wrong)}" if wrong else "verified")]
+    return [facts(found.run, rows), Text(f"not verified: {', '.join(wrong)}" if wrong else "verified")]
 
 
 def parted(found: Difference) -> list[RenderableType]:

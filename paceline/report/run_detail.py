@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.processes.supervisor.status import duration
-from paceline.report.run_tables import STYLES, last, last_metrics, moment, number, readable
+from paceline.report.run_tables import STYLES, facts, last, last_metrics, moment, number, readable
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
@@ -30,13 +30,11 @@ def detail(run: RunDirectory) -> list[RenderableType]:
         Text(str(run.path.resolve())),
     ]
     damage: list[str] = []
-    parts.append(_pairs("plan", _plain_rows(readable(run, damage, run.plan, {}))))
+    parts.append(facts("plan", _plain_rows(readable(run, damage, run.plan, {}))))
     result = readable(run, damage, run.result)
     history = readable(run, damage, lambda: run.history(damage.append), [])
-    if result is not None:
-        parts.append(_pairs("result", _result_rows(result)))
-    else:
-        parts.append(_pairs("progress", _progress_rows(run, history)))
+    told = ("progress", _progress_rows(run, history)) if result is None else ("result", _result_rows(result))
+    parts.append(facts(*told))
     kept = _checkpoints(run, damage)
     parts.append(kept if kept is not None else Text("no checkpoints"))
     best = checkpoint.best(run.path, damage.append)
@@ -66,15 +64,6 @@ def _checkpoints(run: RunDirectory, damage: list[str]) -> Table | None:
             continue
         written = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC)
         table.add_row(f"{step:,}", _size(sum(file.st_size for file in files)), moment(written))
-    return table
-
-
-def _pairs(title: str, rows: Iterator[tuple[str, str]]) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(Text(name), Text(text))
     return table
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -99,6 +100,17 @@ class Listing:
                 break
             kept.append(index)
         return sorted(kept)
+
+
+def facts(title: str, rows: Iterable[Sequence[str | Text]], justify: JustifyMethod = "left") -> Table:
+    """A table without headings: in each row a name, and what is known of it. No text is cut."""
+    table = Table(title=escape(title), show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    for row in rows:
+        if len(table.columns) < len(row):
+            table.add_column(justify=justify, overflow="fold")
+        table.add_row(*map(_text, row))
+    return table
 
 
 def _text(cell: str | Text) -> Text:

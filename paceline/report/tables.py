@@ -7,25 +7,19 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from rich.markup import escape
 from rich.table import Table
 
 from paceline.config.build import keys_of
 from paceline.config.discovery import Member
 from paceline.fields import described
+from paceline.report.run_tables import facts
 from paceline.result import Result
 from paceline.scheme import fields
 
 
 def closing(result: Result) -> Table:
     """The result of a run."""
-    title = escape(f"{result.scheme} on {result.task}")
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(justify="right", overflow="fold")  # a path is never cut
-    for name, text in _closing_rows(result):
-        table.add_row(escape(name), escape(text))
-    return table
+    return facts(f"{result.scheme} on {result.task}", _closing_rows(result), justify="right")
 
 
 def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
@@ -65,9 +59,8 @@ def parameters(family: str, found: Member) -> Table | None:
     rows = list(parameter_rows(family, found.value))
     if not rows:
         return None
-    table = Table(title="takes", title_justify="left")
-    for column in ("word", "allowed", "default"):
-        table.add_column(column, style="bold" if column == "word" else "")
+    table = Table("word", "allowed", "default", title="takes", title_justify="left")
+    table.columns[0].style = "bold"
     for row in rows:
         table.add_row(*row)
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from paceline.datasets import load
 from paceline.sampling import Stream, sample_seed
 from paceline.state import Vector
-from paceline.task import Batch, Task
+from paceline.task import Batch, Buffers, Task
 from paceline.tasks._options import at_least
 from paceline.tasks.toy import dtype_named
 
@@ -44,9 +44,7 @@ class Logistic(Task):
 
         return drawn()
 
-    def grad(
-        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, Vector]:
+    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Buffers = None) -> tuple[float, Vector]:
         rows, labels = batch.data
         margins = labels * (rows @ x)
         pull = -labels * torch.sigmoid(-margins) / len(labels)
@@ -60,7 +58,7 @@ class Logistic(Task):
         loss: Tensor = softplus(-margins).mean() + 0.5 * self.l2 * x.dot(x)
         return float(loss)
 
-    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+    def evaluate(self, x: Vector, buffers: Buffers = None) -> dict[str, float]:
         rows, labels = self.test
         margins = labels * (rows @ x)
         return {

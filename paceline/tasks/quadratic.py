@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator
 from itertools import count
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.sampling import mixed, portion, sample_seed
 from paceline.state import Vector
-from paceline.task import Batch, Task
+from paceline.task import Batch, Buffers, Task
 from paceline.tasks._options import at_least, finite, positive, whole
 from paceline.tasks.toy import dtype_named
 
@@ -76,9 +75,7 @@ class Quadratic(Task):
         data = (self._spectrum(rank), self.centre(rank, workers))
         return (Batch(data, size, sample_seed(seed, rank, number), weight) for number in count(first))
 
-    def grad(
-        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, Vector]:
+    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Buffers = None) -> tuple[float, Vector]:
         out = self._out if out is None else out
         h, s = batch.data
         apart = torch.sub(x, s)
@@ -90,17 +87,13 @@ class Quadratic(Task):
             out *= batch.weight
         return batch.weight * loss, out
 
-    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+    def evaluate(self, x: Vector, buffers: Buffers = None) -> dict[str, float]:
         apart = (x - self.best).double()
         loss = 0.5 * torch.dot(self.mean.double() * apart, apart).item()
         return {"loss": loss, "distance": apart.norm().item()}
 
-    @cached_property
-    def _largest(self) -> float:
-        return max(h.max().item() for h in self.spectra)
-
     def curvature(self) -> float:
-        return self._largest
+        return max(h.max().item() for h in self.spectra)
 
 
 def quadratic(

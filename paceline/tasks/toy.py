@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 
 import torch
-from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.sampling import portion, sample_seed
 from paceline.state import Vector
-from paceline.task import Batch, Task
+from paceline.task import Batch, Buffers, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -39,9 +38,7 @@ class Toy(Task):
         _, size, weight = portion(self.batch, self.feed, rank, workers)
         return (Batch((), size, sample_seed(seed, rank, number), weight) for number in count(first))
 
-    def grad(
-        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, Vector]:
+    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Buffers = None) -> tuple[float, Vector]:
         out = torch.empty_like(x) if out is None else out
         miss = x[:2] + x[2:] - 100.0
         torch.cat((miss, miss), out=out)
@@ -49,7 +46,7 @@ class Toy(Task):
             out *= batch.weight
         return batch.weight * miss.square().mean().item(), out
 
-    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+    def evaluate(self, x: Vector, buffers: Buffers = None) -> dict[str, float]:
         miss = x[:2] + x[2:] - 100.0
         return {"loss": miss.square().mean().item(), "distance": (miss.norm() / 2**0.5).item()}
 
