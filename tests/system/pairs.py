@@ -20,7 +20,7 @@ from typing import Any
 from processes import Story, leaving_nothing, run
 
 from paceline.hook import Hook, Session
-from paceline.processes.supervisor.cpu_activity import is_stopped
+from paceline.processes.supervisor.patience import is_stopped
 from paceline.processes.supervisor.status import Status
 from paceline.processes.supervisor.supervisor import Supervisor
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 
 from paceline.errors import UsageError
 from paceline.network.cluster.description import Cluster, ClusterTask, Slot
-from paceline.network.cluster.sources.slurm import SOURCE, host_list, port_list, task_counts
+from paceline.network.cluster.slurm_hostlist import counts, hosts, ports
+from paceline.network.cluster.sources.slurm import SOURCE
 
 HOSTS = [
     ("pace[1-2]", ["pace1", "pace2"]),
@@ -32,7 +33,7 @@ HOSTS = [
 class TestHosts:
     @pytest.mark.parametrize(("text", "names"), HOSTS)
     def test_expanded(self, text: str, names: list[str]) -> None:
-        assert host_list(text, "LIST") == names
+        assert hosts(text, "LIST") == names
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -62,10 +63,10 @@ class TestHosts:
     )
     def test_what_is_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            host_list(text, "LIST")
+            hosts(text, "LIST")
 
     def test_as_many_as_are_allowed(self) -> None:
-        assert len(host_list("a[1-65536]", "LIST")) == 65_536
+        assert len(hosts("a[1-65536]", "LIST")) == 65_536
 
 
 # a host list as plain data: names, each of them parts, each of which is a text or the numbers of a bracket
@@ -106,13 +107,13 @@ def test_a_compressed_list_is_what_it_stands_for(
     names: list[tuple[str, list[tuple[list[tuple[int, int, int]], str]]]],
 ) -> None:
     expected = list(itertools.chain.from_iterable(naive(name) for name in names))
-    assert host_list(",".join(written(name) for name in names), "LIST") == expected
+    assert hosts(",".join(written(name) for name in names), "LIST") == expected
 
 
 @given(some.text(alphabet="ab01-[],( x", max_size=12))
 @settings(deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for read in (host_list, task_counts, port_list):
+    for read in (hosts, counts, ports):
         with contextlib.suppress(UsageError):
             assert read(text, "LIST")
 
@@ -123,7 +124,7 @@ class TestNumbers:
         [("2(x3),1", [2, 2, 2, 1]), ("2(x2)", [2, 2]), ("2,1", [2, 1]), ("4", [4]), ("1(x1),3", [1, 3])],
     )
     def test_counts(self, text: str, tasks: list[int]) -> None:
-        assert task_counts(text, "COUNTS") == tasks
+        assert counts(text, "COUNTS") == tasks
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -139,7 +140,7 @@ class TestNumbers:
     )
     def test_counts_that_are_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            task_counts(text, "COUNTS")
+            counts(text, "COUNTS")
 
     @pytest.mark.parametrize(
         ("text", "numbers"),
@@ -151,7 +152,7 @@ class TestNumbers:
         ],
     )
     def test_ports(self, text: str, numbers: list[int]) -> None:
-        assert port_list(text, "PORTS") == numbers
+        assert ports(text, "PORTS") == numbers
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -166,7 +167,7 @@ class TestNumbers:
     )
     def test_ports_that_are_refused(self, text: str, why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            port_list(text, "PORTS")
+            ports(text, "PORTS")
 
 
 # srun -N2 --ntasks-per-node=2 on the loopback cluster of two nodes

@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline import signals
 from paceline.config.from_plan import forkable, ready_task
+from paceline.config.role_names import parsed
 from paceline.errors import PacelineError
 from paceline.network.nodes import protocol
 from paceline.network.nodes.board_replication import RemoteWakeups
@@ -25,9 +26,8 @@ from paceline.network.nodes.protocol import NodeMessage
 from paceline.network.secure.channel import Channel, Closed, ProtocolError, plain
 from paceline.processes.memory.board import STOP
 from paceline.processes.roles.main import RoleContext
-from paceline.processes.roles.roles import places
+from paceline.processes.roles.roles import Role, places
 from paceline.processes.supervisor.children import Child, Children, Ended, Message
-from paceline.processes.supervisor.exec_role import part_of
 from paceline.processes.supervisor.patience import Patience
 from paceline.processes.supervisor.supervisor import LOOK
 
@@ -176,7 +176,7 @@ class Agent:
 
     def _start(self, name: str) -> None:
         """Fork a role, as the coordinator has decided."""
-        node, part = self._node, part_of(name)
+        node, part = self._node, Role(*parsed(name))
         for place in places(part, node.plan):
             self._remote.set(place, False)
         context = RoleContext(node.plan, node.board, node.pipes, node.state, self._objects, node=node.node)
@@ -201,7 +201,7 @@ class Agent:
     def _watch(self) -> None:
         """Kill roles that stay stopped or hang before their first step; the coordinator decides about their restart."""
         now = time.monotonic()
-        for child, seconds in self._children.stopped(now):
+        for child, seconds in self._patience.stopped(self._children.running, now):
             self._control.send_json(NodeMessage.FROZEN, {"part": str(child.part)})
             if seconds > self.patience:
                 self._children.kill(child)

@@ -105,10 +105,9 @@ class Coordinator(Elsewhere):
         """The roles without a process."""
         return [child for child in self.supervisor.children if str(child.part) in self._away]
 
-    # what the supervisor calls
+    # what the supervisor calls: see Elsewhere
 
     def start(self, child: Child) -> bool:
-        """Have another node start a role. False: this node has it, and the supervisor starts it."""
         part, name = child.part, str(child.part)
         if name in self._here:
             self._set_remote(part, False)
@@ -130,7 +129,6 @@ class Coordinator(Elsewhere):
         return True
 
     def attend(self) -> None:
-        """Hear what other nodes say, decide, and send them what they need."""
         self._peers.remote.drain()
         self._peers.admit(self._choose)
         for act in (self._receive, self._peers.send_news):
@@ -145,7 +143,6 @@ class Coordinator(Elsewhere):
         self._peers.watch_descriptors()
 
     def kill_all(self) -> None:
-        """Have every process on other nodes killed."""
         for peer in self._peers:
             for part in peer.parts:
                 child = self._child(str(part))

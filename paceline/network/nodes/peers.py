@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from paceline.config.role_names import parsed
 from paceline.network.nodes import protocol
 from paceline.network.nodes.agent import RETURNED
 from paceline.network.nodes.board_replication import BoardReplica, RemoteWakeups
@@ -24,7 +25,6 @@ from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.segment import WORD
 from paceline.processes.memory.snapshot import KEEP, own_names
 from paceline.processes.roles.roles import Role, ranks
-from paceline.processes.supervisor.exec_role import part_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.supervisor import LOOK
 from paceline.runs import checkpoint
@@ -177,7 +177,7 @@ class PeerConnections:
         now = time.monotonic()
         host, nonce, machine = str(told["host"]), str(told["nonce"]), str(told.get("machine", ""))
         peer = Peer(self._count, channel, host, nonce, BoardReplica(self._board), machine, heard=now)
-        peer.parts = [part_of(name) for name in chosen]
+        peer.parts = [Role(*parsed(name)) for name in chosen]
         beside = self._beside(peer)
         self._peers[peer.number] = peer
         store = self._launched.context.node.store

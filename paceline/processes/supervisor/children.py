@@ -21,7 +21,6 @@ from paceline.processes.roles import evaluator
 from paceline.processes.roles.control_channel import Control, Listener
 from paceline.processes.roles.main import RoleContext, main
 from paceline.processes.roles.roles import Role, ranks
-from paceline.processes.supervisor.cpu_activity import is_stopped
 from paceline.processes.supervisor.exec_role import become
 from paceline.processes.supervisor.fork import forked
 
@@ -124,15 +123,6 @@ class Children:
             pid, status, usage = os.wait4(child.pid, os.WNOHANG) if child.pid else (0, 0, None)
             if pid and usage is not None:
                 yield self._ended(child, status, usage, heard)
-
-    def stopped(self, now: float) -> Iterator[tuple[Child, float]]:
-        """The processes that a signal (SIGSTOP) has stopped, and for how many seconds."""
-        for child in self.running:
-            if is_stopped(child.pid):
-                child.stopped_at = child.stopped_at or now
-                yield child, now - child.stopped_at
-            else:
-                child.stopped_at = 0.0
 
     def kill(self, child: Child) -> None:
         os.kill(child.pid, signal.SIGKILL)

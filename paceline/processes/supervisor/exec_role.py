@@ -50,7 +50,7 @@ def become(part: Role, context: RoleContext, control: Control) -> int:
 
 def play(name: str, handle: int) -> int:
     """The program's side: open the inherited descriptors, and run the role; gives the exit code."""
-    part = part_of(name)
+    part = Role(*parsed(name))
     try:
         data: dict[str, Any] = json.loads(os.pread(handle, LONGEST, 0))
         plan = Plan.from_dict(data["plan"])
@@ -63,8 +63,3 @@ def play(name: str, handle: int) -> int:
     objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
     node = Endpoint.from_json(data["node"])
     return main(part, RoleContext(plan, board, data["wakeup"], data["state"], objects, node), control)
-
-
-def part_of(name: str) -> Role:
-    """`chief`, `worker:1`, `server:0` (or `ps:0`), `evaluator`."""
-    return Role(*parsed(name))

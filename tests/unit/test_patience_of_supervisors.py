@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from paceline.processes.supervisor.cpu_activity import Activity, is_stopped
+from paceline.processes.supervisor.patience import Activity, is_stopped
 
 SPIN = "print(1, flush=True)\nwhile True: pass"
 SLEEP = "import signal; print(1, flush=True); signal.pause()"
