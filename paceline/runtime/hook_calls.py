@@ -47,9 +47,12 @@ class HookCalls:
                 "a smaller lr (or fewer workers at this lr) is the usual cure"
             )
 
-    def after_gradient(self, loss: float) -> None:
+    def after_gradient(self, loss: float | None) -> None:
         for hook in self.watching:
-            hook.after_gradient(self._session, loss)
+            if loss is not None:
+                hook.after_gradient(self._session, loss)
+            elif not hook.guards_loss:
+                hook.after_gradient(self._session, math.nan)
 
     def after_step(self) -> None:
         for hook in self._after:

@@ -7,16 +7,16 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from paceline.api.script.loader_sharding import own_items, size_of
+from paceline.api.script.loader_sharding import Shard, size_of
 from paceline.errors import UsageError
 
 SAMPLES = torch.arange(40)
 
 
 def part(loader, rank=0, workers=2, *, number, seed=0):
-    return list(islice(own_items(loader, rank, workers, seed), number))
+    return list(islice(iter(Shard(loader, rank, workers, seed)), number))
 
 
 class Numbers(IterableDataset):
@@ -75,10 +75,10 @@ def test_loaders_that_cannot_be_cut_are_gone_through(loader):
 
 def test_what_can_be_gone_through_once_ends():
     items = iter(range(5))
-    assert list(own_items(items, 0, 2, 0)) == [0, 2, 4]
-    assert list(own_items(iter(range(1)), 1, 2, 0)) == []
+    assert list(Shard(items, 0, 2, 0)) == [0, 2, 4]
+    assert list(Shard(iter(range(1)), 1, 2, 0)) == []
     once = [[1, 2], []]
-    assert list(own_items(lambda: once.pop(0), 0, 1, 0)) == [1, 2]
+    assert list(Shard(lambda: once.pop(0), 0, 1, 0)) == [1, 2]
 
 
 @pytest.mark.parametrize("loader", [[], iter([]), lambda: [], DataLoader(TensorDataset(torch.zeros(0)))])
@@ -113,3 +113,54 @@ def test_what_is_no_loader():
 )
 def test_samples_are_counted_by_the_first_tensor(item, size):
     assert size_of(item) == size
+
+
+class TestDistributedSampler:
+    """A loader that is left over from a script for torch's DistributedDataParallel."""
+
+    @staticmethod
+    def loader(replicas: int, rank: int) -> DataLoader:
+        data = TensorDataset(SAMPLES)
+        sampler = DistributedSampler(data, num_replicas=replicas, rank=rank, shuffle=True)
+        return DataLoader(data, batch_size=4, sampler=sampler)
+
+    @pytest.mark.parametrize("replicas", [2, 1])
+    def test_samples_are_sharded_once_and_each_epoch_has_its_order(self, replicas):
+        epochs: list[list[int]] = [[], []]
+        for rank in range(2):
+            shard = Shard(self.loader(replicas, rank if replicas > 1 else 0), rank, 2, 0)
+            assert "DistributedSampler" in shard.note
+            assert len(shard) == 5
+            items = iter(shard)
+            for epoch in range(2):
+                for (batch,) in islice(items, len(shard)):
+                    epochs[epoch] += batch.tolist()
+                assert shard.epoch == epoch
+        assert [sorted(epoch) for epoch in epochs] == [SAMPLES.tolist()] * 2
+        assert epochs[0] != epochs[1]
+
+    @pytest.mark.parametrize(("replicas", "theirs"), [(4, 1), (2, 0)])
+    def test_one_of_other_processes_is_refused(self, replicas, theirs):
+        with pytest.raises(UsageError, match=f"process {theirs} of {replicas}, and this is worker 1 of 2"):
+            Shard(self.loader(replicas, theirs), 1, 2, 0)
+
+
+def test_the_length_is_that_of_a_workers_epoch():
+    loader = DataLoader(TensorDataset(SAMPLES), batch_size=4)  # ten batches
+    assert [len(Shard(loader, rank, 3, 0)) for rank in range(3)] == [4, 3, 3]
+    with pytest.raises(TypeError):
+        len(Shard(iter([1]), 0, 1, 0))
+
+
+def test_the_epoch_is_that_of_the_last_item():
+    shard = Shard([1, 2, 3, 4], 0, 2, 0)
+    assert [shard.epoch for _ in islice(iter(shard), 5)] == [0, 0, 1, 1, 2]
+
+
+def test_a_single_worker_draws_the_scripts_own_random_numbers():
+    loader = DataLoader(TensorDataset(SAMPLES), batch_size=4, shuffle=True)
+    torch.manual_seed(3)
+    plain = [batch.tolist() for _ in range(2) for (batch,) in loader] + torch.rand(2).tolist()
+    torch.manual_seed(3)
+    items = iter(Shard(loader, 0, 1, 0))
+    assert [next(items)[0].tolist() for _ in range(20)] + torch.rand(2).tolist() == plain

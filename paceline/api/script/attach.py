@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from paceline.api.script import standalone
-from paceline.api.script.loop import Evaluate, Pace, ScriptTask
+from paceline.api.script.loop import Pace
+from paceline.api.script.script_task import Evaluate, ScriptTask
 from paceline.config import build, discovery
 from paceline.config.plan import Plan
 from paceline.config.validate import check
@@ -24,7 +24,7 @@ from paceline.hook import Hook
 from paceline.processes.roles import script_role
 from paceline.processes.roles.main import hooks_of
 from paceline.processes.roles.preparation import prepare, wait_until_joined, wait_until_ready
-from paceline.processes.roles.script_role import ScriptRole
+from paceline.processes.roles.script_role import ScriptRole, seed_all
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
@@ -143,8 +143,11 @@ def _by_itself(script: _Script) -> Pace:
 
 
 def _seed(session: WorkerSession) -> None:
-    """Random numbers of the script, such as for dropout, differ between workers and after a restart."""
-    torch.manual_seed(mixed(session.memory.plan.seed, session.rank, session.worker.t))
+    """Random numbers of the script, such as for dropout, differ between workers and after a restart. A single worker
+    keeps those of the script, so that it computes the bits of the script without paceline."""
+    worker = session.worker
+    if worker.workers > 1 or worker.t or session.board.begun[session.rank]:
+        seed_all(mixed(session.memory.plan.seed, session.rank, worker.t))
 
 
 def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, Any]) -> tuple[str, Scheme]:

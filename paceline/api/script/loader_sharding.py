@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import chain, count, islice
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from paceline.errors import UsageError
 from paceline.sampling import mixed
@@ -22,28 +23,74 @@ _KEPT = (  # settings of a DataLoader that its shard has too
 _END: Any = object()
 
 
-def own_items(loader: Loader, rank: int, workers: int, seed: int) -> Iterator[Any]:
+class Shard:
     """A worker's items, epoch after epoch: item i of an epoch belongs to worker i % workers.
 
     Loaders that shuffle by torch's random numbers shuffle alike on all workers, so that each item of an epoch belongs
-    to one worker. Ends only with data that can be read once.
+    to one worker. A single worker goes through its loader as the script itself would, with the script's random numbers.
+    Ends only with data that can be read once.
     """
-    source, step = _sharded(loader, rank, workers)
-    for epoch in count():
-        with seeded(mixed(seed, "share", epoch)):  # an order is drawn no later than with the first item
-            items = _iterator(source)
-            first = next(items, _END)
-        if first is _END and epoch == 0:
-            raise UsageError("the loader is empty: it gives no item to train on")
-        if first is _END:
-            return
-        mine = _END
-        for mine in islice(chain([first], items), rank if step > 1 else 0, None, step):
-            yield mine
-        if items is source:  # an iterator has no second epoch
-            return
-        if mine is _END:
-            raise UsageError(f"the loader gives worker {rank} nothing: fewer items in an epoch than {workers} workers")
+
+    def __init__(self, loader: Loader, rank: int, workers: int, seed: int) -> None:
+        self._rank, self._workers, self._seed = rank, workers, seed
+        self.epoch = 0
+        self.note = ""  # what the user should know of how the data are sharded
+        self._own = _distributed_sampler(loader)
+        if self._own is not None:
+            self.note = _use(self._own, rank, workers)
+        if self._own is not None and self._own.num_replicas == workers:
+            self._source, self._step = loader, 1
+        else:
+            self._source, self._step = _sharded(loader, rank, workers)
+        self._loader = loader
+
+    def __len__(self) -> int:
+        whole = len(self._loader)  # type: ignore[arg-type]  # TypeError by Python, for what has no length
+        if self._own is not None and self._own.num_replicas == self._workers:
+            return whole
+        return len(range(self._rank, whole, self._workers))
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, workers = self._rank, self._workers
+        for self.epoch in count():
+            if self._own is not None:
+                self._own.set_epoch(self.epoch)
+            # an order is drawn no later than with the first item
+            with seeded(mixed(self._seed, "share", self.epoch)) if workers > 1 else nullcontext():
+                items = _iterator(self._source)
+                first = next(items, _END)
+            if first is _END and self.epoch == 0:
+                raise UsageError("the loader is empty: it gives no item to train on")
+            if first is _END:
+                return
+            mine = _END
+            for mine in islice(chain([first], items), rank if self._step > 1 else 0, None, self._step):
+                yield mine
+            if items is self._source:  # an iterator has no second epoch
+                return
+            if mine is _END:
+                raise UsageError(
+                    f"the loader gives worker {rank} nothing: fewer items in an epoch than {workers} workers"
+                )
+
+
+def _distributed_sampler(loader: Loader) -> DistributedSampler[Any] | None:
+    batches = getattr(loader, "batch_sampler", None)
+    found = [one for one in (getattr(batches, "sampler", None), getattr(loader, "sampler", None)) if one is not None]
+    return next((one for one in found if isinstance(one, DistributedSampler)), None)
+
+
+def _use(sampler: DistributedSampler[Any], rank: int, workers: int) -> str:
+    """What is said about a DistributedSampler; UsageError if it shards for other workers than those of the run."""
+    if (sampler.num_replicas, sampler.rank) == (workers, rank):
+        return "the loader's DistributedSampler shards the data; share() sets its epoch"
+    if sampler.num_replicas == 1:
+        return "the loader's DistributedSampler is of one process: share() shards what it gives, and sets its epoch"
+    raise UsageError(
+        f"the loader has a DistributedSampler for process {sampler.rank} of {sampler.num_replicas}, and this is worker "
+        f"{rank} of {workers}: its data would be sharded twice. Remove the sampler (share() shards the data), or make "
+        "it with num_replicas=pace.workers, rank=pace.rank"
+    )
 
 
 def size_of(item: Any) -> int:

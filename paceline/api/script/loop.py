@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from paceline.api.script.loader_sharding import Loader, own_items, size_of
+from paceline.api.script.loader_sharding import Loader, Shard, size_of
+from paceline.api.script.script_task import ScriptTask
 from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.ops import Grad
@@ -21,107 +22,40 @@ from paceline.processes.roles.train_loop import GradientBuffers
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.result import Staleness
 from paceline.state import Vector
-from paceline.task import Batch, Task
-from paceline.torch_task import FlatModule, checked_loss, seeded
-
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
+from paceline.task import Batch
+from paceline.torch_task import checked_loss
 
 
-class ScriptTask(Task):
-    """A script's model as a task, to start from, to evaluate and to save. The loop computes the gradients."""
+class SharedItems:
+    """What `pace.share` gives: the items of one worker, for the loop of a script."""
 
-    def __init__(self, model: nn.Module, evaluate: Evaluate | None, name: str) -> None:
-        self.name, self.flat, self._evaluate = name, FlatModule(model), evaluate
-        self.loss = math.nan  # of the last step
-        self.device = self.flat.parameters[0].device
-        self._x, self._out = self.flat.vector(), torch.zeros(self.flat.size, dtype=self.dtype, device=self.device)
-        self._scratch = self._out  # for gradients that are not used
-        self._shared: dict[str, Tensor] = {}
-        self._buffers = self.flat.buffers()
+    def __init__(self, shard: Shard, given: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+        self._shard, self._given = shard, given
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._given(iter(self._shard))
+
+    def __len__(self) -> int:
+        """Items of this worker in one epoch."""
+        return len(self._shard)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.flat.parameters[0].dtype
+    def epoch(self) -> int:
+        """The epoch that the last item is of, from 0."""
+        return self._shard.epoch
 
-    def start(self, seed: int) -> Vector:
-        return self.flat.vector()
 
-    def buffers(self) -> dict[str, Tensor]:
-        return {name: buffer.detach().cpu().clone() for name, buffer in self.flat.buffers().items()}
+class ScriptOptimizer(torch.optim.Optimizer):
+    """Stands for the scheme where code wants a torch.optim.Optimizer: GradScaler, or a loop that calls `step()`."""
 
-    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
-        raise UsageError("the data of a script are its own")
+    def __init__(self, parameters: list[nn.Parameter], step: Callable[[], bool]) -> None:
+        super().__init__(parameters, {})
+        self._step = step
 
-    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Any = None) -> tuple[float, Vector]:
-        raise UsageError("the gradients of a script are computed in its own loop")
-
-    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """The metrics of the script's function at x; afterwards the model is as before."""
-        if self._evaluate is None:
-            return {"loss": self.loss}
-        module = self.flat.module
-        modes = [(one, one.training) for one in module.modules()]
-        self.flat.bind(x.detach(), self._scratch)
-        if buffers is not None:
-            self.flat.bind_buffers(self._here(buffers))
-        module.eval()
-        try:
-            with torch.no_grad(), seeded(0):
-                found = self._evaluate(module)
-        finally:
-            for one, mode in modes:
-                one.training = mode
-            self.flat.bind(self._x, self._out)
-            self.flat.bind_buffers(self._buffers)
-        if not isinstance(found, Mapping):
-            raise UsageError(f"evaluate() must give metrics by name, such as {{'accuracy': 0.97}}, not {found!r}")
-        return {"loss": self.loss} | {name: float(value) for name, value in found.items()}
-
-    def _here(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: buffer.to(self.device) for name, buffer in buffers.items()}
-
-    # for the loop
-
-    def settle(self, buffers: dict[str, Tensor]) -> None:
-        """Use the worker's buffers in shared memory from now on."""
-        self._shared, self._buffers = buffers, self._here(buffers)
-        self.bind(self._x, self._scratch)
-
-    def bind(self, x: Vector, out: Vector) -> None:
-        """Let the model compute at x, and write gradients to out."""
-        # other tensors of the same memory: GradientBuffers counts references to a gradient
-        self._x, self._out = x.detach(), out.detach()
-        self.flat.bind(x, out)
-        self.flat.bind_buffers(self._buffers)
-
-    def gather(self, out: Vector) -> None:
-        """Copy gradients that autograd or the script put elsewhere into `out`."""
-        place, width = out.data_ptr(), out.element_size()
-        views: tuple[Tensor, ...] = ()
-        for number, parameter in enumerate(self.flat.parameters):
-            grad = parameter.grad
-            if grad is None or grad.data_ptr() != place:  # after a zero_grad(), which frees the gradients
-                views = views or torch.split_with_sizes(out.detach(), self.flat.sizes)
-                own = views[number].view(parameter.shape)
-                if grad is not None:
-                    own.copy_(grad)
-                else:
-                    own.zero_()
-                parameter.grad = own
-            place += parameter.numel() * width
-        self.flat.keep_buffers(self._buffers)
-        for name, buffer in self._buffers.items():
-            if buffer is not self._shared[name]:  # on another device
-                self._shared[name].copy_(buffer)
-
-    def let_go(self, x: Vector | None = None, buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Give the model memory of its own again, with these parameters and buffers or the present ones."""
-        x, buffers = self._x if x is None else x, self._buffers if buffers is None else buffers
-        parts = torch.split_with_sizes(x.to(self.device), self.flat.sizes)
-        for parameter, part in zip(self.flat.parameters, parts, strict=True):
-            parameter.grad = None
-            parameter.data = part.clone().view(parameter.shape)
-        self.flat.bind_buffers({name: buffer.clone() for name, buffer in self._here(buffers).items()})
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise UsageError("pace.optimizer.step() takes no closure: a scheme computes one gradient per step")
+        self._step()
 
 
 class Pace:
@@ -133,6 +67,9 @@ class Pace:
         self._fed = any(type(hook).feed is not Hook.feed for hook in hooks)
         self._room = GradientBuffers(session)
         self._out: Vector | None = None  # where the next gradient goes
+        self._probe: Tensor | None = None  # a view of it
+        self._clean = 0  # its version before any backward pass
+        self._losses: float | None = None  # of the backward passes since the last step
         self._seen = 0  # samples that share() has given since the last step
         self._returns = 0
         self.rank, self.workers, self.chief = session.rank, session.worker.workers, session.chief
@@ -148,6 +85,11 @@ class Pace:
     def staleness(self) -> Staleness:
         """The staleness of the gradients that have entered the centre."""
         return self._session.view.staleness
+
+    @property
+    def optimizer(self) -> ScriptOptimizer:
+        """An optimizer whose step() is `pace.step()`, for GradScaler and the like. The scheme has the learning rate."""
+        return ScriptOptimizer(self._task.flat.parameters, self.step)
 
     def say(self, text: str) -> None:
         """Show a message to the user; what a script prints goes to the log of its role."""
@@ -171,12 +113,15 @@ class Pace:
             raise
         return self
 
-    def share(self, loader: Loader) -> Iterator[Any]:
+    def share(self, loader: Loader) -> SharedItems:
         """This worker's shard of the data, epoch after epoch until the run ends: item i of an epoch belongs to worker
         i % workers. `loader`: a DataLoader, a list, a function that gives an iterator, or an iterator (which is read
-        once: then this worker leaves)."""
+        once: then this worker leaves). len() is that of an epoch, `epoch` the number of the present one, from 0."""
         self._inside("share()")
-        return self._shared(own_items(loader, self.rank, self.workers, self._session.memory.plan.seed))
+        shard = Shard(loader, self.rank, self.workers, self._session.memory.plan.seed)
+        if shard.note and self.chief:
+            self.say(shard.note)
+        return SharedItems(shard, self._shared)
 
     def _shared(self, items: Iterator[Any]) -> Iterator[Any]:
         nothing = object()
@@ -201,25 +146,61 @@ class Pace:
             return fed.data[0], fed.size
         return list(fed.data) if isinstance(item, list) else fed.data, fed.size
 
-    def step(self, loss: Tensor, size: int | None = None) -> bool:
-        """Compute the gradient of the loss, give it to the session, and set the model to the parameters of the next
-        step; False at the end. `size`: the samples of the loss (default: those from share() since the last step)."""
+    def backward(self, loss: Tensor) -> None:
+        """`loss.backward()`, for a step of several backward passes. The run shows the sum of their losses: divide each
+        by their number, as for the gradient."""
+        self._inside("backward()")
+        if self._out is not None:
+            self._backward(loss)
+            self._losses = loss.item() if self._losses is None else self._losses + loss.item()
+
+    def step(self, loss: Tensor | float | None = None, size: int | None = None) -> bool:
+        """Give the gradient to the session, and set the model to the parameters of the next step; False at the end.
+
+        loss: of autograd: its backward pass is run first. A number, or a tensor without a graph (`loss.detach()`): the
+              script has run the backward pass itself, and this is shown. None: that of `pace.backward`, or none.
+        size: samples that the gradient is of; default: those from share() since the last step."""
         self._inside("step()")
         if self._out is None:
             return False
-        checked_loss(loss, trains=True).backward()  # type: ignore[no-untyped-call]
-        self._task.gather(self._out)
-        self._task.loss = loss.item()
+        if isinstance(loss, Tensor) and (loss.requires_grad or not self._touched()):
+            self.backward(loss)
+        elif loss is not None:
+            shown = float(loss)
+            self._losses = shown if self._losses is None else self._losses + shown
+        self._task.check_parameters()
+        touched = self._touched()
+        if not (self._task.gather(self._out) or touched):
+            raise UsageError(
+                "there is no gradient to give: no backward pass since the last step. Call loss.backward() first, or "
+                "pass the loss: pace.step(loss)"
+            )
         g, self._out = self._out, None
+        given, self._losses = self._losses, None
+        self._task.loss = math.nan if given is None else given
         size, self._seen = size or self._seen or 1, 0
         session = self._session
         if self.chief and not self._board.gradients[0]:
             session.control.send({"batch": size})
+            if given is None:
+                self.say("the loss is not shown: pass it, as in pace.step(loss.detach())")
         with torch.no_grad():
-            request = session.give(self._task.loss, g, size)
+            request = session.give(given, g, size)
             del g  # or its buffer would never be free
             self._turn(request)
         return not self.done
+
+    def _backward(self, loss: Tensor) -> None:
+        try:
+            checked_loss(loss, trains=True).backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "backward through the graph a second time" in str(error):
+                error.add_note("pace.step(loss) runs the backward pass: after your own, write pace.step(loss.detach())")
+            raise
+
+    def _touched(self) -> bool:
+        """Whether a backward pass has added to the gradient in place."""
+        return self._probe is not None and self._probe._version != self._clean
 
     def _turn(self, request: Grad | None) -> None:
         """Prepare for the next gradient."""
@@ -232,6 +213,8 @@ class Pace:
         self._out = self._room.free()
         self._out.zero_()
         self._task.bind(request.x, self._out)
+        self._probe = self._task.flat.parameters[0].grad  # a view: all views of the vector have one version
+        self._clean = self._probe._version if self._probe is not None else 0
 
     def _inside(self, what: str) -> None:
         if not self.begun:

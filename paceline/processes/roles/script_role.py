@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import numpy
+import torch
 
 from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
@@ -47,6 +51,13 @@ def role() -> ScriptRole | None:
     return _role
 
 
+def seed_all(seed: int) -> None:
+    """Seed the random numbers of Python, numpy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def play(memory: RunMemory, rank: int, hooks_with: HooksWith, control: Control) -> None:
     """Run the plan's script as a worker."""
     global _role
@@ -54,6 +65,7 @@ def play(memory: RunMemory, rank: int, hooks_with: HooksWith, control: Control) 
     if not Path(script).is_file():
         raise UsageError(f"no script {script!r} (looked in {Path.cwd()})")
     _role = own = ScriptRole(memory, rank, hooks_with, control)
+    seed_all(memory.plan.seed)  # alike on all workers, until attach(): a script may split its data at random
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:

@@ -14,6 +14,7 @@ the gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -113,12 +114,13 @@ class WorkerSession:
                     return None
                 answer = None
 
-    def give(self, loss: float, g: Vector, size: int) -> Grad | None:
-        """Take the gradient that was asked for, of `size` samples."""
+    def give(self, loss: float | None, g: Vector, size: int) -> Grad | None:
+        """Take the gradient that was asked for, of `size` samples. `loss`: None if the caller does not know it."""
         board, rank = self.board, self.rank
-        self.worker.loss = board.loss[rank] = loss
-        self.hooks.check_loss(loss)
-        self.log.gradient(loss)
+        self.worker.loss = board.loss[rank] = shown = math.nan if loss is None else loss
+        if loss is not None:
+            self.hooks.check_loss(loss)
+        self.log.gradient(shown)
         board.gradients[rank] += 1
         board.samples[rank] += size
         if not board.get("first_step"):
