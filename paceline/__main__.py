@@ -1,7 +1,5 @@
 """The command `paceline`, also as `python -m paceline`: signal handlers first, then everything else is loaded."""
 
-from __future__ import annotations
-
 from paceline import signals
 
 

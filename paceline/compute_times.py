@@ -1,7 +1,5 @@
 """Laws of compute times: the seconds of a gradient, and the texts that name a law."""
 
-from __future__ import annotations
-
 import csv
 import inspect
 import math

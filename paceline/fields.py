@@ -1,7 +1,5 @@
 """Types and bounds of options, and the conversion of values: texts of the command line, arguments from Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The contract of a hook: its methods, which the loop of a worker calls, and the session that they get."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol

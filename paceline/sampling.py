@@ -4,8 +4,6 @@ The order of an epoch is a keyed permutation of range(n), computed when it is ne
 billion at once, and ten thousand simulated workers need no memory for their orders.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from hashlib import blake2b

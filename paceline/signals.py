@@ -7,8 +7,6 @@
 This module loads nothing but the standard library: it is the first one that a command loads.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The contract of a task: a model and its data, without anything distributed."""
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Imports Python code of the user, from a file or by a module's name; errors name the line that failed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """The worker as a scheme's `step` sees it: identity, own cells, and the operations it may await."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ The caller starts `python -m paceline.api` with two inherited descriptors, reads
 and forwards Ctrl-C. If the caller dies, the supervisor ends the run in order.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs a plan in real processes: this process is the launcher."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`paceline.simulate`: trains a task under a scheme in virtual time."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

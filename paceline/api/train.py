@@ -1,7 +1,5 @@
 """Training from Python: `train(task, scheme, …)` and `train_and_evaluate`, from scripts and notebooks."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """`paceline cluster`: shows the cluster that this process belongs to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.markup import escape

@@ -1,7 +1,5 @@
 """Options of `paceline train` on several machines: be a task of a cluster, or have a launcher start the tasks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The two consoles of all commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType

@@ -1,7 +1,5 @@
 """The command `paceline list`. It reads source texts, and loads torch only if one of them is not plain."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 

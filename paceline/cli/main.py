@@ -1,7 +1,5 @@
 """The command `paceline`: a table of commands, each loaded when it is chosen."""
 
-from __future__ import annotations
-
 import signal
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The commands on a recorded run: `paceline replay`, `paceline samples`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import typer

@@ -1,7 +1,5 @@
 """The command `paceline role`: one role of a run as a process of its own. Launchers start it."""
 
-from __future__ import annotations
-
 import typer
 
 from paceline.cli.commands import RoleOptions

@@ -1,7 +1,5 @@
 """The command `paceline runs`. It reads JSON files only, and loads neither torch nor numpy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from paceline.cli.commands import RunsOptions

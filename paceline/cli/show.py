@@ -1,7 +1,5 @@
 """The commands `paceline show` and `paceline data`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.markup import escape

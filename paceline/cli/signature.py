@@ -4,8 +4,6 @@ Typer splits the command line into texts. `paceline.fields` converts them, by th
 on the command line and in Python, and typer's own conversion would cost 0.1 s, which is more than all the rest.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command `paceline simulate`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

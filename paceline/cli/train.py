@@ -1,7 +1,5 @@
 """The commands that train in real processes: `paceline train`, `paceline run`."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The commands on trained models: `paceline evaluate`, `paceline predict`."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands that compare: `paceline verify RUN`, `paceline diff RUN RUN`. Exit code 0 or 1, as of `diff`."""
 
-from __future__ import annotations
-
 import typer
 
 from paceline.cli.commands import DiffOptions, VerifyOptions

@@ -1,7 +1,5 @@
 """Turns names and `key=value` words into schemes and tasks, and refuses what does not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 Adding a file to `paceline/schemes/` (or an entry point of the group `paceline.schemes`) is all it takes.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

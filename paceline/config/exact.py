@@ -4,8 +4,6 @@ Every batch is split into `micro` parts. Each part is a worker of the scheme, an
 what a worker computes, and the order in which gradients are added, are the same in any number of processes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from paceline.config.plan import Plan

@@ -1,7 +1,5 @@
 """A plan as objects: the scheme, the task, and the task as all processes of a run share it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A file that does more than define things, that imports what is not there, or who
 are made, is not judged by its text: then the whole family is imported by `discovery`, which knows what is wrong.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -4,8 +4,6 @@ A run numbers workers by rank: the chief has rank 0, worker:1 is the next. A clu
 0: worker:0 is the first worker besides the chief. `role_of_task` and `task_of_role` convert one into the other.
 """
 
-from __future__ import annotations
-
 from paceline.errors import UsageError
 
 KINDS = ("chief", "worker", "server", "evaluator")

@@ -1,7 +1,5 @@
 """A checked plan: settings that cannot work are refused before anything is started."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Each file here that has a function `load` is a data set of that name.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

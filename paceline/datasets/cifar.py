@@ -1,7 +1,5 @@
 """CIFAR-10: 50,000 + 10,000 photographs of 32 x 32 pixels, ten classes (Krizhevsky, Nair, Hinton, 2009)."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping, Sequence

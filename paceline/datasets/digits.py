@@ -1,7 +1,5 @@
 """1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn (Alpaydin and Kaynak, UCI, 1998)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fashion-MNIST: 60,000 + 10,000 pictures of clothes in MNIST's format (Xiao, Rasul, Vollgraf, 2017; MIT)."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

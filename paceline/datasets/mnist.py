@@ -1,7 +1,5 @@
 """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 pixels (LeCun, Cortes, Burges)."""
 
-from __future__ import annotations
-
 import math
 import struct
 import zipfile

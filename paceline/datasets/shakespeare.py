@@ -1,7 +1,5 @@
 """Tiny Shakespeare: 1,115,394 characters of the plays (the text of Karpathy's char-rnn; public domain)."""
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures of a run: metrics by name, whether they should rise or fall, and the speed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from paceline.errors import UsageError

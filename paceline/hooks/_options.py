@@ -1,7 +1,5 @@
 """Hooks whose options are checked against their types and bounds, from the command line and from Python."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import get_type_hints
 

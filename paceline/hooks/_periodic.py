@@ -1,7 +1,5 @@
 """Hooks that act periodically: every N updates, or every N seconds."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Save checkpoints during the run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.hook import Session

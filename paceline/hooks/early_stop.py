@@ -1,7 +1,5 @@
 """Stop when a metric no longer improves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.fields import Count, Rate

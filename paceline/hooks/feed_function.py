@@ -1,7 +1,5 @@
 """Replace or extend mini-batches by a function of the user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Print the metrics at the end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Start the workers one after the other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.errors import UsageError

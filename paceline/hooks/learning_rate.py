@@ -1,7 +1,5 @@
 """Change the learning rate during the run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

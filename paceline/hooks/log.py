@@ -1,7 +1,5 @@
 """Print named values during the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

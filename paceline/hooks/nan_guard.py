@@ -1,7 +1,5 @@
 """Fail or stop when a loss is not a finite number."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Profile the steps of workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

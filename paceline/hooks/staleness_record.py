@@ -1,7 +1,5 @@
 """Record the staleness of the gradients."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 

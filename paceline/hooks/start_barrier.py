@@ -1,7 +1,5 @@
 """Start all workers together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.hook import Hook, Session

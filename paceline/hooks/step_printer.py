@@ -1,7 +1,5 @@
 """Print the steps of every worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

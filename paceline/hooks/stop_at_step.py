@@ -1,7 +1,5 @@
 """Stop after a number of steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.fields import Count

@@ -1,7 +1,5 @@
 """Write summaries for TensorBoard."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.errors import UsageError

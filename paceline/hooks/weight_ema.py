@@ -1,7 +1,5 @@
 """Keep a moving average of the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.fields import Count, Fraction

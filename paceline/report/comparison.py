@@ -1,7 +1,5 @@
 """Tables of `paceline verify` and `paceline diff`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """One run directory in detail, for `paceline show`."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The table of run directories, a line each. Only JSON files are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tables for the terminal: the result of a run, and the parameters of a member."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterator

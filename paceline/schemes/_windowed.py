@@ -1,7 +1,5 @@
 """The server's side and the fields of schemes with a window of local steps between a pull and a push."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

@@ -1,7 +1,5 @@
 """ADAG in the form of the author's thesis: staleness measured as distance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

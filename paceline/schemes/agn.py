@@ -1,7 +1,5 @@
 """AGN: accumulated gradient normalisation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.scheme import Count, State, Vector, on_server

@@ -1,7 +1,5 @@
 """Synchronous SGD without a server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

@@ -1,7 +1,5 @@
 """Asynchronous SGD with a parameter server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

@@ -1,7 +1,5 @@
 """Model averaging: each worker trains alone for a round, then the models are averaged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

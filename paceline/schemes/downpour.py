@@ -1,7 +1,5 @@
 """DOWNPOUR SGD: accrue gradients locally, push and fetch every now and then."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

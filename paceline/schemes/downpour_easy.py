@@ -1,7 +1,5 @@
 """DOWNPOUR with the same plain rule on both sides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline.scheme import State, Vector, on_server

@@ -1,7 +1,5 @@
 """DynSGD: a push counts in inverse proportion to its staleness."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Elastic averaging: each worker trains on its own, an elastic force pulls it and the centre together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

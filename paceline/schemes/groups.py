@@ -1,7 +1,5 @@
 """Groups: synchronous inside, asynchronous between."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

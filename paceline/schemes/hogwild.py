@@ -1,7 +1,5 @@
 """HogWild: one shared vector, no lock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

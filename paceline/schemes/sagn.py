@@ -1,7 +1,5 @@
 """SAGN: synchronous accumulated gradient normalisation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

@@ -1,7 +1,5 @@
 """Sequential SGD: the reference that the other schemes are compared with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from paceline import stability

@@ -1,7 +1,5 @@
 """Synchronous SGD with a parameter server: the first gradients of a version make the next one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

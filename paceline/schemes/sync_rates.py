@@ -1,7 +1,5 @@
 """Synchronous SGD in which every worker has its own learning rate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

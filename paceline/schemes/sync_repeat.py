@@ -1,7 +1,5 @@
 """Synchronous SGD in which a fast worker gives several gradients to an update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

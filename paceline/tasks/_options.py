@@ -1,7 +1,5 @@
 """Checks of the options of tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """A small transformer that predicts the next character of Shakespeare."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Images classified by convolutional networks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Logistic regression: a convex problem from real data, with its curvature known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 

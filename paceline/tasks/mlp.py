@@ -1,7 +1,5 @@
 """Digits classified by networks with one hidden layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

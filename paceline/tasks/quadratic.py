@@ -1,7 +1,5 @@
 """Quadratic functions with known curvature, noise, differences between workers, and optimum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 

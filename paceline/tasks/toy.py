@@ -1,7 +1,5 @@
 """The guide's problem: small enough to compute by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 
