@@ -4,9 +4,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES := .venv-engines
 ALONE := tests/contracts tests/chaos tests/golden tests/papers tests/unit
-# start processes of their own, which are forked: apart from tests that start threads, two at a time on any machine
+# start processes of their own, which are forked: apart from tests that start threads, three at a time on any machine
 PROCESSES := $(addprefix tests/contracts/,test_every_scheme_in_processes.py test_every_collective.py test_added_launcher.py)
-PAIRS := -n 2 --dist worksteal
+THREES := -n 3 --dist worksteal
 SEEDS ?= 1000
 SEED ?= 0
 SECONDS ?= 60
@@ -33,10 +33,10 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 
 test: $(READY) ## every unit, paper, contract and golden test, and a few system tests of each world: minutes
 	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES))
-	$(BIN)/python -m pytest $(PAIRS) tests/system $(PROCESSES) -m "not long"
+	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m "not long"
 
 test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
-	$(BIN)/python -m pytest $(PAIRS) tests/system -m long
+	$(BIN)/python -m pytest $(THREES) tests/system -m long
 
 test-all: test test-long ## both
 
