@@ -56,8 +56,6 @@ class SharedMeans:
     def arrive(self, op: Mean, *, first: bool) -> SharedMean:
         board, rank = self._board, self.rank
         members = self._everybody if op.among is None else tuple(sorted(op.among))
-        if rank not in members:
-            raise SchemeError(f"worker:{rank} asks for a mean among {op.among}, where it is not a member")
         if self._open is not None:
             raise SchemeError(f"worker:{rank} started a mean while its last one is open")
         v = op.v if op.v.is_contiguous() else op.v.contiguous()

@@ -3,7 +3,7 @@ back once the run has resumed from that checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from paceline.result import Staleness, digest
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.run_directory import RunDirectory
-from paceline.runtime.staleness import StalenessLedger
+from paceline.runtime.staleness import StalenessLedger, staleness_of
 from paceline.scheme import Scheme
 from paceline.state import State
 
@@ -30,14 +30,11 @@ class Standing:
     def of(cls, saved: Checkpoint, scheme: Scheme, workers: int) -> Standing:
         counted = [saved.tensors[f"person.{rank}"].tolist() for rank in range(workers)]
         gradients, samples = (sum(int(person[k]) for person in counted) for k in (1, 2))
-        if not scheme.methods:
-            stale = Staleness(histogram={0: gradients} if gradients else {})
-            return cls(saved.step, gradients, samples, 0, stale)
         direct = any(not method.atomic for method in scheme.methods.values())
         prefixes = ["ledger.0.", *(f"tally.{rank}." for rank in range(workers if direct else 0))]
-        ledgers = [StalenessLedger(State.over(saved.under(prefix))) for prefix in prefixes]
-        dropped = int(ledgers[0].cells.refused)
-        return cls(saved.step, gradients, samples, dropped, staleness_of(ledgers, saved.step))
+        ledgers = [StalenessLedger(State.over(saved.under(one))) for one in prefixes] if scheme.methods else []
+        dropped = int(ledgers[0].cells.refused) if ledgers else 0
+        return cls(saved.step, gradients, samples, dropped, staleness_of(ledgers, saved.step, gradients))
 
 
 @dataclass(frozen=True)
@@ -57,22 +54,6 @@ class Totals:
         reached = int(result["updates"]) + int(result.get("lost_updates") or 0)
         undone = max(reached - (0 if first is None else first.step), 0)
         return cls(int(result.get("restarts") or 0), int(result["rolled_back_updates"] or 0) + undone)
-
-
-def staleness_of(ledgers: Sequence[StalenessLedger], updates: int) -> Staleness:
-    """The staleness that the server, or workers that write into its vector themselves, have counted."""
-    histogram: dict[int, int] = {}
-    for ledger in ledgers:
-        for staleness, number in ledger.histogram().items():
-            histogram[staleness] = histogram.get(staleness, 0) + number
-    admitted = sum(ledger.cells.admitted for ledger in ledgers)
-    total = sum(ledger.cells.total for ledger in ledgers)
-    return Staleness(
-        mean=total / admitted if admitted else 0.0,
-        max=max(ledger.cells.largest for ledger in ledgers),
-        histogram=dict(sorted(histogram.items())),
-        outstanding=ledgers[0].outstanding(updates) if len(ledgers) == 1 else 0,
-    )
 
 
 def claimed(directory: RunDirectory) -> tuple[int | None, str | None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from paceline.result import Staleness
 from paceline.state import State
 
 
@@ -74,3 +76,20 @@ class StalenessLedger:
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         self.cells.restore(saved)
+
+
+def staleness_of(ledgers: Sequence[StalenessLedger], updates: int, gradients: int) -> Staleness:
+    """The staleness that the server, or workers that write into its vector themselves, have counted. Without a server
+    there is no ledger: no worker can be behind, so all `gradients` were fresh."""
+    if not ledgers:
+        return Staleness(histogram={0: gradients} if gradients else {})
+    histogram: Counter[int] = Counter()
+    for ledger in ledgers:
+        histogram.update(ledger.histogram())
+    admitted = sum(ledger.cells.admitted for ledger in ledgers)
+    return Staleness(
+        mean=sum(ledger.cells.total for ledger in ledgers) / admitted if admitted else 0.0,
+        max=max(ledger.cells.largest for ledger in ledgers),
+        histogram=dict(sorted(histogram.items())),
+        outstanding=ledgers[0].outstanding(updates) if len(ledgers) == 1 else 0,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, SchemeError
-from paceline.ops import Call, Op, Pending, Sleep, Start
+from paceline.ops import Call, Mean, Op, Pending, Sleep, Start
 from paceline.scheme import Scheme
 from paceline.worker import Worker
 
@@ -87,6 +87,8 @@ class StepDriver:
         match op.op if isinstance(op, Start) else op:
             case Call(method) if self.scheme.methods.get(method.name) is not method:
                 return f"called {method.name}(), which is not a method of its own scheme"
+            case Mean(among=tuple(among)) if self._worker.rank not in among:
+                return f"asks for a mean among {among}, where it is not a member"
             case Sleep(seconds) if not (seconds >= 0 and math.isfinite(seconds)):
                 return f"would sleep {seconds} seconds; give a finite number, at least 0"
             case (Start() | Pending()) as begun if begun is not op:

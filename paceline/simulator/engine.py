@@ -19,6 +19,7 @@ from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
 from paceline.runtime.call_scheduler import CallScheduler, Reply
 from paceline.runtime.hook_calls import HookCalls
+from paceline.runtime.staleness import staleness_of
 from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
@@ -118,10 +119,8 @@ class SimulationEngine:
     @property
     def staleness(self) -> Staleness:
         """The staleness of the gradients that have entered the centre."""
-        if self.servers is None:  # no worker can be behind
-            return Staleness(histogram={0: self.gradients} if self.gradients else {})
-        ledger = self.servers.scheduler.ledger
-        return Staleness(ledger.mean(), ledger.cells.largest, ledger.histogram(), ledger.outstanding(self.updates))
+        ledgers = [] if self.servers is None else [self.servers.scheduler.ledger]
+        return staleness_of(ledgers, self.updates, self.gradients)
 
     def run(
         self,
@@ -368,11 +367,7 @@ class SimulationEngine:
         else:
             self.stopped = seat.leaves
 
-    def last_mean_arrives(self) -> float | None:
-        """When the last of the means arrives that are on their way to living workers."""
-        times = [
-            time
-            for time, rank, _, generation, handler, _ in self._heap
-            if handler == self.on_met and generation == self.seats[rank].generation
-        ]
-        return max(times, default=None)
+    def means_under_way(self) -> list[float]:
+        """When the means arrive that are on their way to living workers."""
+        events = (event for event in self._heap if event[4] == self.on_met)
+        return [when for when, rank, _, generation, *_ in events if generation == self.seats[rank].generation]

@@ -228,9 +228,8 @@ class FaultInjector:
     def _take_over(self, seat: SimulatedWorker) -> bool:
         """Without a server a restarted worker takes the state of the others. False if it has to wait for them."""
         engine, rank = self._engine, seat.worker.rank
-        arrival = engine.last_mean_arrives()
-        if arrival is not None:  # until then the others are at different versions
-            when = math.nextafter(arrival, math.inf)
+        if arrivals := engine.means_under_way():  # until the last one the others are at different versions
+            when = math.nextafter(max(arrivals), math.inf)
             engine.schedule(when, self.strike, Fault("restart", rank, when))
             return False
         peer = next((other for other in engine.seats if other.worker.alive), None)

@@ -104,7 +104,8 @@ class _Node:
     def connects(self) -> bool:
         """Whether the transport takes calls of workers of other nodes."""
         memory = self.memory(self.board.server_place(0))
-        port = memory.transport.port(memory, 0, _all_mailboxes(memory))
+        mailboxes = [Mailbox(memory, rank, number) for rank in range(WORKERS) for number in range(MAILBOXES)]
+        port = memory.transport.port(memory, 0, mailboxes)
         if port is not None:
             port.close()
         return port is not None
@@ -187,10 +188,6 @@ class Nodes:
             node.memory(0).wakeup.ring_all()
         codes = [exit_code(pid) for pid in self._pids]
         assert codes == [0] * len(codes), f"exit codes of the servers: {codes}"
-
-
-def _all_mailboxes(memory: RunMemory) -> list[Mailbox]:
-    return [Mailbox(memory, rank, number) for rank in range(WORKERS) for number in range(MAILBOXES)]
 
 
 def fork(act: Callable[[], object], report: int = 2) -> int:

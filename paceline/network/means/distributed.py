@@ -80,8 +80,6 @@ class DistributedMeans:
     def _arrived(self, op: Mean, *, first: bool) -> PendingMean:
         board, rank = self._board, self.rank
         workers = self._everybody if op.among is None else tuple(sorted(op.among))
-        if rank not in workers:
-            raise SchemeError(f"worker:{rank} asks for a mean among {op.among}, where it is not a member")
         if self._groups.open is not None:
             raise SchemeError(f"worker:{rank} started a mean while its last one is open")
         v = op.v.reshape(-1)
@@ -210,7 +208,6 @@ class DistributedMeans:
         circle = meeting.circle
         if self.journal is not None and circles.told(took, circle.workers):
             self.journal.text(RecordKind.DECIDED, took)
-            self.journal.flush()
         circle.done = (circle.done or 0) + 1
         circle.kept, circle.took = result, took
         meeting.result = result.clone()

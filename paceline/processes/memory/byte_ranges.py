@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.processes.memory.call_codec import decode
+from paceline.processes.memory.call_codec import NOTHING, decode
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import Segment
 
@@ -50,7 +50,7 @@ def of_words(words: Sequence[int], cutting: ShardRange) -> list[Piece]:
 
     def note(*span: Any) -> Tensor:
         found.append(span)
-        return _NOTHING
+        return NOTHING
 
     decode(list(words), note)
     return of_spans(found, cutting)
@@ -59,9 +59,6 @@ def of_words(words: Sequence[int], cutting: ShardRange) -> list[Piece]:
 def of_spans(spans: Iterable[Span], cutting: ShardRange) -> list[Piece]:
     """The byte ranges of tensors; of vectors, this server's shard."""
     return [piece for span in spans for piece in _pieces(*span, cutting)]
-
-
-_NOTHING = torch.empty(0)
 
 
 def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: ShardRange) -> Iterable[Piece]:

@@ -87,7 +87,7 @@ def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
         wrong = any(one < 0 for one in shape) or extent > _LARGEST or offset % dtype.itemsize
         if wrong or (size and not allowed(offset, size)):
             raise ValueError(f"a tensor of shape {shape} at {offset}, which is not allowed")
-        return _NOTHING
+        return NOTHING
 
     try:
         _, end = _read(words, 0, tensor)
@@ -98,7 +98,7 @@ def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
     return words[0]
 
 
-_NOTHING = torch.empty(0)
+NOTHING = torch.empty(0)  # where a tensor is wanted and only its description counts
 
 
 def decode(words: list[int], tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor]) -> tuple[Any, ...]:

@@ -18,10 +18,9 @@ from paceline.config.plan import Plan
 from paceline.processes.memory.board import MAILBOXES, Board
 from paceline.processes.memory.segment import WORD, Layout, Segment
 from paceline.processes.memory.wakeup import Wakeup
-from paceline.processes.transport import Collective, Transport
+from paceline.processes.transport import Transport
 from paceline.result import Staleness
-from paceline.runs.accounts import staleness_of
-from paceline.runtime.staleness import StalenessLedger
+from paceline.runtime.staleness import StalenessLedger, staleness_of
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.state import State, Vector
@@ -46,11 +45,6 @@ class RunMemory:
         self._direct = False
         self.segment: Segment
         self.layout: Layout
-
-    def collective(self) -> Collective:
-        """How this run takes means."""
-        chosen: Collective = discovery.collective(self.plan.collective)
-        return chosen
 
     def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
         """Decide the offset of every tensor, and size the memory for them. Only the chief does this."""
@@ -228,13 +222,10 @@ class RunMemory:
 
     def staleness(self) -> Staleness:
         """As the server, or the workers that write into its vector themselves, have counted it."""
-        gradients = sum(self.board.gradients)
-        if not self.scheme.methods:
-            return Staleness(histogram={0: gradients} if gradients else {})
-        prefixes = ["ledger.0."]
+        prefixes = ["ledger.0."] if self.scheme.methods else []
         if self.direct():
             prefixes += [f"tally.{rank}." for rank in range(self.plan.workers)]
-        return staleness_of([self.ledger(prefix) for prefix in prefixes], self.updates)
+        return staleness_of([self.ledger(prefix) for prefix in prefixes], self.updates, sum(self.board.gradients))
 
     def save_overrides(self, hyper: Mapping[str, Any]) -> None:
         """Keep hyper-parameters that hooks have changed, for processes that start later."""

@@ -59,12 +59,8 @@ class Checkpointing:
         self._asked_at = self._memory.now()
         # a snapshot of before a return to a checkpoint must not be taken for a new one
         self._writing = max(board.get("snapshot"), self._waiting.generation * SNAPSHOTS) + 1
-        if self._calls is not None:
-            # with `exact`, all at this step: no worker can be two steps ahead without this one
-            board.put("snapshot_version", self._worker.t + 2)
-        else:
-            # every worker passes this version between two steps, and none can be past it yet
-            board.put("snapshot_version", self._worker.state.v + 2)
+        # with `exact` or without a server, all parts are of this step: no worker can be two steps ahead of this one
+        board.put("snapshot_version", self._reached() + 2)
         board.put("snapshot", self._writing)
         if self._calls is None or self._exact:
             self.announce()
@@ -113,11 +109,14 @@ class Checkpointing:
 
     def _due(self, wanted: int) -> bool:
         """Whether this worker's part of a snapshot is to be taken at this step."""
-        at = self._board.get("snapshot_version")
-        if not self._exact:
-            return self._calls is not None or bool(self._worker.state.v >= at)
-        reached = self._worker.state.v if self._calls is None else self._worker.t
-        return bool(reached >= at) and wanted // SNAPSHOTS == self._waiting.generation
+        if self._calls is not None and not self._exact:
+            return True
+        current = not self._exact or wanted // SNAPSHOTS == self._waiting.generation
+        return current and self._reached() >= self._board.get("snapshot_version")
+
+    def _reached(self) -> int:
+        """The version of this worker's cells; with servers, its step."""
+        return int(self._worker.state.v) if self._calls is None else self._worker.t
 
     def _meet(self, wanted: int) -> None:
         """All parts of an exact run are of one step: no worker sends the servers what comes after it before they have

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy
 import torch
@@ -22,16 +22,6 @@ from paceline.processes.roles.control_channel import Control
 HooksWith = Callable[[list[Hook]], list[Hook]]  # those that attach() was given, and those of the whole run
 
 
-class ScriptLoop(Protocol):
-    """What `attach` gives the script."""
-
-    @property
-    def begun(self) -> bool: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-
 @dataclass
 class ScriptRole:
     """What a launcher has given this process to do."""
@@ -40,7 +30,7 @@ class ScriptRole:
     rank: int
     hooks_with: HooksWith
     control: Control
-    loop: ScriptLoop | None = None
+    loop: Any = None  # the `Pace` that `attach` gave the script
 
 
 _role: ScriptRole | None = None

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from paceline.config import discovery
 from paceline.hook import Hook
 from paceline.ops import Grad, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
@@ -62,7 +63,7 @@ class WorkerSession:
         self.worker = cells.worker
         self._driver = driver = StepDriver(memory.scheme, cells.worker)
         self.waiting = waiting = Waiting(memory, rank, driver)
-        self._means = means = memory.collective().means(memory, rank, waiting.wait_for)
+        self._means = means = discovery.collective(memory.plan.collective).means(memory, rank, waiting.wait_for)
         if calls is None and memory.scheme.methods:
             calls = CallClient(memory, rank, waiting.wait_for)
         if calls is not None:
