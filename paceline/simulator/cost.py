@@ -14,8 +14,6 @@ from torch import Tensor
 from paceline.compute_times import ComputeTime, Constant, Exponential, Rng, filled
 from paceline.errors import UsageError
 
-SERVER = -1  # the server as source or target of a message
-
 
 @dataclass(frozen=True)
 class NetworkLink:
@@ -80,10 +78,9 @@ class Cost:
         draws = [self.access.draw(rank, k, rng) * share for k in range(pieces - 1)]
         return list(accumulate(draws, initial=0.0))
 
-    def message(self, source: int, target: int, size: int) -> float:
-        worker = target if source == SERVER else source
-        link = self.links.get(worker, self.network) if self.links else self.network
-        return link.seconds(size)
+    def message(self, rank: int, size: int) -> float:
+        """Between a worker and the server."""
+        return self.links.get(rank, self.network).seconds(size)
 
 
 def size(content: Any) -> int:

@@ -39,7 +39,7 @@ def stuck(engine: SimulationEngine) -> RunError:
 def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
     op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
     if isinstance(op, Mean):
-        return engine.meetings.explain(op)
+        return engine.means.explain(op)
     scheduler = engine.scheduler
     call = scheduler.waits(seat.worker.rank) if scheduler is not None else None
     return scheduler.explain(call) if scheduler is not None and call is not None else f"{op}"

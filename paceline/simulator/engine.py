@@ -23,7 +23,7 @@ from paceline.runtime.staleness import staleness_of
 from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
-from paceline.simulator.cost import SERVER, Cost, size
+from paceline.simulator.cost import Cost, size
 from paceline.simulator.deadlock import stuck
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
@@ -75,7 +75,7 @@ class SimulationEngine:
         if self.servers is not None:
             self._submit = self.servers.submit if self.watched else self.servers.scheduler.submit
         self.seats = [self._seat(rank) for rank in range(workers)]
-        self.meetings = SimulatedMeans(self.seats, shrink)
+        self.means = SimulatedMeans(self.seats, shrink)
         free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
         self._free_network = free and not any(fault.action == "delay" for fault in faults)
         self._park_at: int | None = None
@@ -83,7 +83,7 @@ class SimulationEngine:
         self.rewound = False  # the run has returned to a checkpoint: updates are counted from there
         self.choose_centre()
         self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
-        self.life = FaultInjector(self, faults)
+        self.injector = FaultInjector(self, faults)
         for seat in self.seats:
             self.begin(seat)
 
@@ -140,13 +140,13 @@ class SimulationEngine:
             if seat.parked and seat.worker.alive:
                 seat.parked = False
                 self.begin(seat)
-        heap, pop, life = self._heap, heapq.heappop, self.life
+        heap, pop, injector = self._heap, heapq.heappop, self.injector
         last, quiet = self.updates, 0
         patience = 100_000 + 1_000 * self.workers
         with torch.no_grad():
             while (last < goal or self._unfinished()) and self.stopped is None:
-                if self.events >= life.next_event:
-                    life.before_event(self.events)
+                if self.events >= injector.next_event:
+                    injector.before_event(self.events)
                 if not heap:
                     if park_at is None:
                         raise stuck(self)
@@ -167,7 +167,7 @@ class SimulationEngine:
                     if seat.generation != generation:
                         continue  # of an earlier process: it does not even make time pass
                     self.now = time
-                    if time < seat.disturbed_until and time < (held := life.held(seat, handler, payload)):
+                    if time < seat.disturbed_until and time < (held := injector.held(seat, handler, payload)):
                         # at `held` to the bit: sums of differences would reorder the events of one moment
                         heapq.heappush(heap, (held, rank, next(self._sequence), generation, handler, payload))
                         continue
@@ -178,7 +178,7 @@ class SimulationEngine:
                     if watch is not None:
                         watch(self)
                     if last < goal:
-                        life.updated(last)
+                        injector.updated(last)
                 else:
                     quiet += 1
                     if quiet > patience:
@@ -222,7 +222,7 @@ class SimulationEngine:
         seat.waits_for = None
         while True:
             if not driver.running:
-                if self.life.struck(seat, "step", worker.t):
+                if self.injector.struck(seat, "step", worker.t):
                     return
                 if self._park_at is not None and worker.t >= self._park_at:
                     seat.parked = True
@@ -260,9 +260,9 @@ class SimulationEngine:
                     op.waited = True
                 else:
                     self._issue(seat, op, op)
-                self.life.struck(seat, "await", seat.awaits)
+                self.injector.struck(seat, "await", seat.awaits)
                 return
-            if self.life.struck(seat, "await", seat.awaits):
+            if self.injector.struck(seat, "await", seat.awaits):
                 return
 
     def _issue(self, seat: SimulatedWorker, op: Op[Any], target: Op[Any]) -> None:
@@ -278,12 +278,12 @@ class SimulationEngine:
                 if not op.method.atomic:
                     self.servers.begin_parts(seat, op, target)
                     return
-                seconds = self.message(rank, SERVER, op.args)
+                seconds = self.message(seat, op.args)
                 for shard in self.servers.followers:
                     self.later(seat, seconds, self.servers.arrived, shard, op)
                 self.later(seat, seconds, self.on_call, op, target)
             case Mean():
-                self.later(seat, self.message(rank, SERVER, op.v), self.on_mean, op, target)
+                self.later(seat, self.message(seat, op.v), self.on_mean, op, target)
             case Sleep(seconds):
                 self.later(seat, seconds, self.deliver, target, None)
 
@@ -332,7 +332,7 @@ class SimulationEngine:
         for rank, (generation, target), result in answers:
             seat = self.seats[rank]
             if seat.generation == generation:
-                self.later(seat, self.message(SERVER, rank, result), self.on_answer, target, result)
+                self.later(seat, self.message(seat, result, inward=True), self.on_answer, target, result)
 
     # faults know messages by their handlers, so answers and means have one each
 
@@ -343,27 +343,26 @@ class SimulationEngine:
         self.deliver(seat, target, mean)
 
     def on_mean(self, seat: SimulatedWorker, op: Mean, target: Op[Any]) -> None:
-        self.deliver_means(self.meetings.arrive(seat.worker.rank, op, target))
+        self.deliver_means(self.means.arrive(seat.worker.rank, op, target))
 
     def deliver_means(self, met: Met) -> None:
-        apart = self.life.apart([rank for rank, _, _ in met]) - self.now if self.watched else 0.0
+        apart = self.injector.apart([rank for rank, _, _ in met]) - self.now if self.watched else 0.0
         for rank, target, mean in met:
             seat = self.seats[rank]
             if self.watched and self.servers is None:
                 self.accounts.carried(seat)
-            self.later(seat, max(self.message(SERVER, rank, mean), apart), self.on_met, target, mean)
+            self.later(seat, max(self.message(seat, mean, inward=True), apart), self.on_met, target, mean)
 
-    def message(self, source: int, target: int, content: Any) -> float:
-        """The seconds that a message takes."""
+    def message(self, seat: SimulatedWorker, content: Any, *, inward: bool = False) -> float:
+        """The seconds that a message of a worker takes; `inward`: to the worker."""
         if self._free_network:
             return 0.0
-        seat = self.seats[source if target == SERVER else target]
-        return self.life.late(seat, source == SERVER, self.cost.message(source, target, size(content)))
+        return self.injector.late(seat, inward, self.cost.message(seat.worker.rank, size(content)))
 
     def _leave(self, seat: SimulatedWorker) -> None:
         """A worker leaves between two steps: a death without lost gradients. The last one to leave ends the run."""
         if any(other.worker.alive for other in self.seats if other is not seat):
-            self.life.kill(seat.worker.rank)
+            self.injector.kill(seat.worker.rank)
         else:
             self.stopped = seat.leaves
 

@@ -194,7 +194,7 @@ class FaultInjector:
         if engine.recovery.exact:
             engine.recovery.tear(None)
             return
-        engine.deliver_means(engine.meetings.left(rank))
+        engine.deliver_means(engine.means.left(rank))
         if engine.servers is not None and not engine.recovery.returning:
             engine.deliver_answers(engine.servers.left(rank))
 
@@ -217,7 +217,7 @@ class FaultInjector:
             return
         seat.worker.alive = True
         engine.choose_centre()
-        engine.meetings.joined(rank)
+        engine.means.joined(rank)
         if engine.recovery.returning:  # it resumes with the others
             return
         if engine.servers is not None:

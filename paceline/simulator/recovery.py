@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.scheme import Scheme
-from paceline.simulator.cost import SERVER
 from paceline.simulator.servers import Kept
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class SimulatedRecovery:
         self._wait.add(0)
         if not self._saving:
             self._saving = True
-            self._engine.later(chief, self._engine.message(0, SERVER, 0), self.on_save)
+            self._engine.later(chief, self._engine.message(chief, 0), self.on_save)
         return False
 
     def on_save(self, chief: SimulatedWorker) -> None:
@@ -138,7 +137,7 @@ class SimulatedRecovery:
 
         def done(kept: Kept) -> None:
             if chief.generation == generation:
-                engine.later(chief, engine.message(SERVER, 0, 0), self.on_saved, kept)
+                engine.later(chief, engine.message(chief, 0, inward=True), self.on_saved, kept)
 
         engine.deliver_answers(engine.servers.save(done))
 
@@ -171,19 +170,19 @@ class SimulatedRecovery:
             engine.servers.spoil(shard)
             engine.servers.kill(shard)
             if math.isfinite(back):
-                engine.life.bring_back_server(shard, back)
+                engine.injector.bring_back_server(shard, back)
         self.returning = True
         for seat in engine.seats:
             engine.accounts.forgotten(seat)
             seat.generation += 1
             seat.waits_for = None
             seat.driver.close()
-        engine.meetings.forget()
+        engine.means.forget()
         self._wait.clear()
         self._wanted, self._saving = None, False
         if engine.servers is not None:
             for rank in engine.servers.forget():
-                engine.life.restart(rank)
+                engine.injector.restart(rank)
         self.try_return()
 
     def try_return(self) -> None:

@@ -223,7 +223,7 @@ class Servers:
         if self._joining and not self.engine.recovery.returning and self.up and not self.behind and not self._mail:
             waiting, self._joining = self._joining, []
             for rank in waiting:
-                self.engine.life.restart(rank)
+                self.engine.injector.restart(rank)
 
     def enter(self, shard: int) -> None:
         """A server begins a call; a fault may kill it inside."""

@@ -55,7 +55,7 @@ def load(engine: SimulationEngine, snapshot: Snapshot) -> None:
     tensors, numbers = snapshot.tensors, snapshot.numbers
     for rank, saved in enumerate(numbers["workers"]):
         if not saved["alive"]:
-            engine.life.kill(rank)  # before the server's state comes, which has seen them leave
+            engine.injector.kill(rank)  # before the server's state comes, which has seen them leave
     if engine.servers is not None:
         engine.servers.put(_under("server.", tensors), _under("ledger.", tensors))
     engine.now, engine.gradients, engine.samples = numbers["now"], numbers["gradients"], numbers["samples"]

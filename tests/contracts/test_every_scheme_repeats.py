@@ -127,7 +127,7 @@ def test_restored_with_a_dead_worker(team: str, tmp_path: Path) -> None:
     assert different(stayed, restored) == []
 
     for run in (stayed, restored):
-        run.life.restart(1)
+        run.injector.restart(1)
         run.run(goal + 20)
     assert restored.seats[1].worker.t > saved.numbers["workers"][1]["t"]
     assert different(stayed, restored) == []

@@ -83,8 +83,8 @@ def test_all_but_one_die(team: str) -> None:
     run.run(GOAL)
     check_sound(run, GOAL)
     assert [seat.worker.alive for seat in run.seats] == [False, False, True]
-    run.life.restart(0)
-    run.life.restart(1)
+    run.injector.restart(0)
+    run.injector.restart(1)
     run.run(GOAL + 12)
     check_sound(run, GOAL + 12)
 

@@ -12,7 +12,7 @@ import pytest
 from paceline import simulate
 from paceline.compute_times import ComputeTime, Constant, Exponential, Pareto, Uniform, laws, parse_times
 from paceline.errors import UnknownName, UsageError
-from paceline.simulator.cost import SERVER, Cost, NetworkLink, parse_link, parse_links
+from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
 
 DRAWS = 20_000
 
@@ -158,8 +158,8 @@ def test_wires() -> None:
     assert NetworkLink(0.5, 100.0).seconds(50) == 1.0
     assert NetworkLink(0.5).seconds(10**12) == 0.5
     cost = Cost(network=NetworkLink(1.0), links={1: NetworkLink(2.0, 8.0)})
-    assert cost.message(0, SERVER, 8) == cost.message(SERVER, 0, 8) == 1.0
-    assert cost.message(1, SERVER, 8) == cost.message(SERVER, 1, 8) == 3.0
+    assert cost.message(0, 8) == 1.0
+    assert cost.message(1, 8) == 3.0
     assert parse_links(["2:0.1", "0:bandwidth=5"]) == {2: NetworkLink(0.1), 0: NetworkLink(0.0, 5.0)}
 
 

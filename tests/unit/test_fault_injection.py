@@ -108,8 +108,8 @@ def test_the_chiefs_deputy_keeps_the_centre() -> None:
 def test_a_parked_worker_that_dies_and_returns_begins_once() -> None:
     run = engine(scheme_with(push_once), workers=2)
     run.run(park_at=2)
-    run.life.kill(1)
-    run.life.restart(1)
+    run.injector.kill(1)
+    run.injector.restart(1)
     run.run(8)
     assert log(run) == [0, 1, 0, 1, 0, 1, 0, 1]
 
@@ -117,9 +117,9 @@ def test_a_parked_worker_that_dies_and_returns_begins_once() -> None:
 def test_killing_the_dead_and_waking_the_living_is_nothing() -> None:
     run = engine(scheme_with(push_once), workers=2)
     run.run(2)
-    run.life.restart(1)
-    run.life.kill(1)
-    run.life.kill(1)
+    run.injector.restart(1)
+    run.injector.kill(1)
+    run.injector.kill(1)
     run.run(6)
     assert log(run).count(1) == 1
     assert run.seats[1].generation == 1

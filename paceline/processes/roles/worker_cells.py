@@ -16,7 +16,11 @@ class WorkerCells:
         board, plan = memory.board, memory.plan
         self.device = memory.device(rank)
         self.shared = memory.worker_state(rank)
-        self.worker = Worker(rank, plan.workers, self._on_device(), plan.seed)
+        state = self.shared
+        if self.device.type != "cpu":
+            cells = {name: state.cell(name) for name in state}
+            state = State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
+        self.worker = Worker(rank, plan.workers, state, plan.seed)
         self.worker.t = board.t[rank]
         if board.begun[rank] and not plan.exact:  # restarted: not the random numbers of its first life again
             self.worker.rng.manual_seed(mixed(plan.seed, "worker", rank, "again", self.worker.t))
@@ -82,9 +86,3 @@ class WorkerCells:
     def _write_counts(self) -> tuple[int, ...]:
         state = self.worker.state
         return tuple(state.cell(name)._version for name in state)
-
-    def _on_device(self) -> State:
-        if self.device.type == "cpu":
-            return self.shared
-        cells = {name: self.shared.cell(name) for name in self.shared}
-        return State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
