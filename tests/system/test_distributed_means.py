@@ -30,6 +30,7 @@ from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
 from paceline.processes.supervisor.status import Status
 from paceline.scheme import Scheme, State, Vector
+from paceline.testing.collectives import Overlap
 from paceline.worker import Worker
 
 WAYS = ["tcp", pytest.param("gloo", marks=pytest.mark.skipif(not dist.is_gloo_available(), reason="no Gloo in torch"))]
@@ -102,27 +103,11 @@ def test_an_exact_run_goes_back_when_somebody_dies_and_has_its_bits_all_the_same
     assert finished(story, STEPS).digest == plain.digest
 
 
-@dataclass(frozen=True)
-class Mixed(Scheme, name="mixed"):
-    """Means of two lengths in a step, one of them under way while the gradient is computed, with unequal weights."""
-
-    def worker(self, x0: Vector, workers: int) -> State:
-        return State(x=x0, few=torch.zeros(3))
-
-    async def step(self, w: Worker) -> None:
-        under_way = await w.start(w.mean(w.few + w.rank, weight=1.0 + w.rank))
-        g = await w.grad(w.x)
-        w.few = await under_way
-        g = await w.mean(g, weight=1.0 + w.rank % 2)
-        w.x -= 0.1 * g
-        w.v += 1
-
-
 @pytest.mark.usefixtures("limit")
 @pytest.mark.parametrize("large", LARGE)
 def test_lengths_weights_and_overlap_in_one_step(large: bool, tmp_path: Path) -> None:
-    result = finished(trained(tmp_path / "run", Mixed(), workers=3), STEPS)
-    assert result.digest == simulate("digits-mlp", Mixed(), workers=3, steps=STEPS).digest
+    result = finished(trained(tmp_path / "run", Overlap(), workers=3), STEPS)
+    assert result.digest == simulate("digits-mlp", Overlap(), workers=3, steps=STEPS).digest
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import select
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from paceline.config.plan import Plan
 from paceline.processes.calls.client import CallClient
@@ -24,8 +18,7 @@ from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.server import Server
 from paceline.scheme import Scheme
 from paceline.state import Vector
-
-PATIENCE = 30.0  # seconds for anything that should take milliseconds
+from paceline.testing._transport_nodes import PATIENCE, exit_code, fork
 
 
 class Theatre:
@@ -107,24 +100,7 @@ class Company:
     """Forked processes: each plays its part, and what went wrong in it is told."""
 
     def __init__(self, *parts: Callable[[], object]) -> None:
-        self.pids = [self._start(part) for part in parts]
-
-    def _start(self, part: Callable[[], object]) -> int:
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # whatever becomes of the test, nobody stays behind
-            torch.set_num_threads(1)
-            part()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+        self.pids = [fork(part) for part in parts]
 
     def kill(self) -> None:
         """Those that are still there."""
@@ -136,17 +112,7 @@ class Company:
     def end(self, *indices: int) -> list[int]:
         """Wait for some of them, or all; gives their exit codes."""
         chosen = [self.pids[index] for index in indices] if indices else self.pids
-        return [self._wait(pid) for pid in chosen]
-
-    def _wait(self, pid: int) -> int:
-        handle = os.pidfd_open(pid)
-        try:
-            if not select.select([handle], [], [], PATIENCE)[0]:
-                os.kill(pid, signal.SIGKILL)
-        finally:
-            os.close(handle)
-        _, status = os.waitpid(pid, 0)
-        return os.waitstatus_to_exitcode(status)
+        return [exit_code(pid) for pid in chosen]
 
 
 def played(*parts: Callable[[], object]) -> None:
