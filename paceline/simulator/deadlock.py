@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import Deadlock, RunError
-from paceline.ops import Mean, Pending
+from paceline.ops import Mean
 from paceline.simulator.simulated_worker import SimulatedWorker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def stuck(engine: SimulationEngine) -> RunError:
 
 
 def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
-    op = seat.waits_for.op if isinstance(seat.waits_for, Pending) else seat.waits_for
+    op = None if seat.waits_for is None else seat.waits_for.op
     if isinstance(op, Mean):
         return engine.means.explain(op)
     scheduler = engine.scheduler

@@ -249,35 +249,28 @@ class SimulationEngine:
                 continue
             seat.awaits += 1
             if isinstance(op, Start):
-                pending: Pending[Any] = Pending(op.op)
-                self._issue(seat, copied(op.op), pending)
-                answer = pending
-            elif isinstance(op, Pending) and op.done:
-                answer = op.result
+                answer = self._issue(seat, copied(op.op))
             else:
-                seat.waits_for = op
-                if isinstance(op, Pending):
-                    op.waited = True
-                else:
-                    self._issue(seat, op, op)
-                self.injector.struck(seat, "await", seat.awaits)
-                return
-            if self.injector.struck(seat, "await", seat.awaits):
+                pending = op if isinstance(op, Pending) else self._issue(seat, op)
+                answer = pending.result
+                if not pending.done:
+                    pending.waited, seat.waits_for = True, pending
+            if self.injector.struck(seat, "await", seat.awaits) or seat.waits_for is not None:
                 return
 
-    def _issue(self, seat: SimulatedWorker, op: Op[Any], target: Op[Any]) -> None:
-        """Begin an operation; `target` gets its result: the operation itself, or its `Pending` if it was started."""
-        rank = seat.worker.rank
+    def _issue(self, seat: SimulatedWorker, op: Op[Any]) -> Pending[Any]:
+        """Begin an operation; an event completes it."""
+        target: Pending[Any] = Pending(op)
         match op:
             case Grad():
                 seat.issued += 1
-                seconds = self.cost.compute(rank, seat.issued - 1, seat.rng)
+                seconds = self.cost.compute(seat.worker.rank, seat.issued - 1, seat.rng)
                 self.later(seat, seconds, self._on_grad, op, target)
             case Call():
                 assert self.servers is not None
                 if not op.method.atomic:
                     self.servers.begin_parts(seat, op, target)
-                    return
+                    return target
                 seconds = self.message(seat, op.args)
                 for shard in self.servers.followers:
                     self.later(seat, seconds, self.servers.arrived, shard, op)
@@ -286,21 +279,17 @@ class SimulationEngine:
                 self.later(seat, self.message(seat, op.v), self.on_mean, op, target)
             case Sleep(seconds):
                 self.later(seat, seconds, self.deliver, target, None)
+        return target
 
-    def deliver(self, seat: SimulatedWorker, target: Op[Any], result: Any) -> None:
+    def deliver(self, seat: SimulatedWorker, target: Pending[Any], result: Any) -> None:
         """Give a worker the result of an operation."""
-        if not isinstance(target, Pending):
-            if seat.waits_for is not target:  # an answer belongs to one await of one process
-                raise RunError(f"worker:{seat.worker.rank} was answered {target}, and waits for {seat.waits_for}")
-            self.resume(seat, result)
-            return
-        if target.done:
-            raise RunError(f"worker:{seat.worker.rank} was answered {target.op} twice")
+        if target.done or (target.waited and seat.waits_for is not target):  # an answer belongs to one await
+            raise RunError(f"worker:{seat.worker.rank} was answered {target.op}, and waits for {seat.waits_for}")
         target.done, target.result = True, result
         if target.waited:
             self.resume(seat, result)
 
-    def _on_grad(self, seat: SimulatedWorker, op: Grad, target: Op[Any]) -> None:
+    def _on_grad(self, seat: SimulatedWorker, op: Grad, target: Pending[Any]) -> None:
         worker = seat.worker
         try:
             batch = next(seat.batches)
@@ -325,7 +314,7 @@ class SimulationEngine:
         if self.stopped is None:  # otherwise this gradient may be the reason, and must not enter anything
             self.deliver(seat, target, g)
 
-    def on_call(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
+    def on_call(self, seat: SimulatedWorker, op: Call[Any], target: Pending[Any]) -> None:
         self.deliver_answers(self._submit(seat.worker.rank, op, (seat.generation, target)))
 
     def deliver_answers(self, answers: Sequence[Reply]) -> None:
@@ -336,13 +325,13 @@ class SimulationEngine:
 
     # faults know messages by their handlers, so answers and means have one each
 
-    def on_answer(self, seat: SimulatedWorker, target: Op[Any], result: Any) -> None:
+    def on_answer(self, seat: SimulatedWorker, target: Pending[Any], result: Any) -> None:
         self.deliver(seat, target, result)
 
-    def on_met(self, seat: SimulatedWorker, target: Op[Any], mean: Vector) -> None:
+    def on_met(self, seat: SimulatedWorker, target: Pending[Any], mean: Vector) -> None:
         self.deliver(seat, target, mean)
 
-    def on_mean(self, seat: SimulatedWorker, op: Mean, target: Op[Any]) -> None:
+    def on_mean(self, seat: SimulatedWorker, op: Mean, target: Pending[Any]) -> None:
         self.deliver_means(self.means.arrive(seat.worker.rank, op, target))
 
     def deliver_means(self, met: Met) -> None:

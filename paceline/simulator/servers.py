@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from paceline.ops import Call, Op, mapped
+from paceline.ops import Call, Pending, mapped
 from paceline.runtime.call_scheduler import CallScheduler, Reply
 from paceline.runtime.staleness import StalenessLedger
 from paceline.sampling import mixed
@@ -306,7 +306,7 @@ class Servers:
 
         return Call(call.method, mapped(part, call.args))
 
-    def begin_parts(self, seat: SimulatedWorker, op: Call[Any], target: Op[Any]) -> None:
+    def begin_parts(self, seat: SimulatedWorker, op: Call[Any], target: Pending[Any]) -> None:
         """Schedule a call that is not atomic: pieces of the vector in turn, interleaved with those of other workers."""
         engine, rank, length = self.engine, seat.worker.rank, self._length
         pieces = max(1, min(getattr(engine.scheme, "chunks", 1), length))
@@ -317,7 +317,7 @@ class Servers:
             engine.later(seat, seconds, self.on_part, op, target, (low, high, length), results)
 
     def on_part(
-        self, seat: SimulatedWorker, op: Call[Any], target: Op[Any], part: tuple[int, int, int], results: list[Any]
+        self, seat: SimulatedWorker, op: Call[Any], target: Pending[Any], part: tuple[int, int, int], results: list[Any]
     ) -> None:
         engine, (_, high, length) = self.engine, part
         result, answers = self.scheduler.perform_part(seat.worker.rank, op, part)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from paceline.ops import Op
+from paceline.ops import Pending
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.simulator.faults import Fault
@@ -46,7 +46,7 @@ class SimulatedWorker:
     next_late_by: float = 0.0
     arrivals: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])  # of its last message out, and in
     faults: list[Fault] = field(default_factory=list)
-    waits_for: Op[Any] | None = None
+    waits_for: Pending[Any] | None = None
     leaves: str | None = None  # why it leaves after its step
 
 
