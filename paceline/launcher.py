@@ -20,9 +20,9 @@ from paceline.errors import UnknownName, UsageError
 class Launcher(ABC):
     """Starts the tasks of a job somewhere, tells each which task it is, and follows the run to its end."""
 
-    name: ClassVar[str]  # of --on
-    keys: ClassVar[Mapping[str, str]] = {}  # of --engine: each key with a line of help, "what it is; default: 3"
-    example: ClassVar[Mapping[str, str]] = {}  # values of the keys without which nothing can be submitted
+    name: ClassVar[str]  # the value of --on
+    keys: ClassVar[Mapping[str, str]] = {}  # keys of --engine with their help: "what it is; default: 3"
+    example: ClassVar[Mapping[str, str]] = {}  # values for the keys that are required
 
     @abstractmethod
     def launch(self, job: Job) -> int:

@@ -177,7 +177,7 @@ class Scheme:
         if self.fixed_order:
             return None
         if self.asynchronous:
-            return "its updates come as they come: there is no order to keep; record it and `paceline replay` instead"
+            return "its updates have no fixed order; record the run and use `paceline replay` instead"
         return "it does not say that its order is fixed: set fixed_order = True in its class if it is"
 
     def check(self, workers: int) -> None:

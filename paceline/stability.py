@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.rules import SGD
 
 if TYPE_CHECKING:
     from paceline.scheme import Scheme
@@ -34,10 +36,18 @@ def exponential_workers(workers: int) -> float:
     return (1 + math.sqrt(1 + 8 * workers)) / (2 * workers)
 
 
-def window_gain(c: float, window: int, *, normalised: bool = False) -> float:
-    """The share of the distance to the optimum that one push of a window covers; normalised: AGN's mean."""
-    gain = 1 - (1 - c) ** window
-    return gain / window if normalised else gain
+def window_gain(c: float, window: int) -> float:
+    """The share of the distance to the optimum that one push of a window covers."""
+    return 1 - (1 - c) ** window
+
+
+def windowed(scheme: Any, curvature: float) -> Gain | None:
+    """The gain of a scheme with a window of local steps, a rule for them and one at the server; None: not plain SGD."""
+    if type(scheme.rule) is not SGD or type(scheme.server_rule) is not SGD:
+        return None
+    local, central = scheme.rule.rate(scheme.lr), scheme.server_rule.rate(scheme.lr)
+    share = window_gain(local * curvature, scheme.window) * (central / local if local else 0.0)
+    return Gain(share, f"the gain of a window of {scheme.window}")
 
 
 def easgd_beta(c: float, workers: int) -> float:
@@ -46,7 +56,7 @@ def easgd_beta(c: float, workers: int) -> float:
 
 
 def aeasgd_alpha(c: float) -> float:
-    """Largest alpha that is stable for every number of workers in turn."""
+    """Largest stable alpha for any number of workers that exchange in turn."""
     return (4 - 2 * c) / (4 - c)
 
 

@@ -20,10 +20,7 @@ class LaunchOptions:
     """The options of `train` that have a launcher start the tasks."""
 
     on: str | None = option(
-        None,
-        f"Launcher that starts the tasks: {', '.join(LAUNCHERS)}, or a package's own.",
-        CLUSTER,
-        page="nodes.md",
+        None, f"Launcher that starts the tasks: {', '.join(LAUNCHERS)}, or a package's own.", CLUSTER, page="nodes.md"
     )
     dry_run: bool = option(False, "With --on: print what would be submitted.", CLUSTER)
     engine: list[str] = option(
@@ -48,11 +45,7 @@ class TrainOptions(options.ClusterTaskOptions, LaunchOptions):
     )
     cluster: Path | None = options.CLUSTER_FILE.field(None)
     join: float | None = option(
-        None,
-        "Seconds to wait for the other tasks at the start.",
-        CLUSTER,
-        default="600",
-        page="nodes.md#four-shells",
+        None, "Seconds to wait for the other tasks at the start.", CLUSTER, default="600", page="nodes.md#four-shells"
     )
     join_policy: str | None = option(
         None, "If a task has not joined by then: fail, go-on without it, or wait.", CLUSTER, default="fail"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from rich.markup import escape
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.cli.commands import EvaluateOptions, PredictOptions
@@ -50,17 +52,13 @@ def predict(asked: PredictOptions) -> None:
             raise UsageError(f"cannot write {output}: {error.strerror}") from error
         say(f"{len(scores):,} outputs written to {output}")
         return
-    classes = _has_classes(task) and scores.dim() > 1 and scores.shape[-1] > 1
+    target = task._prepared(task.test.take(np.zeros(1, dtype=np.int64)))[-1]
+    classes = not target.is_floating_point() and scores.dim() > 1 and scores.shape[-1] > 1
     for index, score in enumerate(scores):
         line: dict[str, Any] = {"index": index}
         if classes:
             line["label"] = score.argmax(-1).tolist()
         print_json(line | {"scores": score.tolist()})
-
-
-def _has_classes(task: TorchTask) -> bool:
-    target = task._prepared(task.test.take(np.zeros(1, dtype=np.int64)))[-1]
-    return not target.is_floating_point()
 
 
 def _warn_of_other_scale(task: TorchTask, samples: tuple[Tensor, ...]) -> None:
@@ -92,7 +90,7 @@ def _read(paths: list[Path], samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         raise UsageError(f"cannot read {path}: {kind or 'a file without an ending'} is none of {known}")
     try:
         found = READERS[kind](path)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     parts = tuple(found[name] for name in sorted(found))
     if len(parts) != len(samples):
@@ -106,16 +104,6 @@ def _numpy(path: Path) -> dict[str, Tensor]:
     loaded = np.load(path, allow_pickle=False)
     arrays = {name: loaded[name] for name in loaded.files} if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
 
 
 def _table(path: Path) -> dict[str, Tensor]:
@@ -153,6 +141,6 @@ PICTURES = {".png", ".jpg", ".jpeg"}
 READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     ".npy": _numpy,
     ".npz": _numpy,
-    ".safetensors": _safetensors,
+    ".safetensors": load_file,
     ".csv": _table,
 }

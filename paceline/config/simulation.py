@@ -26,10 +26,7 @@ class Simulation:
     exact: bool = options.EXACT.field(False)
     micro: int | None = options.MICRO.field(None)
     compute: str = option(
-        "constant:1.0",
-        "Seconds per gradient: a law of `paceline list compute`.",
-        VIRTUAL,
-        page="tasks.md#compute-laws",
+        "constant:1.0", "Seconds per gradient: a law of `paceline list compute`.", VIRTUAL, page="tasks.md#compute-laws"
     )
     speeds: tuple[float, ...] = option((), "One factor per worker: 1,1,0.5.", VIRTUAL, default="all 1")
     network: str = option(

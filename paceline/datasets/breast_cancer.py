@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from paceline.datasets import Dataset, Say
-from paceline.datasets.digits import split
+from paceline.datasets.digits import SOURCE, split
 
 TEST = 114
 
@@ -21,10 +21,4 @@ def load(directory: str | Path | None = None, *, say: Say | None = None) -> Data
     train, test = split(len(labels), TEST)
     spread, mean = torch.std_mean(measures[train], 0, correction=0)
     measures = (measures - mean) / spread
-    return Dataset(
-        "breast-cancer",
-        (measures[train], labels[train]),
-        (measures[test], labels[test]),
-        None,
-        "scikit-learn's own copy",
-    )
+    return Dataset("breast-cancer", (measures[train], labels[train]), (measures[test], labels[test]), None, SOURCE)

@@ -10,6 +10,7 @@ from paceline.datasets import Dataset, Say
 from paceline.sampling import mixed, permute
 
 TEST = 360
+SOURCE = "scikit-learn's own copy"
 
 
 def load(directory: str | Path | None = None, *, say: Say | None = None) -> Dataset:
@@ -20,13 +21,11 @@ def load(directory: str | Path | None = None, *, say: Say | None = None) -> Data
     images = torch.from_numpy(found.images.astype(np.uint8))
     labels = torch.from_numpy(found.target.astype(np.int64))
     train, test = split(len(labels), TEST)
-    return Dataset(
-        "digits", (images[train], labels[train]), (images[test], labels[test]), None, "scikit-learn's own copy"
-    )
+    return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]), None, SOURCE)
 
 
 def split(n: int, test: int) -> tuple[Tensor, Tensor]:
-    """Which of n samples to train on and which to test: drawn once, for a stored order is seldom random."""
+    """Which of n samples to train on and which to test: drawn at random, because a stored order seldom is."""
     places = np.arange(n, dtype=np.uint64)
     order = permute(places, n, np.array([mixed("split", n)], np.uint64)).astype(np.int64)
     drawn = torch.from_numpy(order)

@@ -132,7 +132,7 @@ def write_idx(array: NDArray[np.uint8]) -> bytes:
 
 
 def stand_in(reason: str) -> Dataset:
-    """scikit-learn's digits in MNIST's shape: every pixel becomes 3 x 3, and a margin of 2 goes round."""
+    """scikit-learn's digits in MNIST's shape: every pixel becomes 3 x 3, with a margin of 2 around the image."""
     small = digits.load()
 
     def enlarged(images: Tensor) -> Tensor:
@@ -145,11 +145,5 @@ def stand_in(reason: str) -> Dataset:
         f"THIS IS NOT MNIST: {len(train)} + {len(test)} digits of scikit-learn, enlarged from 8 x 8, stand "
         f"in for it. Results say nothing about MNIST.\n{reason}"
     )
-    return Dataset(
-        "mnist",
-        (enlarged(train), train_labels),
-        (enlarged(test), test_labels),
-        None,
-        "scikit-learn's digits, enlarged",
-        notice,
-    )
+    source = "scikit-learn's digits, enlarged"
+    return Dataset("mnist", (enlarged(train), train_labels), (enlarged(test), test_labels), None, source, notice)

@@ -33,8 +33,4 @@ class Windowed(Scheme):
         return s.x, s.v
 
     def gain(self, workers: int, curvature: float) -> Gain | None:
-        if type(self.rule) is not SGD or type(self.server_rule) is not SGD:
-            return None
-        local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
-        share = stability.window_gain(local * curvature, self.window) * (central / local if local else 0.0)
-        return Gain(share, f"the gain of a window of {self.window}")
+        return stability.windowed(self, curvature)

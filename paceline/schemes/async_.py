@@ -10,7 +10,7 @@ from paceline.worker import Worker
 
 @dataclass(frozen=True)
 class AsyncSGD(Scheme):
-    """Asynchronous SGD: a worker pushes each gradient when it has it, and waits for no other.
+    """Asynchronous SGD: each worker pushes every gradient at once, without waiting for other workers.
 
     Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, with a window of one.
 

@@ -1,4 +1,4 @@
-"""DOWNPOUR SGD: accrue gradients locally, push and fetch every now and then."""
+"""DOWNPOUR SGD: gradients are summed on the worker; it pushes the sum and fetches the centre every few steps."""
 
 from dataclasses import dataclass
 

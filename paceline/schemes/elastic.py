@@ -126,7 +126,7 @@ class AEASGD(Scheme, name="aeasgd"):
                 limit = stability.aeasgd_alpha(c)
                 yield f"alpha = {alpha:.3g} crosses {limit:.3g}, the stability limit at lr * curvature = {c:.3g}"
         elif alpha > 1:
-            yield f"alpha = {alpha:.3g} is above 1: an exchange throws worker and centre past each other"
+            yield f"alpha = {alpha:.3g} is above 1: an exchange moves worker and centre past each other"
 
 
 @dataclass(frozen=True)

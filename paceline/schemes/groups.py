@@ -66,9 +66,9 @@ class Groups(Scheme):
         await self.push(g, w.v, group)
 
     def exact(self, workers: int) -> str | None:
-        if self.size < workers:
-            return f"groups of {self.size} among {workers} go their own ways; size={workers} makes one group of them"
-        return None
+        if self.size >= workers:
+            return None
+        return f"{workers} workers in groups of {self.size} update in no fixed order; size={workers} makes one group"
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         return stability.asynchronous(self, -(-workers // self.size), curvature)

@@ -14,7 +14,7 @@ class HogWild(Scheme):
 
     Recht, Re, Wright, Niu 2011 (arXiv 1106.5730).
 
-    worker:  x <- read (possibly torn);  g <- gradient(x);  x[j] <- x[j] - lr * g[j] for each j, others between
+    worker:  x <- read (possibly torn);  g <- gradient(x);  x[j] <- x[j] - lr * g[j] for each j, while others write too
 
     In virtual time the vector is split into `chunks`, each read or written at once: reads and adds of different workers
     interleave chunk by chunk, at the speed of the simulator's `access` law and the worker. A worker that overtakes

@@ -43,9 +43,5 @@ class SAGN(SyncSGD):
         w.next = w.v + 1
 
     def gain(self, workers: int, curvature: float) -> Gain | None:
-        if type(self.rule) is not SGD or type(self.server_rule) is not SGD:
-            return None
-        local, central = self.rule.rate(self.lr), self.server_rule.rate(self.lr)
-        share = stability.window_gain(local * curvature, self.window, normalised=True)
-        share *= central / local if local else 0.0
-        return Gain(share * self._times(workers), f"the gain of a window of {self.window}")
+        gain = stability.windowed(self, curvature)
+        return gain and gain._replace(share=gain.share / self.window * self._times(workers))

@@ -43,9 +43,9 @@ class TestSchemes:
     @pytest.mark.parametrize(
         ("scheme", "hyper", "why"),
         [
-            ("async", {}, "async cannot be exact: its updates come as they come: .* `paceline replay` instead"),
-            ("hogwild", {}, "hogwild cannot be exact: its updates come as they come"),
-            ("groups", {}, "groups of 2 among 8 go their own ways; size=8 makes one group of them"),
+            ("async", {}, "async cannot be exact: its updates have no fixed order; .* `paceline replay` instead"),
+            ("hogwild", {}, "hogwild cannot be exact: its updates have no fixed order"),
+            ("groups", {}, "8 workers in groups of 2 update in no fixed order; size=8 makes one group"),
             ("sync", {"aggregate": 6}, "which 6 of 8 gradients come first is chance; omit aggregate"),
             ("sync-repeat", {"aggregate": 9}, "the fastest workers give more gradients than others"),
             (Mute, {}, r"mute cannot be exact: it does not say .* fixed_order = True"),
