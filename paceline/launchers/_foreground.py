@@ -106,6 +106,16 @@ def ended_by_itself(code: int, directory: Path) -> bool:
         return False
 
 
+def as_listing(job: Job, first: Sequence[str], what: str, more: Callable[[str], str], secret_goes: str) -> str:
+    """What an engine's own library is asked for, as text: lines of the engine, then the variables of each task. `what`:
+    the engine's word for a task; `more`: variables of a task that are known only later."""
+    lines = [*first, f"command: {shlex.join(job.command)}", f"directory: {Path.cwd()}"]
+    for index, task in enumerate(job.tasks):
+        words = [f"{name}={value}" for name, value in job.environment(task).items()]
+        lines.append(f"{what} {index}: {shlex.join(words)} {more(task)}")
+    return "\n".join([*lines, f"PACELINE_SECRET goes to each {what} {secret_goes} and is not shown", ""])
+
+
 class Tail:
     """Reads what another process appends to a file, which may not exist yet, or not be seen from this machine."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import socket
 from collections import Counter
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from paceline.errors import RunError, UsageError
 from paceline.launcher import Job, Launcher
 from paceline.launchers import _child_process, _ray_actors
+from paceline.launchers._foreground import as_listing
 from paceline.launchers._ray_actors import RayTasks
 
 
@@ -82,18 +82,17 @@ class RayLauncher(Launcher):
             ", ".join(f"{name} {amount:g}" for name, amount in settings.bundle(job, task).items()) for task in job.tasks
         )
         bundle = "; ".join(f"{count} bundles of {amounts}" for amounts, count in bundles.items())
-        lines = [
+        first = [
             f"ray: {where}",
             f"placement group: {settings.strategy}, {bundle}",
             f"actors: one in each bundle, restarted by Ray; its task at most {settings.restarts} times",
-            f"command: {shlex.join(job.command)}",
-            f"directory: {os.getcwd()}",  # noqa: PTH109
         ]
-        for index, task in enumerate(job.tasks):
-            words = [f"{name}={value}" for name, value in job.environment(task).items()]
+
+        def more(task: str) -> str:
             hub = "HOST:PORT of its own node" if task == "chief" else "what the chief's actor tells"
-            lines.append(f"actor {index}: {shlex.join(words)} PACELINE_HUB=({hub}) PACELINE_ADDRESS=(its node)")
-        return "\n".join([*lines, "PACELINE_SECRET goes to each actor as an argument of a call and is not shown", ""])
+            return f"PACELINE_HUB=({hub}) PACELINE_ADDRESS=(its node)"
+
+        return as_listing(job, first, "actor", more, "as an argument of a call")
 
 
 def _connect(ray: Any, job: Job, settings: RaySettings) -> None:

@@ -25,7 +25,7 @@ from paceline.errors import RunError, UsageError
 from paceline.launcher import Job, Launcher
 from paceline.launchers import _child_process, _spark_task
 from paceline.launchers._child_process import why
-from paceline.launchers._foreground import Tail
+from paceline.launchers._foreground import Tail, as_listing
 from paceline.launchers._spark_task import LOGS, MARK, STOP, Share, seat
 
 GPUS = "spark.task.resource.gpu.amount"
@@ -98,17 +98,13 @@ class SparkLauncher(Launcher):
 
     def shown(self, job: Job) -> str:
         settings = SparkSettings(job)
-        lines = [
+        first = [
             f"spark master: {settings.master}",
             *(f"conf: {key}={value}" for key, value in settings.conf.items()),
             f"barrier stage: {len(job.tasks)} partitions, resubmitted at most {settings.resubmissions} times",
-            f"command: {shlex.join(job.command)}",
-            f"directory: {os.getcwd()}",  # noqa: PTH109
         ]
-        for index, task in enumerate(job.tasks):
-            words = [f"{name}={value}" for name, value in job.environment(task).items()]
-            lines.append(f"partition {index}: {shlex.join(words)} PACELINE_HUB=(of the chief, by allGather)")
-        return "\n".join([*lines, "PACELINE_SECRET goes to each partition with its function and is not shown", ""])
+        hub = "PACELINE_HUB=(of the chief, by allGather)"
+        return as_listing(job, first, "partition", lambda _: hub, "with its function")
 
 
 def _submitted(context: Any, job: Job, settings: SparkSettings, left: int) -> int | None:

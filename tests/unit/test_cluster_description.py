@@ -59,30 +59,20 @@ class TestCluster:
         assert Cluster("test", (A,), me).me == me
 
     @pytest.mark.parametrize(
-        ("tasks", "me", "why"),
+        ("tasks", "why"),
         [
-            ((), None, "test: the cluster has neither a chief nor a worker"),
-            ((C,), None, "neither a chief nor a worker"),
-            ((A, ClusterTask("ps", 0)), None, "no kind of task 'ps'; there are: chief, worker, server, evaluator"),
-            ((A, ClusterTask("worker", 2, "b", 1)), None, "the workers are numbered 0, 2, not from 0 without gaps"),
-            ((B, A), None, "the workers are numbered 1, 0"),
-            ((ClusterTask("chief", 0), ClusterTask("chief", 1)), None, "there can be one chief, not 2"),
-            ((A, ClusterTask("evaluator", 0), ClusterTask("evaluator", 1)), None, "there can be one evaluator, not 2"),
-            ((A, ClusterTask("worker", 1, "a", 1)), None, "worker:0 and worker:1 have the same address a:1"),
-            ((A, ClusterTask("server", 0, "A", 1)), None, "worker:0 and server:0 have the same address A:1"),
-            ((A, ClusterTask("evaluator", 0, "a", 1)), None, "worker:0 and evaluator:0 have the same address"),
-            ((A,), B, "this process is worker:1, which is not in the cluster"),
-            ((A,), ClusterTask("evaluator", 1), "this process is evaluator:1; there is one evaluator"),
-            (
-                (A, ClusterTask("evaluator", 0, "e", 1)),
-                ClusterTask("evaluator", 0),
-                "evaluator:0, which is not in the cluster",
-            ),
+            ((), "test: the cluster has neither a chief nor a worker"),
+            ((C,), "neither a chief nor a worker"),
+            ((ClusterTask("chief", 0), ClusterTask("chief", 1)), "there can be one chief, not 2"),
+            ((A, ClusterTask("evaluator", 0), ClusterTask("evaluator", 1)), "there can be one evaluator, not 2"),
+            ((A, ClusterTask("worker", 1, "a", 1)), "worker:0 and worker:1 have the same address a:1"),
+            ((A, ClusterTask("server", 0, "A", 1)), "worker:0 and server:0 have the same address A:1"),
+            ((A, ClusterTask("evaluator", 0, "a", 1)), "worker:0 and evaluator:0 have the same address"),
         ],
     )
-    def test_what_is_refused(self, tasks: tuple[ClusterTask, ...], me: ClusterTask | None, why: str) -> None:
+    def test_what_is_refused(self, tasks: tuple[ClusterTask, ...], why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            Cluster("test", tasks, me)
+            Cluster("test", tasks)
 
     def test_the_same_host_without_ports_is_no_clash(self) -> None:
         assert len(Cluster("test", (ClusterTask("worker", 0, "a"), ClusterTask("worker", 1, "a"))).tasks) == 2

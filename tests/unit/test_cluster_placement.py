@@ -78,11 +78,6 @@ def test_a_task_on_each_node_leaves_no_worker() -> None:
         roles([(0, 0), (1, 0)], "ps-per-node")
 
 
-def test_two_tasks_in_one_place() -> None:
-    with pytest.raises(UsageError, match=r"two tasks are said to be no. 1 on node 3"):
-        roles([(3, 1), (0, 0), (3, 1)], "pack")
-
-
 NODES = some.lists(some.integers(1, 5), min_size=1, max_size=5)
 
 

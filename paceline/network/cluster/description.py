@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.config.role_names import KINDS, SINGLE
+from paceline.config.role_names import SINGLE
 from paceline.errors import UsageError
 
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
@@ -50,13 +50,17 @@ class Cluster:
     notes: tuple[str, ...] = ()  # for the user, such as which variables were ignored
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        self._check_addresses()
-        outside = self.me is not None and self.me.kind == "evaluator" and not self.of("evaluator")
-        if self.me is not None and self.me not in self.tasks and not outside:
-            raise UsageError(f"{self.source}: this process is {self.me}, which is not in the cluster")
-        if outside and self.me is not None and self.me.index:
-            raise UsageError(f"{self.source}: this process is {self.me}; there is one evaluator, evaluator:0")
+        if not self.training:
+            raise UsageError(f"{self.source}: the cluster has neither a chief nor a worker")
+        for kind in SINGLE:
+            if len(self.of(kind)) > 1:
+                raise UsageError(f"{self.source}: there can be one {kind}, not {len(self.of(kind))}")
+        seen: dict[tuple[str, int], ClusterTask] = {}
+        for task in self.tasks:
+            if task.host is not None and task.port is not None:
+                other = seen.setdefault((same(task.host), task.port), task)
+                if other is not task:
+                    raise UsageError(f"{self.source}: {other} and {task} have the same address {shown(task)}")
 
     def of(self, kind: str) -> tuple[ClusterTask, ...]:
         """The tasks of one kind, in the order of their index."""
@@ -105,29 +109,6 @@ class Cluster:
         """Whether all tasks are known to be on one host."""
         hosts = {task.host and same(task.host) for task in self.tasks}
         return len(hosts) == 1 and None not in hosts
-
-    def _check_kinds(self) -> None:
-        for task in self.tasks:
-            if task.kind not in KINDS:
-                raise UsageError(f"{self.source}: no kind of task {task.kind!r}; there are: {', '.join(KINDS)}")
-        if not self.training:
-            raise UsageError(f"{self.source}: the cluster has neither a chief nor a worker")
-        for kind in KINDS:
-            indices = [task.index for task in self.of(kind)]
-            if indices != list(range(len(indices))):
-                found = _some(list(map(str, indices)))
-                raise UsageError(f"{self.source}: the {kind}s are numbered {found}, not from 0 without gaps")
-        for kind in SINGLE:
-            if len(self.of(kind)) > 1:
-                raise UsageError(f"{self.source}: there can be one {kind}, not {len(self.of(kind))}")
-
-    def _check_addresses(self) -> None:
-        seen: dict[tuple[str, int], ClusterTask] = {}
-        for task in self.tasks:
-            if task.host is not None and task.port is not None:
-                other = seen.setdefault((same(task.host), task.port), task)
-                if other is not task:
-                    raise UsageError(f"{self.source}: {other} and {task} have the same address {shown(task)}")
 
 
 def address(text: object, where: str) -> tuple[str, int | None]:

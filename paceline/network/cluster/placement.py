@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import pairwise
 
 from paceline.config.role_names import KINDS, SINGLE, WORDS
 from paceline.errors import UnknownName, UsageError
@@ -20,9 +19,6 @@ Place = tuple[int, int]
 def roles(places: Iterable[Place], placement: str, servers: int | None = None) -> dict[Place, str]:
     """The kind of every task: by a list, `ps,worker,worker`, node by node, or by a policy such as pack."""
     ordered = sorted(places)
-    if len(set(ordered)) < len(ordered):
-        twice = next(place for place, after in pairwise(ordered) if place == after)
-        raise UsageError(f"two tasks are said to be no. {twice[1]} on node {twice[0]}")
     if placement in POLICIES:
         return _by_policy(ordered, placement, servers)
     if "," not in placement and placement not in WORDS:

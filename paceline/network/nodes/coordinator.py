@@ -147,10 +147,7 @@ class Coordinator(Elsewhere):
             for part in peer.parts:
                 child = self._child(str(part))
                 if child is not None and not child.done:
-                    child.done = True
                     self._peers.say(peer, NodeMessage.KILL, {"part": str(part)})
-        for child in self._absent():
-            child.done = True
 
     def release(self) -> None:
         """The run is over: warn of roles that never came, and let every agent go."""

@@ -149,7 +149,11 @@ class PeerConnections:
                     if kind == NodeMessage.JOIN:
                         self._join(channel, plain(payload), choose)
                     elif kind == NodeMessage.BULK:
-                        self._second(channel, plain(payload))
+                        told = plain(payload)
+                        peer = self._peers.get(int(told["node"]))
+                        if peer is None or peer.nonce != told["nonce"] or peer.bulk is not None:
+                            raise ProtocolError("a second connection without a first one")
+                        peer.bulk = protocol.Bulk(channel)
                     else:
                         raise ProtocolError(f"a newcomer began with {NodeMessage(kind).name}")
                 if channel in self._newcomers and time.monotonic() - since > FIRST:
@@ -200,12 +204,6 @@ class PeerConnections:
             return 0
         alike = (one for one in self if one.ready and one.home is None and one.machine == peer.machine)
         return next((one.number for one in alike), -1)
-
-    def _second(self, channel: Channel, told: dict[str, Any]) -> None:
-        peer = self._peers.get(int(told["node"]))
-        if peer is None or peer.nonce != told["nonce"] or peer.bulk is not None:
-            raise ProtocolError("a second connection without a first one")
-        peer.bulk = protocol.Bulk(channel)
 
     def drop(self, peer: Peer) -> bool:
         """Close the connections of a peer. False: it was dropped before."""
