@@ -11,7 +11,7 @@ from paceline.signals import deferred
 if TYPE_CHECKING:
     from paceline.api.script.attach import attach
     from paceline.api.simulate import StabilityWarning, simulate
-    from paceline.api.train import EvalSpec, TrainSpec, train, train_and_evaluate
+    from paceline.api.train import EvalSpec, RunInterrupted, TrainSpec, train, train_and_evaluate
     from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
     from paceline.hook import Hook
     from paceline.result import Result
@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "paceline.api.script.attach": "attach",
     "paceline.api.simulate": "StabilityWarning simulate",
-    "paceline.api.train": "EvalSpec TrainSpec train train_and_evaluate",
+    "paceline.api.train": "EvalSpec RunInterrupted TrainSpec train train_and_evaluate",
     "paceline.errors": "DataError Deadlock LossError PacelineError RunError SchemeError UsageError",
     "paceline.hook": "Hook",
     "paceline.result": "Result",
@@ -55,7 +55,17 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 
 __all__ = ["DataError", "Deadlock", "LossError", "PacelineError", "RunError", "SchemeError", "UsageError"]
 __all__ += ["Batch", "Hook", "Scheme", "State", "Task", "TorchTask", "Vector", "Worker", "attach", "on_server"]
-__all__ += ["Cost", "EvalSpec", "Fault", "Result", "StabilityWarning", "TrainSpec", "simulate", "train"]
+__all__ += [
+    "Cost",
+    "EvalSpec",
+    "Fault",
+    "Result",
+    "RunInterrupted",
+    "StabilityWarning",
+    "TrainSpec",
+    "simulate",
+    "train",
+]
 __all__ += ["Difference", "Replayed", "Verification", "diff", "evaluate", "load", "predict", "replay", "samples"]
 __all__ += ["train_and_evaluate", "verify"]
 

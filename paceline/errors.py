@@ -33,11 +33,12 @@ class UsageError(PacelineError):
 
 
 class UnknownName(UsageError):
-    """An unknown name. The message suggests a similar one, or lists all that are allowed."""
+    """An unknown name. The message suggests a similar one, or lists all that are allowed. `meant`: another word for the
+    same thing, which is suggested if it is allowed."""
 
-    def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, allowed: Iterable[str], meant: str | None = None) -> None:
         known = sorted(allowed)
-        begin = [one for one in known if name and one.startswith(name)]
+        begin = [meant] if meant in known else [one for one in known if name and one.startswith(name)]
         near = begin or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
         super().__init__(f"no {kind} {name!r}; {hint}")

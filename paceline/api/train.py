@@ -30,6 +30,18 @@ from paceline.signals import EXIT_CODE
 from paceline.task import Task
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a run of `train`. `result`: what it had reached, None before its first checkpoint; `directory`:
+    its run directory; `resume`: the arguments with which `train` resumes it."""
+
+    def __init__(self, directory: Path, result: Result | None) -> None:
+        self.directory, self.result = str(directory), result
+        self.resume: dict[str, Any] = {"directory": self.directory, "resume": True} if is_run(directory) else {}
+        after = f"after {result.updates:,} updates" if result is not None else "before its first checkpoint"
+        again = ", ".join(f"{key}={value!r}" for key, value in self.resume.items())
+        super().__init__(f"the run was interrupted {after}; resume it by the same call with {again}")
+
+
 def train(
     task: str | Task | None = None,
     scheme: str | Scheme | type[Scheme] = "sync",
@@ -79,7 +91,8 @@ def train(
     With `evaluator` another process evaluates the checkpoints and keeps the best. A task, scheme or hook may be an
     object of the caller's own, also one defined in a notebook. With `exact` every batch is split into `micro` parts
     (default: 8), which the processes share: neither the number of processes nor a failure changes a bit of the result.
-    The work is done by other processes; this one waits, and forwards Ctrl-C.
+    The work is done by other processes; this one waits, and forwards Ctrl-C: the run ends in order, and
+    `RunInterrupted`, a KeyboardInterrupt, has its `result` so far.
 
     In a cluster (TF_CONFIG, or the variables of an engine) every task runs the same program, and this call takes part
     in the run. The chief gets the result; the program of any other task ends here when the run is over, by SystemExit.
@@ -130,6 +143,8 @@ def train(
         except RunError as error:
             error.result = reached(place)
             raise
+        except KeyboardInterrupt:
+            raise RunInterrupted(place.path, reached(place)) from None
     result = reached(place)
     if result is None:
         raise RunError(f"the run left no result in {place.path}")

@@ -85,7 +85,17 @@ class RunOptions:
 
     script: Path = option(MISSING, "A Python program that calls paceline.attach.", positional=True)
     arguments: list[str] = option([], "Arguments of the program.", metavar="[ARGUMENT]...", positional=True)
-    scheme: str | None = option(None, "Scheme in place of the one that the program asks for.", flags="--scheme -s")
+    scheme: str | None = option(
+        None,
+        "Scheme in place of the program's; it keeps the program's hyper-parameters that it has.",
+        flags="--scheme -s",
+    )
+    words: list[str] = option(
+        [],
+        "Hyper-parameters in place of the program's: --set lr=0.001 window=8.",
+        flags="--set",
+        metavar="KEY=VALUE...",
+    )
     workers: int = option(2, "Worker processes; worker 0 is the chief.", flags="--workers -n")
     directory: str | None = RUN_FOLDER.field(None)
     resume: bool = option(False, "Resume the run in --dir.", DIRECTORY)

@@ -31,6 +31,10 @@ class TextCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return [_unconverted(one) for one in super().get_params(ctx)]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        several = {flag for one in self.get_params(ctx) if str(one.metavar).endswith("...") for flag in one.opts}
+        return super().parse_args(ctx, list(_repeated(args, several)))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
@@ -48,6 +52,23 @@ class TextGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [_unconverted(one) for one in super().get_params(ctx)]
+
+
+def _repeated(args: list[str], several: set[str]) -> Iterator[str]:
+    """`--set a=1 b=2` as `--set a=1 --set b=2`: such an option takes all KEY=VALUE words that follow it."""
+    taking = ""
+    for number, word in enumerate(args):
+        if word == "--":
+            yield from args[number:]
+            return
+        if word in several or word.partition("=")[0] in several:
+            taking = word.partition("=")[0]
+            yield word
+        elif taking and "=" in word and not word.startswith("-"):
+            yield from (word,) if args[number - 1] == taking else (taking, word)
+        else:
+            taking = ""
+            yield word
 
 
 def _unconverted(parameter: Any) -> Any:

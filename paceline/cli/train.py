@@ -18,8 +18,9 @@ from paceline.cli.console import messages, say, screen
 from paceline.cli.options import print_json
 from paceline.config import build, discovery
 from paceline.config.from_plan import ready_task, scheme_of
+from paceline.config.options import declared
 from paceline.config.plan import Plan
-from paceline.config.validate import check, planned
+from paceline.config.validate import check, no_servers, planned
 from paceline.errors import DataError, UsageError
 from paceline.network.cluster.assignment import Assignment
 from paceline.network.nodes import participate
@@ -76,6 +77,8 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
         name = f"{task}-{scheme or 'sync'}"
         plan, chosen, _ = planned(task, scheme or "sync", hooks=hooks, hyper=hyper, **settings)
         plan = dataclasses.replace(plan, title=name)
+        if settings.get("servers") and not chosen.methods and seat is None:
+            say(f"{chosen.name} has no server: --servers {settings['servers']} is not used")
         if seat is not None or asked.on is not None:
             participate.check_means(plan, network)
         objects = {"ready": ready_task(plan, {})}  # before anything is made: its name may be wrong, its data missing
@@ -119,9 +122,13 @@ def run_command(asked: RunOptions, settings: dict[str, Any]) -> None:
         build.hook_of(hook)
     if resume and directory is None:
         raise UsageError("--resume resumes an existing run: name it with --dir")
+    hyper, task_options = build.split(asked.words, train, Plan, RunOptions)
+    if task_options:
+        raise UsageError(f"--set task.{next(iter(task_options))}: a program has no task; its options follow --")
     plan = Plan(
         script=[str(script.absolute()), *asked.arguments],
         scheme=asked.scheme,
+        hyper=hyper,
         workers=asked.workers,
         title=script.name,
         exact=asked.exact,
@@ -156,7 +163,7 @@ def resumed(
     plan = dataclasses.replace(before, **changed)
     chosen = scheme_of(plan, {})
     if not chosen.methods:
-        plan = dataclasses.replace(plan, servers=0)
+        plan = dataclasses.replace(plan, servers=no_servers(chosen, settings.get("servers", 1)))
     check(plan, chosen)
     return place, plan, chosen
 
@@ -221,9 +228,19 @@ def resume_command(place: RunDirectory, plan: Plan) -> str:
     """The command that resumes a run."""
     if not plan.script:
         return shlex.join(["paceline", "train", "--resume", str(place.path)])
-    scheme = ["--scheme", plan.scheme] if plan.scheme else []
-    words = ["paceline", "run", "--workers", str(plan.workers), *scheme, "--resume", "--dir", str(place.path)]
-    return shlex.join([*words, "--", *plan.script])
+    words = ["paceline", "run", "--workers", str(plan.workers), *(["--scheme", plan.scheme] if plan.scheme else [])]
+    for name, one in declared(Plan).items():  # the command has all options; only a task's run takes them from the plan
+        value = getattr(plan, name)
+        if not one.option.run or value == one.default:
+            continue
+        if isinstance(value, bool):
+            words.append(one.flag if value else one.flag.replace("--", "--no-", 1))
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            words += [one.flag, str(item)]
+    if plan.hyper:
+        words += ["--set", *(f"{key}={value}" for key, value in plan.hyper.items())]
+    return shlex.join([*words, "--resume", "--dir", str(place.path), "--", *plan.script])
 
 
 def show(result: Result, *, as_json: bool) -> None:

@@ -13,6 +13,14 @@ from paceline.hook import Hook
 from paceline.scheme import Scheme, fields
 from paceline.task import Task
 
+# what other libraries and papers call a hyper-parameter
+_SYNONYMS = {
+    **dict.fromkeys(("learning_rate", "learningrate", "learn_rate", "step_size", "eta"), "lr"),
+    **dict.fromkeys(("optimizer", "optim", "update_rule"), "rule"),
+    **dict.fromkeys(("communication_window", "comm_window", "local_steps", "period", "tau"), "window"),
+    **dict.fromkeys(("replicas_to_aggregate", "backup"), "aggregate"),
+}
+
 
 def pairs(words: Iterable[str]) -> dict[str, str]:
     """`["lr=0.1", "window=5"]` as a dictionary."""
@@ -123,6 +131,29 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
     return plain
 
 
+def given_to(scheme: Scheme) -> dict[str, Any]:
+    """The hyper-parameters of a scheme that are not the defaults of its class."""
+    values = {
+        _shown(field.name, hint): (getattr(scheme, field.name), field.default) for field, hint in fields(type(scheme))
+    }
+    return {key: value for key, (value, default) in values.items() if value != default}
+
+
+def adopted(scheme: type[Scheme], hyper: Mapping[str, Any]) -> tuple[Scheme, dict[str, str]]:
+    """A scheme with those hyper-parameters, given to another one, that it can have, and why it cannot have the rest."""
+    kept: dict[str, Any] = {}
+    dropped: dict[str, str] = {}
+    for key in sorted(hyper, key=lambda key: "." in key.removeprefix("server.")):  # a rule comes before its options
+        try:
+            scheme_of(scheme, kept | {key: hyper[key]})
+            kept[key] = hyper[key]
+        except UnknownName:
+            dropped[key] = f"{scheme.name} has no such hyper-parameter"
+        except UsageError as error:
+            dropped[key] = str(error)
+    return scheme_of(scheme, kept), dropped
+
+
 def _shown(field: str, hint: Any) -> str:
     return "server.rule" if is_component(hint) and field == "server_rule" else field
 
@@ -146,7 +177,7 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
             values[head] = converted(cls.name, key, value, known[head])
         else:
             words = [_shown(name, hint) for name, hint in known.items()]
-            raise UnknownName(f"hyper-parameter of {cls.name}", key, words)
+            raise UnknownName(f"hyper-parameter of {cls.name}", key, words, _SYNONYMS.get(key.replace("-", "_")))
     for head, given in options.items():
         values[head] = _with_options(known[head], values.get(head, defaults[head]), given)
     return cls(**values)

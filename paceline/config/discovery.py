@@ -159,6 +159,10 @@ def _found(kind: str, name: str) -> Any:
         if name in alone:
             return alone[name].value
     known = _members(family)
+    if name not in known and name.endswith(".py") and Path(name).is_file():
+        inside = sorted(_meant(kind, user_code.named(kind, name)), key=lambda one: one != kind)
+        hint = f"did you mean {f'{name}:{inside[0]}'!r}?" if inside else f"it defines no {kind}; write file.py:NAME"
+        raise UsageError(f"{name!r} is a file, not a {kind}; {hint}")
     if name not in known:
         raise _unknown(kind, name, known.values())
     return _checked(known[name]).value

@@ -30,7 +30,7 @@ def planned(
     settings = checked("train", Plan, {name: value for name, value in settings.items() if value is not None})
     settings = exact.settled(settings, chosen, 1 if chosen.alone else 2)
     if not chosen.methods:
-        settings["servers"] = 0
+        settings["servers"] = no_servers(chosen, settings.get("servers", 1))
     plan = Plan(
         task=task if isinstance(task, str) else None,
         scheme=scheme if isinstance(scheme, str) else None,
@@ -53,6 +53,13 @@ def own_objects(
         "hooks": listed or None,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def no_servers(scheme: Scheme, asked: int) -> int:
+    """The number of servers of a scheme without a server side; more than the default are refused."""
+    if asked > 1:
+        raise UsageError(f"{scheme.name} has no server: {asked} were asked for; omit --servers")
+    return 0
 
 
 def check(plan: Plan, scheme: Scheme) -> None:

@@ -153,8 +153,25 @@ class TestTheCommandLine:
         assert (result.scheme, result.updates) == ("allreduce", 10)
         assert same(result.vector, by_hand(10, 0.1, 2))
         assert said == [
-            "the command line's --scheme allreduce takes the place of the script's sync",
+            "the command line's --scheme allreduce takes the place of the script's sync; kept of the script: lr=0.2",
+            "the command line sets lr=0.1 (instead of 0.2)",
             "the command line's --steps 10 takes the place of the script's 30",
+        ]
+
+    @pytest.mark.parametrize(
+        "asked",
+        ['"sync", lr=0.05, rule="momentum", aggregate=1', "SyncSGD(lr=0.05, rule=Momentum(), aggregate=1)"],
+        ids=["by name", "an instance"],
+    )
+    def test_another_scheme_keeps_what_both_have_and_says_what_is_dropped(self, launch, asked):
+        said: list[str] = []
+        imports = "from paceline.schemes.sync import SyncSGD\nfrom paceline.rules import Momentum\n"
+        result = launch(imports + PLAIN.replace('"sync", lr=0.2', asked), said=said, scheme="allreduce")
+        assert (result.hyper["lr"], result.hyper["rule"]) == (0.05, "momentum")
+        assert said == [
+            "the command line's --scheme allreduce takes the place of the script's sync; "
+            "kept of the script: lr=0.05, rule=momentum",
+            "the script's aggregate=1 is dropped: allreduce has no such hyper-parameter",
         ]
 
     def test_hyper_parameters_alone(self, launch):
@@ -165,7 +182,8 @@ class TestTheCommandLine:
     def test_servers_that_a_scheme_does_not_need_go_home(self, launch):
         said: list[str] = []
         result = launch(PLAIN.replace("sync", "allreduce"), servers=2, said=said)
-        assert (result.updates, result.restarts, said) == (30, 0, [])
+        assert (result.updates, result.restarts) == (30, 0)
+        assert said == ["allreduce has no server: --servers 2 is not used"]
 
     def test_a_scheme_of_the_scripts_folder(self, launch, tmp_path):
         (tmp_path / "mine.py").write_text("""

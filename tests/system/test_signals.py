@@ -1,5 +1,5 @@
-"""Signals at every moment of `paceline train`, to the launcher, to the group, once and twice: the command ends with 130
-and a line that says what happened, and leaves nothing behind. Data: scikit-learn's digits.
+"""Signals at every moment of `paceline train` and `paceline run`, to the launcher, to the group, once and twice: the
+command ends with 130 and a line that says what happened, and leaves nothing behind. Data: scikit-learn's digits.
 
 A wider sweep: python tests/system/test_signals.py SEED COUNT
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -128,6 +129,48 @@ def test_sigterm_to_one_role_restarts_that_role(tmp_path: Path) -> None:
         _, told = launcher.communicate(timeout=SOON)
     assert launcher.returncode == 130
     assert "worker:1 died (signal SIGTERM); restarting it" in told
+
+
+SCRIPT = """
+import sys
+import torch
+import paceline
+
+_, option, steps = sys.argv
+assert option == "--steps"
+model = torch.nn.Linear(3, 1)
+with paceline.attach(model, "downpour", lr=0.01, window=2, steps=int(steps)) as pace:
+    for x in pace.share([torch.randn(8, 3) for _ in range(8)]):
+        pace.step(model(x).square().mean())
+"""
+
+
+@pytest.mark.parametrize("moment", ["the first process is there", "a later checkpoint is there"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_with_options_is_interrupted_and_resumed_by_the_printed_command(
+    number: int, moment: str, tmp_path: Path, paceline: Commands
+) -> None:
+    script, place = tmp_path / "my script.py", tmp_path / "run"
+    script.write_text(SCRIPT)
+    words = ["run", "--plain", "--set", "lr=0.02", "--checkpoint-every", "20", "--dir", str(place), str(script)]
+    with started(*words, "--", "--steps", "1000000") as launcher:
+        until(lambda: armed(launcher.pid) and MOMENTS[moment](launcher.pid, place), SOON, moment)
+        crew = children(launcher.pid)
+        os.killpg(launcher.pid, number)
+        _, told = launcher.communicate(timeout=SOON)
+    assert launcher.returncode == 130, told
+    assert "Traceback" not in told
+    assert "restarting" not in told
+    assert all(map(is_gone, crew))
+    assert paceline("runs", str(tmp_path)).code == 0
+    assert "(run, interrupted)" in paceline("show", str(place)).out
+    program, *again = shlex.split(told.strip().splitlines()[-1].partition("resume with: ")[2])
+    assert program == "paceline"
+    assert again[-3:] == [str(script), "--steps", "1000000"]
+    reached = newest(place) if any((place / "checkpoints").glob("[0-9]*")) else 0
+    result = paceline("run", "--json", *again[1:-1], str(reached + 20)).json
+    assert result["hyper"]["lr"] == 0.02
+    assert result["updates"] >= reached + 20
 
 
 def test_a_closed_terminal_ends_the_run_in_order_and_nohup_keeps_it(tmp_path: Path) -> None:

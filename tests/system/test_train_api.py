@@ -181,13 +181,17 @@ def test_a_watcher_that_breaks_ends_the_run(tmp_path: Path) -> None:
 
 ENDLESS = """
 import sys
+from pathlib import Path
 
 import paceline
 
 try:
     paceline.train("digits-mlp", "async", workers=2, steps=10**9, directory="run", checkpoint_steps=200)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
+except KeyboardInterrupt as error:
+    print("interrupted", error.result.updates, error.result.directory == str(Path("run").absolute()), flush=True)
+    print(error, flush=True)
+    result = paceline.train("digits-mlp", "async", workers=2, steps=error.result.updates + 20, **error.resume)
+    print(result.updates >= error.result.updates + 20)
     sys.exit(130)
 """
 
@@ -227,11 +231,18 @@ def test_control_c_ends_in_order(caller: tuple[subprocess.Popen[str], list[int]]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert out == "interrupted\n"
+    first, told, again = out.splitlines()
+    reached = int(first.removeprefix("interrupted ").removesuffix(" True"))
+    assert reached > 0
+    assert told == (
+        f"the run was interrupted after {reached:,} updates; "
+        "resume it by the same call with directory='run', resume=True"
+    )
+    assert again == "True"
     assert "ending in order" in err
     assert all(map(is_gone, others))
     result = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
-    assert result["stopped"] == "interrupted"
+    assert result["stopped"] is None  # the resumed run has reached its end
     saved = checkpoint.newest(tmp_path / "run/checkpoints", lambda _: None)
     assert saved is not None
     assert saved.step == result["updates"]

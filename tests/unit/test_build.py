@@ -206,3 +206,34 @@ def test_types_in_words() -> None:
         "reduce": "mean | sum",
         "label": "str",
     }
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("learning_rate", "lr"), ("learning-rate", "lr"), ("eta", "lr"), ("optimizer", "rule"), ("tau", "window")],
+)
+def test_words_of_other_libraries_are_known(word: str, meant: str) -> None:
+    with pytest.raises(UnknownName, match=f"did you mean '{meant}'"):
+        build.scheme_of(Sample, {word: 1})
+
+
+def test_a_word_for_something_that_a_scheme_lacks_is_not_suggested() -> None:
+    with pytest.raises(UnknownName) as error:
+        build.scheme_of(NoRule, {"optimizer": "adam"})
+    assert "'rule'" not in str(error.value)
+
+
+def test_another_scheme_adopts_what_it_can_have() -> None:
+    given = {"rule.beta1": 0.5, "rule": "adam", "lr": 0.3, "window": 7, "server.rule": "adam"}
+    made, dropped = build.adopted(OneRule, given)
+    assert made == OneRule(lr=0.3, rule=Adam(beta1=0.5))
+    assert dropped.keys() == {"window", "server.rule"}
+    made, dropped = build.adopted(NoRule, given)
+    assert made == NoRule(lr=0.3)
+    assert dropped.keys() == {"rule", "rule.beta1", "window", "server.rule"}
+    assert build.adopted(Sample, {"lr": -1})[1] == {"lr": "sample: lr must be at least 0, not -1"}
+
+
+def test_what_was_given_to_an_instance() -> None:
+    assert build.given_to(Sample()) == {}
+    assert build.given_to(Sample(lr=0.3, server_rule=Adam())) == {"lr": 0.3, "server.rule": Adam()}

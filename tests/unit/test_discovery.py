@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -114,6 +115,22 @@ def test_wrong_references_say_what_is_wrong(file: Path, reference: str, message:
     with pytest.raises(UsageError) as caught:
         discovery.scheme(reference)
     assert message in str(caught.value)
+
+
+def test_a_file_without_a_name_suggests_what_it_defines(file: Path) -> None:
+    file.with_name("t.py").write_text(
+        "from paceline.tasks.toy import toy\ndef other(): ...\ndef task(): return toy()\n"
+    )
+    for name, message in (
+        ("t.py", "'t.py' is a file, not a task; did you mean 't.py:task'?"),
+        ("nowhere.py", "no task 'nowhere.py'"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            discovery.task(name)
+    with pytest.raises(UsageError, match=r"did you mean 'my_own\.py:Mine'\?"):
+        discovery.scheme("my_own.py")
+    with pytest.raises(UsageError, match=r"it defines no hook; write file\.py:NAME"):
+        discovery.hook("t.py")
 
 
 def test_a_task_by_reference(file: Path) -> None:

@@ -56,6 +56,11 @@ class TestPlanned:
         plan, made, _ = planned("toy", "sync", evaluator=True)
         assert str(roles_of(plan, made)[-1]) == "evaluator"
 
+    def test_servers_of_a_scheme_without_a_server_are_refused(self) -> None:
+        with pytest.raises(UsageError, match="allreduce has no server: 3 were asked for; omit --servers"):
+            planned("toy", "allreduce", servers=3)
+        assert planned("toy", "allreduce", servers=1)[0].servers == 0  # the default
+
     def test_values_become_what_they_should_be(self) -> None:
         plan, _, _ = planned("toy", "sync", workers="3", patience=2, throttle=None)
         assert (plan.workers, plan.patience, plan.throttle) == (3, 2.0, 0.0)

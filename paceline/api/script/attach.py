@@ -20,6 +20,7 @@ from paceline.config import build, discovery
 from paceline.config.plan import Plan
 from paceline.config.validate import check
 from paceline.errors import UsageError
+from paceline.fields import Component
 from paceline.hook import Hook
 from paceline.processes.roles import script_role
 from paceline.processes.roles.main import hooks_of
@@ -82,7 +83,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     if role.loop is not None:
         raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
     memory, plan, control, chief = role.memory, role.memory.plan, role.control, role.rank == 0
-    name, chosen = _chosen(plan, script.scheme, script.hyper)
+    name, chosen, replaced = _chosen(plan, script)
     task = ScriptTask(script.model, script.evaluate, Path(plan.script[0]).stem)
     decided: dict[str, Any] = {
         "steps": script.steps if plan.steps is None else plan.steps,
@@ -92,7 +93,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     }
     prepares = chief and not memory.board.get("ready")
     if prepares:
-        for text in _overridden(plan, script):
+        for text in (*replaced, *_overridden(plan, script, chosen)):
             control.send({"say": text})
     memory.plan = replace(plan, **decided)
     memory.scheme = memory.first_scheme = chosen
@@ -150,12 +151,36 @@ def _seed(session: WorkerSession) -> None:
         seed_all(mixed(session.memory.plan.seed, session.rank, worker.t))
 
 
-def _chosen(plan: Plan, scheme: str | Scheme | type[Scheme], hyper: dict[str, Any]) -> tuple[str, Scheme]:
-    """The scheme, and a name by which every process of the run can find its class."""
-    if plan.scheme is not None and plan.scheme != scheme:
-        return _absolute(plan.scheme), build.scheme_of(plan.scheme, plan.hyper)
-    chosen = build.scheme_of(scheme, hyper | plan.hyper)
-    return _absolute(scheme) if isinstance(scheme, str) else _reference(type(chosen)), chosen
+def _chosen(plan: Plan, script: _Script) -> tuple[str, Scheme, list[str]]:
+    """The scheme, a name by which every process of the run can find its class, and what the command line has replaced.
+    Another scheme takes over the hyper-parameters that the script gives and both have; --set replaces any of them."""
+    own = build.scheme_of(script.scheme, script.hyper)
+    asked = script.scheme if isinstance(script.scheme, str) else own.name
+    told: list[str] = []
+    if plan.scheme is None or plan.scheme == asked:
+        chosen, name = own, _absolute(asked) if isinstance(script.scheme, str) else _reference(type(own))
+    else:
+        given = build.given_to(own) if isinstance(script.scheme, Scheme) else script.hyper
+        chosen, dropped = build.adopted(discovery.scheme(plan.scheme), given)
+        name = _absolute(plan.scheme)
+        kept = ", ".join(_word(key, value) for key, value in given.items() if key not in dropped)
+        told.append(
+            f"the command line's --scheme {plan.scheme} takes the place of the script's {asked}"
+            + (f"; kept of the script: {kept}" if kept else "")
+        )
+        told += [f"the script's {_word(key, given[key])} is dropped: {reason}" for key, reason in dropped.items()]
+    final = build.scheme_of(chosen, plan.hyper)
+    before, after = build.hyper_of(chosen), build.hyper_of(final)
+    changed = [
+        f"{key}={value} (instead of {before.get(key)})" for key, value in after.items() if value != before.get(key)
+    ]
+    if changed:
+        told.append(f"the command line sets {', '.join(changed)}")
+    return name, final, told
+
+
+def _word(key: str, value: Any) -> str:
+    return f"{key}={value.name if isinstance(value, Component) else value}"
 
 
 def _absolute(name: str) -> str:
@@ -178,14 +203,10 @@ def _reference(scheme: type[Scheme]) -> str:
     return f"{home}:{name}" if "." in home else f"{Path(inspect.getfile(scheme)).resolve()}:{name}"
 
 
-def _overridden(plan: Plan, script: _Script) -> Iterable[str]:
-    """Messages about arguments of the script that the command line replaces."""
-    asked = script.scheme if isinstance(script.scheme, str) else script.scheme.name
-    if plan.scheme is not None and plan.scheme != asked:
-        yield f"the command line's --scheme {plan.scheme} takes the place of the script's {asked}"
-    elif plan.hyper:
-        words = " ".join(f"{key}={value}" for key, value in plan.hyper.items())
-        yield f"the command line's {words} takes the place of the script's"
+def _overridden(plan: Plan, script: _Script, chosen: Scheme) -> Iterable[str]:
+    """Messages about other settings of the script or the command line that are not used."""
+    if plan.servers > 1 and not chosen.methods:
+        yield f"{chosen.name} has no server: --servers {plan.servers} is not used"
     if plan.steps is not None and script.steps is not None and plan.steps != script.steps:
         yield f"the command line's --steps {plan.steps} takes the place of the script's {script.steps}"
     if script.directory is not None:
