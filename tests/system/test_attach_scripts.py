@@ -229,3 +229,27 @@ assert adapted.up.weight.abs().sum() > 0
     saved = checkpoint.newest(Path("run-0/checkpoints"), lambda _: None)
     assert saved is not None
     assert saved.numbers["parameters"] == [["down.weight", [2, 64]], ["up.weight", [10, 2]]]
+
+
+def test_a_loop_over_epochs_ends_the_run_where_it_ends(launch):
+    """As many scripts are: a function trains for one epoch, and is called by a loop over epochs."""
+    result = launch(
+        SCRIPT
+        + """
+def train(loader, epoch):
+    seen = 0
+    for images, labels in loader:
+        pace.step(F.cross_entropy(model(images), labels))
+        seen += len(images)
+    print(f"epoch {epoch}: {seen} of {len(loader.dataset)} in {len(loader)} batches of {loader.batch_size}")
+    return seen
+
+with attach(model, "allreduce", lr=0.1) as pace:
+    seen = [train(pace.share(loader, epochs=1), epoch) for epoch in range(3)]
+    assert pace.share(loader).epoch == 2
+Path(f"{pace.rank}.seen").write_text(str(sum(seen)))
+keep(f"{pace.rank}.weights", model)
+"""
+    )
+    assert result.samples == 3 * 1797 == sum(int(Path(f"{rank}.seen").read_text()) for rank in range(2))
+    assert Path("0.weights").read_bytes() == Path("1.weights").read_bytes()

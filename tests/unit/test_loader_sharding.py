@@ -16,7 +16,7 @@ SAMPLES = torch.arange(40)
 
 
 def part(loader, rank=0, workers=2, *, number, seed=0):
-    return list(islice(iter(Shard(loader, rank, workers, seed)), number))
+    return list(islice(Shard(loader, rank, workers, seed).items(), number))
 
 
 class Numbers(IterableDataset):
@@ -75,10 +75,10 @@ def test_loaders_that_cannot_be_cut_are_gone_through(loader):
 
 def test_what_can_be_gone_through_once_ends():
     items = iter(range(5))
-    assert list(Shard(items, 0, 2, 0)) == [0, 2, 4]
-    assert list(Shard(iter(range(1)), 1, 2, 0)) == []
+    assert list(Shard(items, 0, 2, 0).items()) == [0, 2, 4]
+    assert list(Shard(iter(range(1)), 1, 2, 0).items()) == []
     once = [[1, 2], []]
-    assert list(Shard(lambda: once.pop(0), 0, 1, 0)) == [1, 2]
+    assert list(Shard(lambda: once.pop(0), 0, 1, 0).items()) == [1, 2]
 
 
 @pytest.mark.parametrize("loader", [[], iter([]), lambda: [], DataLoader(TensorDataset(torch.zeros(0)))])
@@ -131,7 +131,7 @@ class TestDistributedSampler:
             shard = Shard(self.loader(replicas, rank if replicas > 1 else 0), rank, 2, 0)
             assert "DistributedSampler" in shard.note
             assert len(shard) == 5
-            items = iter(shard)
+            items = shard.items()
             for epoch in range(2):
                 for (batch,) in islice(items, len(shard)):
                     epochs[epoch] += batch.tolist()
@@ -154,7 +154,7 @@ def test_the_length_is_that_of_a_workers_epoch():
 
 def test_the_epoch_is_that_of_the_last_item():
     shard = Shard([1, 2, 3, 4], 0, 2, 0)
-    assert [shard.epoch for _ in islice(iter(shard), 5)] == [0, 0, 1, 1, 2]
+    assert [shard.epoch for _ in islice(shard.items(), 5)] == [0, 0, 1, 1, 2]
 
 
 def test_a_single_worker_draws_the_scripts_own_random_numbers():
@@ -162,5 +162,14 @@ def test_a_single_worker_draws_the_scripts_own_random_numbers():
     torch.manual_seed(3)
     plain = [batch.tolist() for _ in range(2) for (batch,) in loader] + torch.rand(2).tolist()
     torch.manual_seed(3)
-    items = iter(Shard(loader, 0, 1, 0))
+    items = Shard(loader, 0, 1, 0).items()
     assert [next(items)[0].tolist() for _ in range(20)] + torch.rand(2).tolist() == plain
+
+
+def test_epochs_continue_where_the_last_call_ended():
+    loader = DataLoader(TensorDataset(SAMPLES), batch_size=4, shuffle=True)
+    whole = part(loader, number=15)
+    shard = Shard(loader, 0, 2, 0)
+    once = [item for _ in range(3) for item in shard.items(epochs=1)]
+    assert shard.epoch == 2
+    assert [batch.tolist() for (batch,) in once] == [batch.tolist() for (batch,) in whole]

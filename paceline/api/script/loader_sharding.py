@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +34,8 @@ class Shard:
 
     def __init__(self, loader: Loader, rank: int, workers: int, seed: int) -> None:
         self._rank, self._workers, self._seed = rank, workers, seed
-        self.epoch = 0
+        self.epoch = 0  # of the last item
+        self._begun = 0
         self.note = ""  # what the user should know of how the data are sharded
         self._own = _distributed_sampler(loader)
         if self._own is not None:
@@ -42,17 +44,20 @@ class Shard:
             self._source, self._step = loader, 1
         else:
             self._source, self._step = _sharded(loader, rank, workers)
-        self._loader = loader
+        self.loader = loader
 
     def __len__(self) -> int:
-        whole = len(self._loader)  # type: ignore[arg-type]  # TypeError by Python, for what has no length
+        whole = len(self.loader)  # type: ignore[arg-type]  # TypeError by Python, for what has no length
         if self._own is not None and self._own.num_replicas == self._workers:
             return whole
         return len(range(self._rank, whole, self._workers))
 
-    def __iter__(self) -> Iterator[Any]:
+    def items(self, epochs: int | None = None) -> Iterator[Any]:
+        """The items of the next epochs; of all to come by default."""
         rank, workers = self._rank, self._workers
-        for self.epoch in count():
+        last = math.inf if epochs is None else self._begun + epochs
+        while self._begun < last:
+            self.epoch, self._begun = self._begun, self._begun + 1
             if self._own is not None:
                 self._own.set_epoch(self.epoch)
             # an order is drawn no later than with the first item

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,13 +28,13 @@ from paceline.torch_task import checked_loss
 
 
 class SharedItems:
-    """What `pace.share` gives: the items of one worker, for the loop of a script."""
+    """What `pace.share` gives: the items of one worker, for the loop of a script. Other attributes are the loader's."""
 
-    def __init__(self, shard: Shard, given: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
-        self._shard, self._given = shard, given
+    def __init__(self, shard: Shard, items: Callable[[], Iterator[Any]]) -> None:
+        self._shard, self._items = shard, items
 
     def __iter__(self) -> Iterator[Any]:
-        return self._given(iter(self._shard))
+        return self._items()
 
     def __len__(self) -> int:
         """Items of this worker in one epoch."""
@@ -43,6 +44,9 @@ class SharedItems:
     def epoch(self) -> int:
         """The epoch that the last item is of, from 0."""
         return self._shard.epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard.loader, name)
 
 
 class ScriptOptimizer(torch.optim.Optimizer):
@@ -72,6 +76,7 @@ class Pace:
         self._losses: float | None = None  # of the backward passes since the last step
         self._seen = 0  # samples that share() has given since the last step
         self._returns = 0
+        self._shards: dict[int, Shard] = {}
         self.rank, self.workers, self.chief = session.rank, session.worker.workers, session.chief
         self.resumed = bool(self._board.begun[self.rank] or session.worker.t)  # restarted, or from a checkpoint
         self.begun = self.done = self.ended = False
@@ -113,23 +118,30 @@ class Pace:
             raise
         return self
 
-    def share(self, loader: Loader) -> SharedItems:
+    def share(self, loader: Loader, epochs: int | None = None) -> SharedItems:
         """This worker's shard of the data, epoch after epoch until the run ends: item i of an epoch belongs to worker
         i % workers. `loader`: a DataLoader, a list, a function that gives an iterator, or an iterator (which is read
-        once: then this worker leaves). len() is that of an epoch, `epoch` the number of the present one, from 0."""
-        self._inside("share()")
-        shard = Shard(loader, self.rank, self.workers, self._session.memory.plan.seed)
-        if shard.note and self.chief:
-            self.say(shard.note)
-        return SharedItems(shard, self._shared)
+        once: then this worker leaves). len() is that of an epoch, `epoch` the number of the present one, from 0.
 
-    def _shared(self, items: Iterator[Any]) -> Iterator[Any]:
+        epochs: end after that many; the next call for the same loader continues with the next epoch."""
+        self._inside("share()")
+        shard = self._shards.get(id(loader))
+        if shard is None:
+            shard = Shard(loader, self.rank, self.workers, self._session.memory.plan.seed)
+            self._shards[id(loader)] = shard  # which holds the loader, so that no other has its id
+            if shard.note and self.chief:
+                self.say(shard.note)
+        return SharedItems(shard, partial(self._shared, shard, epochs))
+
+    def _shared(self, shard: Shard, epochs: int | None) -> Iterator[Any]:
+        items = shard.items(epochs)
         nothing = object()
         while not self.done:
             item = next(items, nothing)
             if item is nothing:
-                self._session.view.say(f"worker:{self.rank} leaves: its data have run out")
-                self._turn(None)
+                if epochs is None:
+                    self._session.view.say(f"worker:{self.rank} leaves: its data have run out")
+                    self._turn(None)
                 return
             item, size = self._with_hooks(item, size_of(item))
             self._seen += size
