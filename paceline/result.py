@@ -63,6 +63,7 @@ class Result:
     gradients: int
     dropped: int = field(default=0, kw_only=True)
     samples: int
+    epochs: float | None = field(default=None, kw_only=True)  # samples / training samples; None: they have no length
     virtual_seconds: float | None  # None where time was real
     staleness: Staleness
     metrics: dict[str, float]
@@ -134,6 +135,11 @@ class Result:
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(self.as_dict(), allow_nan=False)
+
+
+def epochs_of(samples: int, epoch_size: int | None) -> float | None:
+    """The passes over the training data that this number of samples makes."""
+    return samples / epoch_size if epoch_size else None
 
 
 def digest(vector: Vector) -> str:

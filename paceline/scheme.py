@@ -183,6 +183,15 @@ class Scheme:
     def check(self, workers: int) -> None:
         """Raise UsageError if the hyper-parameters cannot work with this number of workers."""
 
+    def gradients_per_update(self, workers: int) -> float | None:
+        """The number of gradients that enter one update, on average; None if it depends on the training. It converts
+        samples and epochs to updates."""
+        return None
+
+    def updates_at_start(self, workers: int) -> int:
+        """The number of updates that workers make at their first step, before the gradients that the others take."""
+        return 0
+
     def gain(self, workers: int, curvature: float) -> Gain | None:
         """How far one update goes on a quadratic, for the stability warnings; None if the rules tell no limit."""
         rule, lr = getattr(self, "rule", None), getattr(self, "lr", 0.0)

@@ -40,6 +40,7 @@ class Task(ABC):
     shuffle: bool = True
     buffer_policy: BufferPolicy = "average"
     heterogeneous: bool = False  # workers see different data: their optima differ
+    epoch_size: int | None = None  # training samples; None: unknown, or the task makes them up
     notice: str | None = None  # printed before a run, e.g. when a smaller data set replaces this one
 
     @abstractmethod

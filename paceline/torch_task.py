@@ -268,6 +268,7 @@ class TorchTask(Task):
         self.batch, self.feed, self.shuffle, self.buffer_policy = batch, feed, shuffle, buffer_policy
         self.loss, self.metrics, self.prepare, self.dtype = loss, dict(metrics or {}), prepare, dtype
         self.train = Samples(train, "train")
+        self.epoch_size = self.train.length
         self.test = self.train if test is None else Samples(test, "test")
         self._build = model if callable(model) and not isinstance(model, nn.Module) else None
         mine = self._cast(copy.deepcopy(_complete(model))) if self._build is None else self._built(0)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from paceline import signals
+from paceline.config import work
 from paceline.config.from_plan import forkable, ready_task
 from paceline.config.plan import Plan
 from paceline.errors import DataError, PacelineError, RunError
@@ -47,7 +48,7 @@ def execute(
         if not plan.script:
             ready: Task = objects.get("ready") or ready_task(plan, objects)
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
-            plan = forkable(plan, tell)
+            plan = work.settled(forkable(plan, tell), scheme, ready)
         first = _checked_checkpoint(plan, scheme, directory, x0)
         for text in file_sums.changed(directory.path):
             tell("warn", text)

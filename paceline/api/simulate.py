@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from paceline.compute_times import ComputeTime, parse_times
-from paceline.config import build
+from paceline.config import build, work
 from paceline.config.exact import check_task, settled
 from paceline.config.options import Quorum, checked, declared
 from paceline.config.simulation import Simulation
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
-from paceline.result import Point, Result
+from paceline.result import Point, Result, epochs_of
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
 from paceline.simulator.engine import SimulationEngine
@@ -41,6 +41,8 @@ def simulate(
     *,
     workers: int | None = None,
     steps: int = 1000,
+    samples: int | None = None,
+    epochs: float | None = None,
     batch: int | None = None,
     seed: int = 0,
     exact: bool = False,
@@ -73,7 +75,8 @@ def simulate(
     `faults` what fails and when. Some faults roll the run back to its newest virtual checkpoint: that of the start, or
     one that is made every `checkpoint_steps` updates. The vector may be sharded over several `servers`.
     Hyper-parameters of the scheme follow by name: `window=5, rule="adam"`. Equal arguments give equal bits.
-    `Simulation` declares every argument.
+    `Simulation` declares every argument. `samples` or `epochs` in place of `steps` give schemes equal work: they are
+    converted to updates, rounded up.
 
     With `exact` every batch is split into `micro` parts (default: 8), each a worker of its own in virtual time: the
     bits are those of exact runs of `train`. `every` sets the updates between two evaluations; `watch` is called after
@@ -81,11 +84,19 @@ def simulate(
     """
     arguments = locals()
     given = {name: arguments[name] for name in declared(Simulation) if name not in OBJECTS}
+    given = work.one_unit(given, default=Simulation.steps)
     asked = checked("simulate", Simulation, {name: value for name, value in given.items() if value is not None})
     chosen = build.scheme_of(scheme, hyper)
     settings = settled(asked, chosen, 1 if chosen.alone else 4)
-    crew, steps, curvature = settings["workers"], settings["steps"], settings.get("curvature")
+    crew, curvature = settings["workers"], settings.get("curvature")
     chosen.check(crew)
+    job = build.task_of(task, task_options or {}).configured(
+        batch=settings.get("batch"), feed=settings.get("feed"), shuffle=settings.get("shuffle")
+    )
+    length = {unit: settings[unit] for unit in ("samples", "epochs") if unit in settings}
+    steps = settings.get("steps", steps)
+    if length:
+        steps = work.in_updates(chosen, crew, job.batch, job.feed, job.epoch_size, **length)
     cost = Cost(
         compute_law=_law(compute),
         network=parse_link(network) if isinstance(network, str) else network,
@@ -100,9 +111,6 @@ def simulate(
     struck = planned(_listed(faults), there)
     check_faults(struck, there.workers, there.servers)
     shown: dict[str, Any] = {"workers": settings["processes"], "micro": crew} if exact else {}
-    job = build.task_of(task, task_options or {}).configured(
-        batch=settings.get("batch"), feed=settings.get("feed"), shuffle=settings.get("shuffle")
-    )
     if exact:
         check_task(job, crew)
     said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
@@ -179,6 +187,7 @@ def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[P
         updates=engine.updates,
         gradients=engine.gradients,
         samples=engine.samples,
+        epochs=epochs_of(engine.samples, task.epoch_size),
         virtual_seconds=engine.now,
         staleness=engine.staleness,
         metrics=metrics,

@@ -16,6 +16,7 @@ from paceline.config import build, discovery
 from paceline.config.options import Quorum, Start, declared
 from paceline.config.plan import Plan
 from paceline.config.validate import own_objects, planned
+from paceline.config.work import one_unit
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
@@ -49,6 +50,8 @@ def train(
     workers: int | None = None,
     servers: int = 1,
     steps: int | None = 1000,
+    samples: int | None = None,
+    epochs: float | None = None,
     seconds: float | None = None,
     batch: int | None = None,
     seed: int = 0,
@@ -86,6 +89,8 @@ def train(
 ) -> Result:
     """Train in real processes on this machine until the centre has had `steps` updates (or `seconds` have passed).
 
+    `samples` or `epochs` in place of `steps` give schemes equal work: they are converted to updates, rounded up.
+
     The arguments that `simulate` has mean the same here; `Plan` declares each of them. `directory` keeps checkpoints,
     logs and summaries (default: a new one under runs/); `resume=True` resumes the run in it from its newest checkpoint.
     With `evaluator` another process evaluates the checkpoints and keeps the best. A task, scheme or hook may be an
@@ -99,6 +104,7 @@ def train(
     """
     arguments = locals()
     settings = {name: arguments[one.argument] for name, one in declared(Plan).items() if name != "hooks"}
+    settings = one_unit(settings, default=1000)
     seat = participate.here(directory)
     if seat is not None and not seat.chief:
         raise SystemExit(_took_part(own_objects(task, scheme, hooks, hyper), say))
@@ -113,8 +119,9 @@ def train(
     plan, chosen, objects = planned(task, scheme, hooks=hooks, hyper=hyper, task_options=options, **settings)
     if checkpoint_seconds is None:
         plan = dataclasses.replace(plan, checkpoint_seconds=None)
-    if steps is None and seconds is None and not hooks and not plan.evaluator:
-        raise UsageError("nothing would end this run: give steps, seconds, or a hook that stops it")
+    endless = all(length is None for length in (steps, samples, epochs, seconds))
+    if endless and not hooks and not plan.evaluator:
+        raise UsageError("nothing would end this run: give steps, samples, epochs, seconds, or a hook that stops it")
     name = f"{task if isinstance(task, str) else getattr(task, 'name', 'task')}-{chosen.name}"
     if resume and directory is None:
         raise UsageError("resume=True resumes an existing run: give its directory")

@@ -16,7 +16,7 @@ from paceline.cli import cluster_options
 from paceline.cli.commands import RunOptions, TrainOptions
 from paceline.cli.console import messages, say, screen
 from paceline.cli.options import print_json
-from paceline.config import build, discovery
+from paceline.config import build, discovery, work
 from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.options import declared
 from paceline.config.plan import Plan
@@ -72,7 +72,7 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
     else:
         if task is None:
             raise UsageError("what is to be trained? give a task (`paceline list tasks`), or --resume RUN")
-        if not settings.keys() & {"steps", "seconds"} and not any(one.startswith("stop-at-step") for one in hooks):
+        if not settings.keys() & {*work.UNITS, "seconds"} and not any(one.startswith("stop-at-step") for one in hooks):
             settings["steps"] = 1000
         name = f"{task}-{scheme or 'sync'}"
         plan, chosen, _ = planned(task, scheme or "sync", hooks=hooks, hyper=hyper, **settings)
@@ -160,7 +160,7 @@ def resumed(
     if before.exact:
         settings = _still_exact(place, before, settings)
     changed = settings | ({"hooks": hooks} if hooks else {}) | ({"hyper": before.hyper | hyper} if hyper else {})
-    plan = dataclasses.replace(before, **changed)
+    plan = work.resumed(before, changed)
     chosen = scheme_of(plan, {})
     if not chosen.methods:
         plan = dataclasses.replace(plan, servers=no_servers(chosen, settings.get("servers", 1)))

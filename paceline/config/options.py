@@ -135,6 +135,12 @@ FEED = Option(
     default="the task's",
 )
 SHUFFLE = Option("Shuffle the samples, or take them in stored order.", SAMPLES, default="the task's")
+SAMPLE_COUNT = Option("Samples after which the run ends, rounded up to whole updates.", bound=COUNT, page="data.md")
+EPOCHS = Option(
+    "Passes over the training data after which the run ends: samples / training samples.",
+    bound=POSITIVE,
+    page="data.md",
+)
 SEED = Option("Seed of everything random.")
 HOOKS = Option(
     "NAME:key=value,…, a name of `paceline list hooks`; may be repeated.", flags="--hook", page="hooks.md", run=True

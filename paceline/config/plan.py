@@ -43,10 +43,13 @@ class Plan:
     steps: int | None = option(
         None,
         "Updates of the centre after which the run ends, counted over all launches.",
-        default="1000, unless --seconds or the hook stop-at-step is given",
+        default="1000, unless another length or the hook stop-at-step is given",
         bound=COUNT,
         run=True,
     )
+    # they are converted to steps, which have an effect
+    samples: int | None = options.SAMPLE_COUNT.field(None, no_effect=True)
+    epochs: float | None = options.EPOCHS.field(None, no_effect=True)
     seconds: float | None = option(None, "Seconds of training after which this launch ends.", bound=POSITIVE, run=True)
     seed: int = options.SEED.field(0)
     hooks: list[str] = options.HOOKS.field([])

@@ -17,6 +17,8 @@ class Simulation:
     )
     servers: int = option(1, "Parameter servers; the vector is sharded over them.", flags="--servers --ps", bound=COUNT)
     steps: int = option(1000, "Updates of the centre after which the run ends.", bound=COUNT)
+    samples: int | None = options.SAMPLE_COUNT.field(None)
+    epochs: float | None = options.EPOCHS.field(None)
     seconds: float = option(math.inf, "Virtual seconds after which the run ends.", VIRTUAL, bound=POSITIVE)
     batch: int | None = options.BATCH.field(None)
     feed: Feed | None = options.FEED.field(None)

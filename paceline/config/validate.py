@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.config import build, discovery, exact
+from paceline.config import build, discovery, exact, work
 from paceline.config.options import checked, declared
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
@@ -28,6 +28,7 @@ def planned(
         build.hook_of(hook)
     objects = own_objects(task, scheme, listed, hyper or {})
     settings = checked("train", Plan, {name: value for name, value in settings.items() if value is not None})
+    work.one_unit(settings)
     settings = exact.settled(settings, chosen, 1 if chosen.alone else 2)
     if not chosen.methods:
         settings["servers"] = no_servers(chosen, settings.get("servers", 1))

@@ -127,10 +127,11 @@ def _head(status: Status, left: float) -> list[RenderableType]:
     times = ", ".join([duration(status.seconds, ".1f"), *_time_left(status, left)])
     lines: list[RenderableType] = [_apart(_cut(status.title, "bold"), times)]
     if status.goal is None:
-        lines.append(_cut(f"update {status.updates:,}"))
+        lines.append(_cut("  ·  ".join([*_work(status), f"update {status.updates:,}"])))
     else:
         bar = ProgressBar(total=max(status.goal, 1), completed=min(status.updates, status.goal))
-        lines.append(_apart(bar, f"{status.updates:,}/{status.goal:,}  {_percent(status):>4}"))
+        updates = f"update {status.updates:,}/{status.goal:,}"
+        lines.append(_apart(bar, "  ".join([*_work(status), updates, f"{_percent(status):>4}"])))
     lines.append(_cut("  ·  ".join([*_rates(status), *_checkpoint(status)])))
     if status.metrics:
         lines.append(_cut("evaluated: " + "  ".join(_metrics(status))))
@@ -195,7 +196,14 @@ def _foremost(roles: Sequence[RoleStatus], room: int) -> list[RoleStatus]:
 def _line(status: Status, left: float) -> str:
     """The status in one line, for logs."""
     count = f"update {status.updates:,}" + (f"/{status.goal:,}  {_percent(status)}" if status.goal is not None else "")
-    parts = [f"{status.seconds:.1f} s", count, *_rates(status), *_checkpoint(status), *_time_left(status, left)]
+    parts = [
+        f"{status.seconds:.1f} s",
+        *_work(status),
+        count,
+        *_rates(status),
+        *_checkpoint(status),
+        *_time_left(status, left),
+    ]
     if status.metrics:
         parts.append("evaluated: " + "  ".join(_metrics(status)))
     return "  ".join(parts)
@@ -213,6 +221,12 @@ def _troubles(before: Status | None, now: Status) -> list[str]:
         elif old and role.restarts > old.restarts and not {old.state, role.state} & set(TROUBLE):
             lines.append(f"{role.name} was restarted ({times})")
     return lines
+
+
+def _work(status: Status) -> list[str]:
+    """How much has been trained on, in units that all schemes share."""
+    epochs = [] if math.isnan(status.epochs) else [f"epoch {status.epochs:,.2f}"]
+    return [*epochs, f"{status.samples:,} samples"] if status.samples else epochs
 
 
 def _rates(status: Status) -> list[str]:

@@ -76,8 +76,11 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "error", str(result["error"])
     if result.get("stopped"):
         yield "stopped", str(result["stopped"])
+    for key in ("samples", "epochs"):
+        if result.get(key) is not None:
+            yield key, number(result[key])
     yield from _metric_rows(result.get("metrics") or {})
-    for key in ("updates", "gradients", "dropped", "samples", "restarts", "rolled_back_updates", "lost_updates"):
+    for key in ("updates", "gradients", "dropped", "restarts", "rolled_back_updates", "lost_updates"):
         if result.get(key) is not None:
             yield key.replace("_", " "), number(result[key])
     units = {"wall_seconds": " s", "time_to_first_step": " s", "samples_per_second": "", "peak_rss_mb": " MB"}
@@ -110,6 +113,9 @@ def _status_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     age = told["age"]
     if age > STALE:
         yield "last seen", f"{duration(age, '.0f')} ago"
+    for key in ("samples", "epochs"):
+        if told.get(key) is not None:  # another version may have written it
+            yield key, number(told[key])
     goal, updates = told["goal"], told["updates"]
     share = f" of {goal:,} ({100 * updates // goal}%)" if goal else ""
     yield "updates", number(updates) + share

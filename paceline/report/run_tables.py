@@ -36,6 +36,8 @@ def summary(run: RunDirectory) -> dict[str, Any]:
         "scheme": result.get("scheme") or plan.get("scheme"),
         "workers": plan.get("processes") or plan.get("workers", result.get("workers")),
         "servers": plan.get("servers", result.get("servers")),
+        "samples": result.get("samples", told.get("samples")),
+        "epochs": result.get("epochs", told.get("epochs")),
         "updates": result.get("updates", told.get("updates", last(history, "update"))),
         "accuracy": metrics.get("accuracy"),
         "loss": metrics.get("loss"),
@@ -57,14 +59,16 @@ class ListColumn(NamedTuple):
 
 COLUMNS = (
     ListColumn("run", 0, "left", lambda one: Text(one["run"], "bold")),
-    ListColumn("task", 6, "left", lambda one: number(one["task"])),
-    ListColumn("scheme", 4, "left", lambda one: number(one["scheme"])),
-    ListColumn("workers/servers", 8, "right", lambda one: f"{number(one['workers'])}/{number(one['servers'])}"),
-    ListColumn("updates", 3, "right", lambda one: number(one["updates"])),
+    ListColumn("task", 7, "left", lambda one: number(one["task"])),
+    ListColumn("scheme", 5, "left", lambda one: number(one["scheme"])),
+    ListColumn("workers/servers", 10, "right", lambda one: f"{number(one['workers'])}/{number(one['servers'])}"),
+    ListColumn("samples", 9, "right", lambda one: number(one["samples"])),
+    ListColumn("epochs", 3, "right", lambda one: number(one["epochs"])),
+    ListColumn("updates", 4, "right", lambda one: number(one["updates"])),
     ListColumn("reached", 2, "right", lambda one: _reached(one)),
     ListColumn("state", 1, "left", lambda one: Text(one["state"], STYLES[one["state"]])),
-    ListColumn("when", 5, "left", lambda one: moment(datetime.fromisoformat(one["started"]))),
-    ListColumn("seconds", 7, "right", lambda one: number(one["wall_seconds"])),
+    ListColumn("when", 6, "left", lambda one: moment(datetime.fromisoformat(one["started"]))),
+    ListColumn("seconds", 8, "right", lambda one: number(one["wall_seconds"])),
 )
 
 

@@ -25,11 +25,13 @@ def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
     yield "workers", f"{result.workers}{exact}"
     if result.servers:
         yield "servers", str(result.servers)
+    yield "samples", f"{result.samples:,}"
+    if result.epochs is not None:
+        yield "epochs", f"{result.epochs:,.2f}"
     for name, value in result.metrics.items():
         yield name, f"{value:.2%}" if name == "accuracy" else f"{value:.6g}"
     yield "updates of the centre", f"{result.updates:,}"
     yield "gradients", f"{result.gradients:,}" + (f" ({result.dropped:,} came too late)" if result.dropped else "")
-    yield "samples", f"{result.samples:,}"
     if result.virtual_seconds is not None:
         yield "virtual time", f"{result.virtual_seconds:,.6g} s"
     real = (

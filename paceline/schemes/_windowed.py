@@ -32,5 +32,8 @@ class Windowed(Scheme):
     def pull(self, s: State) -> tuple[Vector, int]:
         return s.x, s.v
 
+    def gradients_per_update(self, workers: int) -> float:
+        return self.window
+
     def gain(self, workers: int, curvature: float) -> Gain | None:
         return stability.windowed(self, curvature)

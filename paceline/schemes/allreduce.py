@@ -32,3 +32,6 @@ class AllReduce(Scheme):
         g = await w.mean(g)
         self.rule.apply(w.state, g, self.lr)
         w.v += 1
+
+    def gradients_per_update(self, workers: int) -> float:
+        return workers

@@ -45,3 +45,6 @@ class AsyncSGD(Scheme):
         w.x, w.v = await self.pull()
         g = await w.grad(w.x)
         await self.push(g, w.v)
+
+    def gradients_per_update(self, workers: int) -> float:
+        return 1

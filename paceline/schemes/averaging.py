@@ -36,3 +36,6 @@ class ModelAveraging(Scheme):
             self.rule.apply(w.state, g, self.lr)
         w.x = await w.mean(w.x)
         w.v += 1
+
+    def gradients_per_update(self, workers: int) -> float:
+        return workers * self.window

@@ -65,6 +65,9 @@ class Downpour(Scheme):
             await self.push(w.a, w.v)
             w.a = 0
 
+    def gradients_per_update(self, workers: int) -> float:
+        return self._schedule()[0]
+
     def gain(self, workers: int, curvature: float) -> Gain | None:
         n_push, n_fetch = self._schedule()
         if n_push != n_fetch or self.rule != SGD() or self.server_rule != SGD():

@@ -49,6 +49,12 @@ class EASGD(Scheme, name="easgd"):
         w.centre += w.workers * alpha * (mean - w.centre)
         w.v += 1
 
+    def gradients_per_update(self, workers: int) -> float:
+        return workers * self.window
+
+    def updates_at_start(self, workers: int) -> int:
+        return 1 if self.window > 1 else 0  # the step of the first exchange takes one gradient of a window
+
     def model(self, s: State) -> Vector:
         centre: Vector = s.centre
         return centre
@@ -116,6 +122,12 @@ class AEASGD(Scheme, name="aeasgd"):
             w.x -= e
         g = await w.grad(z if self.order == "paper" else w.x)
         self.rule.apply(w.state, g, self.lr)
+
+    def gradients_per_update(self, workers: int) -> float:
+        return self.window
+
+    def updates_at_start(self, workers: int) -> int:
+        return workers  # a window begins with its exchange
 
     def warnings(self, workers: int, curvature: float | None) -> Iterator[str]:
         alpha = moving_rate(self.alpha, self.beta, workers)

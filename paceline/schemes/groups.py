@@ -65,6 +65,9 @@ class Groups(Scheme):
         g = await w.mean(g, among=range(first, min(first + self.size, w.workers)))
         await self.push(g, w.v, group)
 
+    def gradients_per_update(self, workers: int) -> float:
+        return workers / -(-workers // self.size)
+
     def exact(self, workers: int) -> str | None:
         if self.size >= workers:
             return None

@@ -46,3 +46,6 @@ class HogWild(Scheme):
         w.x, w.v = await self.read()
         g = await w.grad(w.x)
         await self.add(g, w.v)
+
+    def gradients_per_update(self, workers: int) -> float:
+        return 1

@@ -42,6 +42,9 @@ class SAGN(SyncSGD):
         await self.push(local.sum / self.window, w.v, w.rank)
         w.next = w.v + 1
 
+    def gradients_per_update(self, workers: int) -> float:
+        return super().gradients_per_update(workers) * self.window
+
     def gain(self, workers: int, curvature: float) -> Gain | None:
         gain = stability.windowed(self, curvature)
         return gain and gain._replace(share=gain.share / self.window * self._times(workers))

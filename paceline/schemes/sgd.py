@@ -32,6 +32,9 @@ class SequentialSGD(Scheme):
         self.rule.apply(w.state, g, self.lr)
         w.v += 1
 
+    def gradients_per_update(self, workers: int) -> float:
+        return 1
+
     def check(self, workers: int) -> None:
         if workers != 1:
             raise UsageError(f"sgd is not distributed: it takes 1 worker, not {workers}; try 'sync' or 'async'")

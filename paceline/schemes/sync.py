@@ -113,6 +113,9 @@ class SyncSGD(Scheme):
                 "lower aggregate, or use the scheme sync-repeat, in which a worker gives several"
             )
 
+    def gradients_per_update(self, workers: int) -> float:
+        return self.aggregate or workers
+
     def gain(self, workers: int, curvature: float) -> Gain | None:
         gain = super().gain(workers, curvature)
         return gain and gain._replace(share=gain.share * self._times(workers))

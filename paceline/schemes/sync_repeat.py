@@ -92,6 +92,9 @@ class SyncRepeat(Scheme):
     def exact(self, workers: int) -> str:
         return "the fastest workers give more gradients than others, and which ones is chance"
 
+    def gradients_per_update(self, workers: int) -> float:
+        return self.aggregate or workers
+
     def gain(self, workers: int, curvature: float) -> Gain | None:
         gain = super().gain(workers, curvature)
         return gain and gain._replace(share=gain.share * ((self.aggregate or workers) if self.reduce == "sum" else 1))

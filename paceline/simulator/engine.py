@@ -189,6 +189,11 @@ class SimulationEngine:
         return self.recovery.returning or (self.servers is not None and self.servers.behind)
 
     @property
+    def goal(self) -> float:
+        """The updates after which `run` ends; infinity if none are given."""
+        return self._goal
+
+    @property
     def over(self) -> bool:
         """The goal is reached: servers take no more calls."""
         return bool(self._centre.v >= self._goal)

@@ -27,6 +27,10 @@ class Logistic(Task):
         largest: Tensor = torch.linalg.matrix_norm(rows, 2)
         self._curvature = float(largest) ** 2 / len(rows) / 4 + l2
 
+    @property
+    def epoch_size(self) -> int:  # type: ignore[override]
+        return len(self.train[0])
+
     def start(self, seed: int) -> Vector:
         return torch.zeros_like(self.train[0][0])
 

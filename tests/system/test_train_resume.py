@@ -141,3 +141,14 @@ def test_a_plan_of_another_version_is_refused(paceline: Commands) -> None:
     shown = paceline("train", "--resume", "run")
     assert shown.code == 2
     assert "unknown keys: of_the_future" in shown.err
+
+
+def test_epochs_are_resumed_to_more_epochs(paceline: Commands) -> None:
+    """Two workers of 32 samples: 23 updates are an epoch of the 1,437 samples, 45 are two."""
+    first = begun(paceline, "sync", 2, [], "--epochs", "1")
+    assert (first["updates"], first["samples"]) == (23, 1472)
+    assert first["epochs"] == pytest.approx(1472 / 1437)
+    second = gone_on(paceline, "--epochs", "2")
+    assert second["updates"] == 45
+    assert second["digest"] == virtual("sync", 2, [], 45)
+    assert gone_on(paceline, "--steps", "50")["updates"] == 50

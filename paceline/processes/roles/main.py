@@ -172,7 +172,7 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
         if task.notice:
             control.send({"notice": task.notice})
         notes = {"parameters": task.parameters()} if isinstance(task, TorchTask) else {}
-        control.send({"batch": task.batch, "task": task.name})
+        control.send({"batch": task.batch, "epoch_size": task.epoch_size, "task": task.name})
         prepare(memory, task, notes, control)
     else:
         wait_until_ready(memory)

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError
-from paceline.result import Point, Result
+from paceline.result import Point, Result, epochs_of
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Standing
 from paceline.runs.checkpoint import Checkpoint
@@ -27,6 +27,7 @@ class Outcome:
     notice: str | None = None
     warnings: list[str] = field(default_factory=list)
     batch: int = 0
+    epoch_size: int | None = None
     task: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
     peak_rss: int = 0  # KiB, of the largest process
@@ -39,7 +40,7 @@ class Outcome:
                 self.history.append(content)
             case "stopped":
                 self.stopped = self.stopped or content
-            case "result" | "batch" | "task" | "notice":
+            case "result" | "batch" | "epoch_size" | "task" | "notice":
                 setattr(self, kind, content)
 
 
@@ -63,6 +64,7 @@ def result_of(
         micro=plan.micro if plan.exact else None,
         servers=plan.servers,
         **vars(standing),
+        epochs=epochs_of(standing.samples, outcome.epoch_size),
         virtual_seconds=None,
         metrics=told.get("metrics", {}),
         vector=found.tensors["model"],

@@ -64,6 +64,8 @@ class Watcher:
             seconds=now - board.get("began") / 1e9,
             samples_per_second=sum(speeds),
             metrics=launcher.metrics,
+            samples=sum(samples),
+            epochs=sum(samples) / size if (size := launcher.outcome.epoch_size) else math.nan,
             updates_per_second=max(updates - fewer, 0) / span if span else 0.0,
             seconds_left=left,
             checkpoint=board.get("checkpoint"),

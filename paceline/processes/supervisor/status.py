@@ -46,6 +46,8 @@ class Status:
     seconds: float
     samples_per_second: float
     metrics: dict[str, float]
+    samples: int = 0  # of all gradients
+    epochs: float = math.nan  # samples / training samples; NaN: they have no length
     updates_per_second: float = math.nan
     seconds_left: float = math.nan  # until the clock ends it (--seconds); NaN: it does not
     checkpoint: int = -1  # the update of the newest one
