@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from paceline.errors import UnknownName, UsageError
+from paceline.schedules import Schedule, is_schedule
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -50,7 +51,8 @@ def bounds(hint: Any) -> Iterator[Bound]:
             yield from bounds(part)
 
 
-Rate = Annotated[float, Bound(0, finite=True)]
+FOLLOWS = "may follow a schedule"
+Rate = Annotated[float, Bound(0, finite=True), FOLLOWS]
 Count = Annotated[int, Bound(1)]
 Natural = Annotated[int, Bound(0)]
 Fraction = Annotated[float, Bound(0, 1)]
@@ -77,6 +79,14 @@ class Component(ABC):
             raise UnknownName(cls.kind, name, known)
         return known[name]()
 
+    def scheduled(self) -> tuple[str, ...]:
+        """The options that follow a schedule."""
+        return tuple(name for name, value in vars(self).items() if isinstance(value, Schedule))
+
+    def at(self, v: int) -> Self:
+        """The component with the values that its options have at a version."""
+        return dataclasses.replace(self, **{name: getattr(self, name).at(v) for name in self.scheduled()})
+
 
 def is_component(hint: Any) -> bool:
     """Whether a field's type is a kind of component."""
@@ -102,6 +112,8 @@ def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
     """A value, or the text of one, as the hinted type and within its bounds; UsageError names what is allowed."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        if FOLLOWS in args and is_schedule(value):
+            return value if isinstance(value, Schedule) else Schedule.read(value)
         value = converted(owner, name, value, args[0])
         for bound in filter(lambda note: isinstance(note, Bound), args[1:]):
             bound.check(owner, name, value)

@@ -71,6 +71,9 @@ class Session(Protocol):
     def set(self, **hyper: Any) -> None:
         """Change hyper-parameters from now on, for this worker; by the chief also for the server."""
 
+    def value(self, key: str) -> Any:
+        """A hyper-parameter of this worker, as `set` names it."""
+
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         """Wait until the condition is true; with `away`, barriers do not wait for this worker meanwhile."""
 

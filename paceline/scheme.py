@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import inspect
 import math
@@ -10,12 +11,24 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    get_type_hints,
+    overload,
+)
 
 from paceline.errors import SchemeError, UsageError
-from paceline.fields import Bound, Count, Fraction, Rate, converted
+from paceline.fields import Bound, Component, Count, Fraction, Rate, converted
 from paceline.ops import Call
 from paceline.rules import SGD
+from paceline.schedules import Schedule
 from paceline.stability import Gain
 from paceline.state import State, Vector, mean_of, sum_of
 
@@ -124,6 +137,9 @@ class Scheme:
     uncut: ClassVar[frozenset[str]] = frozenset()  # server cells that are not sharded, though they are as long as x
     retired: ClassVar[dict[str, str]] = {}  # switches of earlier versions, all off now -> what to give instead
     methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}
+    _scheduled: tuple[str, ...] = ()  # the fields that follow a schedule, or have an option that does
+    _now: tuple[int, Scheme] | None = None  # a version, and the scheme at that version
+    _source: Scheme | None = None  # of a scheme at a version: the one that follows schedules
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -139,6 +155,32 @@ class Scheme:
             object.__setattr__(self, field.name, value)
             if isinstance(value, float) and math.isnan(value):
                 raise UsageError(f"{self.name}: {field.name} must be a number, not {value:g}")
+            if isinstance(value, Schedule) or (isinstance(value, Component) and value.scheduled()):
+                object.__setattr__(self, "_scheduled", (*self._scheduled, field.name))
+
+    @property
+    def source(self) -> Self:
+        """The scheme with its schedules, of one at a version."""
+        return self if self._source is None else self._source  # type: ignore[return-value]
+
+    def at(self, state: State) -> Self:
+        """This scheme with the rates of the version that a state has: numbers in place of schedules. Methods of the
+        server, and a step as it begins, are called on it; a step that has pulled another version asks once more."""
+        source = self.source
+        if not source._scheduled:
+            return self
+        v = state.v
+        if source._now is None or source._now[0] != v:
+            now = copy.copy(source)
+            for name in source._scheduled:
+                value = getattr(source, name)
+                object.__setattr__(now, name, value.at(v))
+            object.__setattr__(now, "_scheduled", ())
+            object.__setattr__(now, "_source", source)
+            object.__setattr__(source, "_now", (v, now))
+        assert source._now is not None
+        found: Self = source._now[1]  # type: ignore[assignment]
+        return found
 
     def server(self, x0: Vector, workers: int) -> State:
         """The server's state at the start."""

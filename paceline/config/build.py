@@ -10,6 +10,7 @@ from paceline.config.options import declared
 from paceline.errors import UnknownName, UsageError
 from paceline.fields import Component, converted, is_component
 from paceline.hook import Hook
+from paceline.schedules import Schedule
 from paceline.scheme import Scheme, fields
 from paceline.task import Task
 
@@ -51,6 +52,7 @@ def split(words: list[str], function: Callable[..., Any], *options: type) -> tup
 def scheme_of(scheme: str | Scheme | type[Scheme], hyper: Mapping[str, Any]) -> Scheme:
     """A scheme by name, class or instance, with hyper-parameters (`lr`, `rule`, `rule.beta1`, `server.rule`, …)."""
     if isinstance(scheme, Scheme):
+        scheme = scheme.source
         kept = {field.name: getattr(scheme, field.name) for field, _ in fields(type(scheme))}
         return _built(type(scheme), hyper, kept) if hyper else scheme
     return _built(discovery.scheme(scheme) if isinstance(scheme, str) else scheme, hyper, {})
@@ -125,9 +127,9 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
             prefix = "server" if key == "server.rule" else "rule"
             for option in dataclasses.fields(value):
                 if getattr(value, option.name) != option.default:
-                    plain[f"{prefix}.{option.name}"] = getattr(value, option.name)
+                    plain[f"{prefix}.{option.name}"] = _plain(getattr(value, option.name))
         else:
-            plain[field.name] = value
+            plain[field.name] = _plain(value)
     return plain
 
 
@@ -152,6 +154,10 @@ def adopted(scheme: type[Scheme], hyper: Mapping[str, Any]) -> tuple[Scheme, dic
         except UsageError as error:
             dropped[key] = str(error)
     return scheme_of(scheme, kept), dropped
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Schedule) else value
 
 
 def _shown(field: str, hint: Any) -> str:
@@ -181,6 +187,17 @@ def _built(cls: type[Scheme], hyper: Mapping[str, Any], kept: dict[str, Any]) ->
     for head, given in options.items():
         values[head] = _with_options(known[head], values.get(head, defaults[head]), given)
     return cls(**values)
+
+
+def value_of(scheme: Scheme, key: str) -> Any:
+    """A hyper-parameter of a scheme by the word of the command line: `lr`, `rule.beta1`, `server.lr`, …."""
+    known = {field.name: hint for field, hint in fields(type(scheme))}
+    head, _, option = _own_key(key, type(scheme), known).partition(".")
+    owner = getattr(scheme, head) if option and is_component(known.get(head)) else scheme
+    name = option if owner is not scheme else head
+    if not hasattr(owner, name):
+        raise UnknownName(f"hyper-parameter of {scheme.name}", key, keys_of(type(scheme)))
+    return getattr(owner, name)
 
 
 def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:

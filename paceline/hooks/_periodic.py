@@ -9,7 +9,7 @@ from paceline.hook import Role, Session
 from paceline.hooks._options import Checked
 
 
-class Schedule:
+class Timer:
     """Due when a count (of steps or updates) has reached the next multiple of `every`, or `seconds` have passed.
 
     Counts may jump: other workers move the global step as well. `count` and `now` are those of the start, so that a
@@ -49,10 +49,10 @@ class Periodic(Checked):
 
     def begin(self, session: Session) -> None:
         every, seconds = self.default if self.every is None and self.seconds is None else (self.every, self.seconds)
-        self._schedule = Schedule(every, seconds, self.count(session), session.seconds)
+        self._timer = Timer(every, seconds, self.count(session), session.seconds)
 
     def after_step(self, session: Session) -> None:
-        if self._schedule.due(self.count(session), session.seconds):
+        if self._timer.due(self.count(session), session.seconds):
             self.act(session)
 
     def count(self, session: Session) -> int:

@@ -9,7 +9,7 @@ from paceline.errors import UsageError
 from paceline.fields import Count, Natural
 from paceline.hook import Session
 from paceline.hooks._options import Checked
-from paceline.hooks._periodic import Schedule
+from paceline.hooks._periodic import Timer
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Profiler(Checked):
                 f"{self.name}: this run has no directory for traces; in virtual time there is nothing to measure, "
                 "so use paceline train"
             )
-        self._schedule = Schedule(self.every, None, session.worker.t, session.seconds)
+        self._timer = Timer(self.every, None, session.worker.t, session.seconds)
         self._running: profile | None = None
         self._first = 0
         self._left = self.most if session.worker.rank in self.ranks else 0
 
     def before_step(self, session: Session) -> None:
-        if self._running is None and self._left and self._schedule.due(session.worker.t, session.seconds):
+        if self._running is None and self._left and self._timer.due(session.worker.t, session.seconds):
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
             self._first, self._running = session.worker.t, profile(activities=activities)
             self._running.start()

@@ -31,7 +31,8 @@ class AGN(Windowed):
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull()
-        local = self.rule.window(w.state, self.lr)
+        now = self.at(w.state)  # the rates of the version that was pulled
+        local = now.rule.window(w.state, now.lr)
         for _ in range(self.window):
             local.step(await w.grad(w.x))
         await self.push(local.sum / self.window, w.v)

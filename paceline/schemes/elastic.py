@@ -121,7 +121,8 @@ class AEASGD(Scheme, name="aeasgd"):
             e, w.v = await self.exchange(z, w.v)
             w.x -= e
         g = await w.grad(z if self.order == "paper" else w.x)
-        self.rule.apply(w.state, g, self.lr)
+        now = self.at(w.state)  # the rates of the version that the exchange left
+        now.rule.apply(w.state, g, now.lr)
 
     def gradients_per_update(self, workers: int) -> float:
         return self.window
@@ -169,8 +170,9 @@ class AEAMSGD(AEASGD, name="aeamsgd"):
         w.m *= self.delta
         g = await w.grad((z if self.order == "paper" else w.x) + w.m)
         w.x += w.m  # y + m in two parts, so that delta = 0 leaves aeasgd's arithmetic
-        self.rule.apply(w.state, g, self.lr)
-        w.m -= self.lr * g
+        now = self.at(w.state)
+        now.rule.apply(w.state, g, now.lr)
+        w.m -= now.rule.rate(now.lr) * g
 
     def check(self, workers: int) -> None:
         if type(self.rule) is not SGD:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from paceline.config.build import scheme_of
+from paceline.config.build import scheme_of, value_of
 from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.result import Staleness
@@ -86,6 +86,9 @@ class SimulatedSession:
         driver.scheme = changed
         if rank == 0 and engine.servers is not None:
             engine.servers.set(scheme_of(engine.servers.scheduler.scheme, hyper))
+
+    def value(self, key: str) -> Any:
+        return value_of(self.engine.seats[self.worker.rank].driver.scheme, key)
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         if not condition():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.hook import Hook
 from paceline.result import Staleness
+from paceline.schedules import Schedule
 from paceline.state import State, Vector
 from paceline.worker import Worker
 
@@ -68,6 +69,10 @@ class FakeSession:
 
     def set(self, **hyper: Any) -> None:
         self.hyper.append(hyper)
+
+    def value(self, key: str) -> Any:
+        given = [Schedule.read(hyper[key]) for hyper in self.hyper if key in hyper]
+        return given[-1] if given else None
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         self.waited.append((what, away))

@@ -167,7 +167,7 @@ class TestCalls:
             link.special(SET, "lr", 0.5)
             asked(link, scheme.push(torch.ones(LENGTH)))
             assert asked(link, scheme.look())[0].tolist() == [2.5] * LENGTH
-            assert memory.load_overrides() == {"lr": 0.5}
+            assert memory.overrides == {"lr": 0.5}
             assert int(memory.tensor("keep.server.0.v")) == 1  # as it was then
 
     def test_forgotten_calls_leave_their_places_alone(self, servers: int) -> None:

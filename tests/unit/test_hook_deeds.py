@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -149,36 +148,14 @@ def test_nan_guard_fails_or_stops() -> None:
     assert session.stopped == ["worker:1, step 0, update 0: the loss is nan"]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {0: 1.0, 500: 1.0}),
-        ({"kind": "step", "over": 10, "gamma": 0.5}, {0: 1.0, 9: 1.0, 10: 0.5, 25: 0.25}),
-        ({"kind": "exponential", "over": 10, "gamma": 0.25}, {0: 1.0, 5: 0.5, 10: 0.25}),
-        ({"kind": "linear", "over": 10, "lowest": 0.2}, {0: 1.0, 5: 0.6, 10: 0.2, 99: 0.2}),
-        ({"kind": "cosine", "over": 10}, {0: 1.0, 5: 0.5, 10: 0.0, 99: 0.0}),
-        ({"warmup": 4}, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0}),
-        ({"warmup": 4, "kind": "linear", "over": 10}, {3: 1.0, 4: 1.0, 9: 0.5, 14: 0.0}),
-    ],
-)
-def test_schedules_are_what_their_formulas_say(options: dict[str, Any], expected: dict[int, float]) -> None:
-    hook = LearningRate(base=1.0, **options)
-    for updates, rate in expected.items():
-        assert hook.rate(updates) == pytest.approx(rate, abs=1e-12)
-
-
-def test_a_rate_is_set_only_when_it_changes_and_not_too_often() -> None:
-    session, hook = FakeSession(), LearningRate(base=1.0, kind="step", over=3, gamma=0.5, key="server.lr")
+def test_a_schedule_is_given_to_the_scheme_once_and_again_after_a_return() -> None:
+    session, hook = FakeSession(), LearningRate(base=1.0, kind="step", over=3, gamma=0.5, key="server.lr", every=2)
     hook.begin(session)
     steps(hook, session, 7)
-    assert session.hyper == [{"server.lr": 1.0}, {"server.lr": 0.5}, {"server.lr": 0.25}]
-    session, seldom = FakeSession(), LearningRate(base=1.0, kind="linear", over=100, every=5)
-    seldom.begin(session)
-    steps(seldom, session, 11)
-    assert [round(given["lr"], 6) for given in session.hyper] == [1.0, 0.95, 0.9]
-    session.hyper.clear()
-    seldom.begin(session)  # another run starts anew
-    assert len(session.hyper) == 1
+    assert session.hyper == [{"server.lr": "step:1,over=3,gamma=0.5,every=2"}]
+    session.hyper.clear()  # the run has returned to a checkpoint from before
+    steps(hook, session, 2)
+    assert session.hyper == [{"server.lr": "step:1,over=3,gamma=0.5,every=2"}]
 
 
 def test_the_moving_average_follows_the_centre_and_survives_a_checkpoint() -> None:

@@ -62,7 +62,7 @@ class InProcess(CallClient):
             snapshot.keep_shard(self.memory, 0)
         elif kind == SET:
             hyper = dict(zip(args[::2], args[1::2], strict=True))
-            self.memory.save_overrides(self.memory.load_overrides() | hyper)
+            self.memory.save_overrides(self.memory.overrides | hyper)
             self.memory.scheme = self.scheduler.scheme = build.scheme_of(self.memory.scheme, hyper)
         return self._mailboxes[0]
 

@@ -234,13 +234,17 @@ class RunMemory:
         self.segment.memory[area + 8 : area + 8 + len(text)] = text
         self.segment.words[area // 8] = len(text)
 
-    def load_overrides(self) -> dict[str, Any]:
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Hyper-parameters that hooks have changed."""
         area = self.layout.places["overrides"].offset
         length = self.segment.words[area // 8]
         hyper: dict[str, Any] = json.loads(self.segment.memory[area + 8 : area + 8 + length]) if length else {}
-        if hyper:
-            self.scheme = build.scheme_of(self.first_scheme, hyper)
         return hyper
+
+    def load_overrides(self) -> None:
+        """Use the scheme with the changes of hooks, or without any if the run has returned to before them."""
+        self.scheme = build.scheme_of(self.first_scheme, self.overrides)
 
     def stop(self, how: int) -> None:
         """Stop the run, and wake every process of it."""

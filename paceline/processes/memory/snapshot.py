@@ -134,7 +134,7 @@ def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence
         "cut": common(memory),
         # not the board's words: the state that was copied may count a worker that has left since
         "present": (tensors["ledger.0.present"] if scheme.methods else memory.board.known).tolist(),
-        "overrides": memory.load_overrides(),
+        "overrides": memory.overrides,
         "parameters": memory.layout.notes.get("parameters"),
         "seconds": memory.seconds(),
         "restarts": memory.board.get("restarts"),

@@ -120,7 +120,10 @@ class HookSession:
             flat = [part for pair in hyper.items() for part in pair]
             self._calls.special(SET, *flat)
         elif chief:
-            memory.save_overrides(memory.load_overrides() | hyper)
+            memory.save_overrides(memory.overrides | hyper)
+
+    def value(self, key: str) -> Any:
+        return build.value_of(self._memory.scheme, key)
 
     def wait(self, condition: Callable[[], bool], what: str, *, away: bool = False) -> None:
         if condition():

@@ -140,7 +140,7 @@ class RunLog:
         name = None if first else save_cells(self._memory, rank, self._life, self._cells.worker._rng)
         counts = {"t": board.t[rank], "v": int(self._cells.shared.v), "gradients": board.gradients[rank]}
         where = {"generation": self._waiting.generation, "position": position, "cells": name}
-        self._journal.note(counts | {"overrides": self._memory.load_overrides()} | where)
+        self._journal.note(counts | {"overrides": self._memory.overrides} | where)
 
     def gradient(self, loss: float) -> None:
         if self._journal is not None:

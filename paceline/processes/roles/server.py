@@ -207,7 +207,7 @@ class Server:
         elif kind == SHOW:
             part = snapshot.shard_part(memory, self.shard)
         elif self._lead:
-            memory.save_overrides(memory.load_overrides() | hyper)
+            memory.save_overrides(memory.overrides | hyper)
             part = [memory.tensor("overrides")]
         if kind == SET:
             memory.scheme = self.scheduler.scheme = build.scheme_of(memory.scheme, hyper)

@@ -175,7 +175,8 @@ class ReplayEngine:
         assert self.scheduler is not None
         assert player.read is not None
         call, pending, _ = player.read
-        result = call.method.function(self.scheduler.scheme, self.scheduler.state, *call.args)
+        state = self.scheduler.state
+        result = call.method.function(self.scheduler.scheme.at(state), state, *call.args)
         player.give(pending, mapped(Tensor.clone, result))
 
     def _meet(self) -> bool:
