@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import RunError
+from paceline.errors import Deadlock, RunError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
 from paceline.runtime.call_scheduler import CallScheduler, Reply
@@ -24,7 +24,6 @@ from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, size
-from paceline.simulator.deadlock import stuck
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
 from paceline.simulator.hook_session import SimulatedSession
@@ -35,6 +34,8 @@ from paceline.simulator.simulated_worker import Accounts, SimulatedWorker
 from paceline.state import State, Vector
 from paceline.task import Task, average_buffers
 from paceline.worker import Worker
+
+_SHOWN = 20  # workers in the report of a deadlock
 
 
 class SimulationEngine:
@@ -149,7 +150,7 @@ class SimulationEngine:
                     injector.before_event(self.events)
                 if not heap:
                     if park_at is None:
-                        raise stuck(self)
+                        raise _stuck(self)
                     return
                 entry = pop(heap)
                 time, rank, _, generation, handler, payload = entry
@@ -245,8 +246,11 @@ class SimulationEngine:
                 if self.watched:
                     self.accounts.finished(seat, counted=self.servers is None and worker.state.v > seat.version)
                 seat.hooks.after_step()
-                if seat.leaves is not None:
-                    self._leave(seat)
+                if seat.leaves is not None:  # a death without lost gradients; the last worker to leave ends the run
+                    if any(other.worker.alive for other in self.seats if other is not seat):
+                        self.injector.kill(worker.rank)
+                    else:
+                        self.stopped = seat.leaves
                     return
                 if worker.state is self._centre:
                     self.begin(seat)  # the run may end between two steps
@@ -353,14 +357,40 @@ class SimulationEngine:
             return 0.0
         return self.injector.late(seat, inward, self.cost.message(seat.worker.rank, size(content)))
 
-    def _leave(self, seat: SimulatedWorker) -> None:
-        """A worker leaves between two steps: a death without lost gradients. The last one to leave ends the run."""
-        if any(other.worker.alive for other in self.seats if other is not seat):
-            self.injector.kill(seat.worker.rank)
-        else:
-            self.stopped = seat.leaves
-
     def means_under_way(self) -> list[float]:
         """When the means arrive that are on their way to living workers."""
         events = (event for event in self._heap if event[4] == self.on_met)
         return [when for when, rank, _, generation, *_ in events if generation == self.seats[rank].generation]
+
+
+def _stuck(engine: SimulationEngine) -> RunError:
+    """The error for an engine that has no more events."""
+    when = f"at {engine.now:g} s, after {engine.updates} updates"
+    alive = [seat for seat in engine.seats if seat.worker.alive]
+    if not alive:
+        return RunError(f"no worker is left alive {when}")
+    lost = [shard for shard, dead in enumerate(engine.servers.dead) if dead] if engine.servers is not None else []
+    if lost:
+        return RunError(f"server:{lost[0]} is dead {when}, and nothing restarts it")
+    if engine.recovery.returning:
+        absent = next(seat.worker.rank for seat in engine.seats if not seat.worker.alive)
+        return RunError(f"worker:{absent} is dead {when}, and nothing restarts it: an exact run waits for all")
+    lines = [f"deadlock {when}: every living worker waits"]
+    lines += [
+        f"  worker:{seat.worker.rank} at {seat.driver.line()} for {_why(engine, seat)}" for seat in alive[:_SHOWN]
+    ]
+    if len(alive) > _SHOWN:
+        lines.append(f"  … and {len(alive) - _SHOWN} more")
+    dead = [str(seat.worker.rank) for seat in engine.seats if not seat.worker.alive]
+    if dead:
+        lines.append(f"  dead: worker {', '.join(dead[:_SHOWN])}")
+    return Deadlock("\n".join(lines))
+
+
+def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
+    op = None if seat.waits_for is None else seat.waits_for.op
+    if isinstance(op, Mean):
+        return engine.means.explain(op)
+    scheduler = engine.scheduler
+    call = scheduler.waits(seat.worker.rank) if scheduler is not None else None
+    return scheduler.explain(call) if scheduler is not None and call is not None else f"{op}"

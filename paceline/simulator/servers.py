@@ -268,15 +268,12 @@ class Servers:
                 whole = entry.results[0] if alone else _assembled(entry.results, self._ranges[0][1])
                 answers.append(Reply(entry.rank, entry.ticket, whole))
             if entry.done is not None:
-                entry.done(self._put_together(entry.results))
+                kept, *parts = entry.results
+                for (low, high), part in zip(self._ranges[1:], parts, strict=True):
+                    for name, cell in part.items():
+                        kept.cells[name][..., low:high] = cell
+                entry.done(kept)
         return answers
-
-    def _put_together(self, results: list[Any]) -> Kept:
-        kept: Kept = results[0]
-        for (low, high), part in zip(self._ranges[1:], results[1:], strict=True):
-            for name, cell in part.items():
-                kept.cells[name][..., low:high] = cell
-        return kept
 
     def _perform_next(self, shard: int) -> bool:
         entry, scheduler = self._order[self._performed[shard]], self._schedulers[shard]
