@@ -13,8 +13,6 @@ from paceline.errors import UsageError
 from paceline.network.cluster import addresses, detect, placement
 from paceline.network.cluster.description import Cluster
 
-LOCAL = "local: no cluster in the environment"
-
 
 def cluster(asked: ClusterOptions) -> None:
     found = described(asked, asked.file, "--file")
@@ -70,7 +68,7 @@ def _plain(found: Cluster | None, listen: str) -> dict[str, Any]:
 
 def _show(found: Cluster | None, listen: str) -> None:
     if found is None:
-        _say(LOCAL)
+        _say("local: no cluster in the environment")
         return
     _say(f"source: {found.source}")
     table = Table(title_justify="left")
@@ -86,14 +84,11 @@ def _show(found: Cluster | None, listen: str) -> None:
     screen.print(table)
     if found.me is None:
         _say("this process: none of them")
-    if listen:
-        _say(f"address of this host: {listen}")
-    if found.meeting:
-        _say(f"meeting point: {found.meeting}")
-    for text in found.missing:
-        _say(f"missing: {text}")
-    for text in found.notes:
-        _say(f"note: {text}")
+    facts = [("address of this host", listen), ("meeting point", found.meeting)]
+    facts += [("missing", text) for text in found.missing] + [("note", text) for text in found.notes]
+    for name, text in facts:
+        if text:
+            _say(f"{name}: {text}")
 
 
 def _say(text: str) -> None:

@@ -56,11 +56,8 @@ class Member:
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-# the classes of a family; transports and collectives are recognised by their attributes
-CLASSES = {
-    **{"schemes": Scheme, "hooks": Hook, "launchers": Launcher},
-    **{"rules": Rule, "compute": ComputeTime, "tasks": Task},
-}
+# the base class of a family; transports and collectives are recognised by their attributes
+BASES = {"schemes": Scheme, "hooks": Hook, "launchers": Launcher, "rules": Rule, "compute": ComputeTime, "tasks": Task}
 ATTRIBUTES = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
 
 # the families of `paceline list`, with their broken members
@@ -239,7 +236,7 @@ def _family(value: Any) -> str | None:
     """The family that a value belongs to by its kind."""
     if not inspect.isclass(value):
         return "tasks" if isinstance(value, Task) or callable(value) else None
-    found = [family for family, of in CLASSES.items() if issubclass(value, of)]
+    found = [family for family, of in BASES.items() if issubclass(value, of)]
     found += [family for family, names in ATTRIBUTES.items() if all(hasattr(value, name) for name in names)]
     return found[0] if found else None
 

@@ -1,10 +1,22 @@
-"""Checks of the options of tasks."""
+"""What tasks share: the task of an image classifier, and checks of options."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch import nn
 
+from paceline.datasets import Dataset
 from paceline.errors import UsageError
+from paceline.task import Task
+from paceline.torch_task import TorchTask, accuracy
+
+
+def classifier(name: str, data: Dataset, model: Callable[[], nn.Module], test_size: int = 0, **options: Any) -> Task:
+    """A model that classifies images. `options` are those of TorchTask."""
+    test = tuple(part[:test_size] if test_size else part for part in data.test)
+    options = {"name": name, "metrics": {"accuracy": accuracy}, "notice": data.notice, "batch": 100} | options
+    return TorchTask(model, nn.functional.cross_entropy, data.train, test, **options)
 
 
 def whole(low: int, **options: int) -> None:
@@ -17,16 +29,11 @@ def fraction(**options: float) -> None:
     _check(options, float, lambda value: 0 <= value <= 1, "from 0 to 1")
 
 
-def finite(kind: torch.dtype, **options: float) -> None:
-    """UsageError unless `kind` can hold every option."""
-    most = torch.finfo(kind).max
-    _check(options, float, lambda value: abs(value) <= most, f"a finite {_name(kind)} number")
-
-
-def at_least(low: float, kind: torch.dtype, **options: float) -> None:
+def real(kind: torch.dtype, low: float | None = None, **options: float) -> None:
     """UsageError unless every option is at least `low`, and `kind` can hold it."""
     most = torch.finfo(kind).max
-    _check(options, float, lambda value: low <= value <= most, f"a finite {_name(kind)} number of at least {low:g}")
+    least, words = (-most, "") if low is None else (low, f" of at least {low:g}")
+    _check(options, float, lambda value: least <= value <= most, f"a finite {_name(kind)} number{words}")
 
 
 def positive(kind: torch.dtype, **options: float) -> None:

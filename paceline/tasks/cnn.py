@@ -1,14 +1,11 @@
 """Images classified by convolutional networks."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from paceline.datasets import Dataset, load
+from paceline.datasets import load
 from paceline.task import Task
-from paceline.tasks._options import fraction, whole
-from paceline.torch_task import TorchTask, accuracy
+from paceline.tasks._options import classifier, fraction, whole
 
 CIFAR_MEAN = torch.tensor((0.49140, 0.48216, 0.44653)).view(3, 1, 1)
 CIFAR_SPREAD = torch.tensor((0.24703, 0.24349, 0.26159)).view(3, 1, 1)
@@ -38,26 +35,6 @@ def _colour(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (images.float() / 255 - CIFAR_MEAN) / CIFAR_SPREAD, labels
 
 
-def _task(
-    name: str,
-    data: Dataset,
-    model: Callable[[], nn.Module],
-    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    test_size: int,
-) -> Task:
-    return TorchTask(
-        model,
-        nn.functional.cross_entropy,
-        data.train,
-        tuple(part[:test_size] if test_size else part for part in data.test),
-        batch=100,
-        name=name,
-        metrics={"accuracy": accuracy},
-        prepare=prepare,
-        notice=data.notice,
-    )
-
-
 def _grey_task(name: str, dropout: float, test_size: int, data: str) -> Task:
     fraction(dropout=dropout)
     whole(0, test_size=test_size)
@@ -65,7 +42,7 @@ def _grey_task(name: str, dropout: float, test_size: int, data: str) -> Task:
     def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return images.unsqueeze(1).float() / 255, labels
 
-    return _task(f"{name}-cnn", load(name, data or None), lambda: grey_net(dropout), prepare, test_size)
+    return classifier(f"{name}-cnn", load(name, data or None), lambda: grey_net(dropout), test_size, prepare=prepare)
 
 
 def mnist_cnn(dropout: float = 0.5, test_size: int = 0, data: str = "") -> Task:
@@ -95,4 +72,5 @@ def cifar_cnn(parts: int = 5, test_size: int = 0, data: str = "") -> Task:
     """
     whole(1, parts=parts)
     whole(0, test_size=test_size)
-    return _task("cifar-cnn", load("cifar", data or None, parts=parts), colour_net, _colour, test_size)
+    found = load("cifar", data or None, parts=parts)
+    return classifier("cifar-cnn", found, colour_net, test_size, prepare=_colour)

@@ -11,7 +11,7 @@ from paceline.datasets import load
 from paceline.sampling import Stream, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, Buffers, Task
-from paceline.tasks._options import at_least
+from paceline.tasks._options import real
 from paceline.tasks.toy import dtype_named
 
 
@@ -81,7 +81,7 @@ def logistic(l2: float = 1e-3, dtype: str = "float32") -> Task:
     Evaluation: loss and accuracy on the test samples, `objective` the loss on all training samples.
     """
     kind = dtype_named(dtype)
-    at_least(0, kind, l2=l2)
+    real(kind, 0, l2=l2)
     data = load("breast-cancer")
 
     def table(measures: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,8 @@ from torch import Tensor, nn
 
 from paceline.datasets import Dataset, load
 from paceline.task import Task
-from paceline.tasks._options import whole
+from paceline.tasks._options import classifier, whole
 from paceline.tasks.toy import dtype_named
-from paceline.torch_task import TorchTask, accuracy
 
 
 def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, kind: torch.dtype) -> Task:
@@ -19,18 +18,7 @@ def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, kind
     def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return images.to(kind) / brightest, labels
 
-    return TorchTask(
-        model,
-        nn.functional.cross_entropy,
-        data.train,
-        data.test,
-        batch=batch,
-        name=name,
-        metrics={"accuracy": accuracy},
-        prepare=prepare,
-        dtype=kind,
-        notice=data.notice,
-    )
+    return classifier(name, data, model, batch=batch, prepare=prepare, dtype=kind)
 
 
 def digits_mlp(hidden: int = 32, dtype: str = "float32") -> Task:

@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.sampling import mixed, portion, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, Buffers, Task
-from paceline.tasks._options import at_least, finite, positive, whole
+from paceline.tasks._options import positive, real, whole
 from paceline.tasks.toy import dtype_named
 
 
@@ -123,11 +123,11 @@ def quadratic(
     """
     kind = dtype_named(dtype)
     whole(1, dim=dim)
-    at_least(1, kind, condition=condition)
-    at_least(0, kind, noise=noise, heterogeneity=heterogeneity)
+    real(kind, 1, condition=condition)
+    real(kind, 0, noise=noise, heterogeneity=heterogeneity)
     positive(kind, curvature=curvature, **{f"curvatures[{i}]": h for i, h in enumerate(curvatures)})
     positive(kind, **{"curvature/condition": curvature / condition})  # the least eigenvalue
-    finite(kind, **{f"centres[{i}]": s for i, s in enumerate(centres)})
+    real(kind, **{f"centres[{i}]": s for i, s in enumerate(centres)})
     if curvatures and centres and len(curvatures) != len(centres):
         raise UsageError(f"curvatures and centres must be equally many, not {len(curvatures)} and {len(centres)}")
     if (curvatures or centres) and heterogeneity:
