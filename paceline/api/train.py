@@ -138,7 +138,7 @@ def train(
             if say is not None:
                 say(text)
             elif display is not None:
-                (display.say if kind == "say" else display.warn)(text)
+                display.tell(kind, text)
             elif kind != "say":
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
             else:

@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from paceline.cli import options
-from paceline.config.options import CLUSTER, DIRECTORY, Option, option
-from paceline.config.plan import Plan
+from paceline.config.options import CLUSTER, DIRECTORY, OUTPUT, Option, option
+from paceline.config.plan import Plan, Prints
 from paceline.config.simulation import Simulation
 
 LAUNCHERS = sorted(path.stem for path in Path(__file__).parents[1].joinpath("launchers").glob("[!_]*.py"))
@@ -99,6 +99,12 @@ class RunOptions:
     workers: int = option(2, "Worker processes; worker 0 is the chief.", flags="--workers -n")
     directory: str | None = RUN_FOLDER.field(None)
     resume: bool = option(False, "Resume the run in --dir.", DIRECTORY)
+    prints: Prints = option(
+        "chief",
+        "Whose prints reach the terminal: the chief's, all workers' (with their names), or none's. All are in logs/.",
+        OUTPUT,
+        metavar="chief|all|none",
+    )
     exact: bool = option(False, "", hidden=True)
     as_json: bool = options.TABLE_AS_JSON.field(False)
     plain: bool = options.PLAIN.field(False)

@@ -132,6 +132,7 @@ def run_command(asked: RunOptions, settings: dict[str, Any]) -> None:
         workers=asked.workers,
         title=script.name,
         exact=asked.exact,
+        prints=asked.prints,
         **settings,
     )
     chosen = scheme_of(plan, {})
@@ -213,7 +214,10 @@ def conduct(
         with Display(messages, plain=True if plain else None) as display:
 
             def tell(kind: str, text: str) -> None:
-                (display.say if kind == "say" else display.warn)(text)
+                if kind == "out" and not as_json and not screen.is_terminal:  # what a script prints, in a file or pipe
+                    print(text, flush=True)
+                else:
+                    display.tell(kind, text)
 
             result = execute(plan, scheme, objects, tell=tell, watch=display.update, launcher=launched)
     except (KeyboardInterrupt, signals.Interrupted):
@@ -238,6 +242,8 @@ def resume_command(place: RunDirectory, plan: Plan) -> str:
             continue
         for item in value if isinstance(value, list) else [value]:
             words += [one.flag, str(item)]
+    if plan.prints != "chief":
+        words += ["--prints", plan.prints]
     if plan.hyper:
         words += ["--set", *(f"{key}={value}" for key, value in plan.hyper.items())]
     return shlex.join([*words, "--resume", "--dir", str(place.path), "--", *plan.script])

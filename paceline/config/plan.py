@@ -3,12 +3,14 @@
 import json
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Self, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
 from paceline.config import options
 from paceline.config.options import COUNT, DIRECTORY, EVALUATION, FAILURES, FINITE, NATURAL, NO_EFFECT, POSITIVE, option
 from paceline.errors import UsageError
 from paceline.fields import Feed, converted
+
+Prints = Literal["chief", "all", "none"]
 
 no_effect = partial(option, no_effect=True)
 _evaluator = partial(no_effect, panel=EVALUATION, needs="evaluator")
@@ -100,6 +102,7 @@ class Plan:
     )
     curvature: float | None = options.CURVATURE.field(None, no_effect=True)
     script: list[str] = field(default_factory=list)  # the user's own program and its arguments
+    prints: Prints = field(default="chief", metadata=NO_EFFECT)  # whose prints of the script reach the terminal
     directory: str = field(default="", metadata=NO_EFFECT)
     title: str = field(default="", metadata=NO_EFFECT)
 

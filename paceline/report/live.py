@@ -23,12 +23,16 @@ from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, 
 
 WORTH_TELLING = 5.0  # smallest age of a checkpoint, in seconds, that is shown
 NOTHING = "–"  # for NaN
+AFTER_LOOP = "training has ended; your script goes on after the loop"
 
 TROUBLE = (RoleState.RESTARTING, RoleState.GONE)
 STYLES = {
     RoleState.STARTING: "cyan",
     RoleState.TRAINING: "green",
     RoleState.WAITING: "yellow",
+    RoleState.COMPILING: "magenta",
+    RoleState.EVALUATING: "cyan",
+    RoleState.AFTER: "blue",
     RoleState.FOLLOWING: "cyan",
     RoleState.ENDING: "blue",
     RoleState.RESTARTING: "bold magenta",
@@ -57,6 +61,7 @@ class Display:
         self._status: Status | None = None
         self._told: Status | None = None  # the last status that was printed as a line
         self._told_at = clock()
+        self._bar = ""  # the progress bar of a script
         self._owner = os.getpid()
         self._live = Live(
             get_renderable=self._frame,
@@ -89,14 +94,30 @@ class Display:
             if self._live.is_started:
                 self._live.refresh()
             return
+        if _after_loop(status) and not (before and _after_loop(before)):
+            self._print(f"{status.seconds:.1f} s  {AFTER_LOOP}")
         for text in _troubles(before, status):
             self._print(f"{status.seconds:.1f} s  {text}")
         if self._clock() - self._told_at >= self._every:
             self._tell(status)
 
+    def tell(self, kind: str, text: str) -> None:
+        """Show a message of the launcher, by its kind."""
+        match kind:
+            case "say" | "out" | "err":
+                self.say(text)
+            case "bar":
+                self.bar(text)
+            case _:
+                self.warn(text)
+
     def say(self, text: str) -> None:
         """A line above the display."""
         self._print(text)
+
+    def bar(self, text: str) -> None:
+        """The progress bar that a script draws, under the table. Lines have no place for it until it is finished."""
+        self._bar = CONTROL.sub("", text)
 
     def warn(self, text: str) -> None:
         """A warning above the display."""
@@ -118,8 +139,9 @@ class Display:
             return Text()
         width, height = self._console.size
         parts = _head(self._status, self._left(self._status))
-        room = height - len(parts) - 3  # an empty line, the headings, and one that stays free
-        return Group(*parts, Text(), *_table(self._status.roles, width, max(room, 2)))
+        below = [_cut(self._bar)] if self._bar.strip() else []
+        room = height - len(parts) - len(below) - 3  # an empty line, the headings, and one that stays free
+        return Group(*parts, Text(), *_table(self._status.roles, width, max(room, 2)), *below)
 
 
 def _head(status: Status, left: float) -> list[RenderableType]:
@@ -135,7 +157,15 @@ def _head(status: Status, left: float) -> list[RenderableType]:
     lines.append(_cut("  ·  ".join([*_rates(status), *_checkpoint(status)])))
     if status.metrics:
         lines.append(_cut("evaluated: " + "  ".join(_metrics(status))))
+    if _after_loop(status):
+        lines.append(_cut(AFTER_LOOP, "blue"))
     return lines
+
+
+def _after_loop(status: Status) -> bool:
+    """Whether all training has ended and a script does what follows its loop."""
+    states = {role.state for role in status.roles if role.name.startswith(("chief", "worker"))}
+    return RoleState.AFTER in states and states <= {RoleState.AFTER, RoleState.DONE}
 
 
 def _apart(left: RenderableType, right: str) -> Table:

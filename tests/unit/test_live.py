@@ -90,6 +90,26 @@ def test_every_state_of_a_role_is_shown(state: RoleState, terminal: bool) -> Non
     assert shown == (terminal or state in TROUBLE)  # lines of a log name those in trouble only
 
 
+def test_a_script_after_its_loop_and_its_progress_bar() -> None:
+    done = role("server:0", "done")
+    for terminal in (True, False):
+        screen = Screen(terminal=terminal)
+        with screen.display as display:
+            display.update(status(role(), role("worker:1", "after loop"), done))
+            assert not any("your script goes on" in line for line in screen.lines())
+            display.tell("out", "a line of the script")
+            display.tell("bar", "train: \x1b[31m40%|████      | 4/10" + "x" * 100)
+            display.update(status(role("chief", "after loop"), role("worker:1", "after loop"), done))
+            display.update(status(role("chief", "after loop"), role("worker:1", "done"), done))
+            lines = screen.lines()
+        assert "a line of the script" in lines
+        told = [line for line in lines if "training has ended; your script goes on after the loop" in line]
+        bars = [line for line in lines if line.startswith("train: 40%|████      | 4/10x")]
+        assert (len(told) > 1, bool(bars)) == (terminal, terminal)
+        assert told
+        assert all(len(bar) <= 80 for bar in bars)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_row_per_role_under_the_bar(width: int) -> None:
     screen = Screen(width)

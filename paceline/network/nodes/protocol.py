@@ -28,7 +28,7 @@ class NodeMessage(IntEnum):
     BULK, LAYOUT, PIECES, FILE, AFTER, TAKEN = range(32, 38)
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 CHUNK = 4 << 20  # bytes of memory or of a file in one message
 AHEAD = 32 << 20  # bytes that are handed to a connection before it has sent them
 LARGEST_FILE = 64 << 30

@@ -20,6 +20,7 @@ RING = 4096  # calls whose order the lead server has fixed and another may not h
 RUNNING, STOPPING, FAILED = range(3)
 # what a role is doing
 STARTING, TRAINING, WAITING, ENDING, DONE = range(5)
+STEPPING, EVALUATING, COMPILING = range(3)  # what a worker does now: people see it, no process acts on it
 
 _lock = _thread.allocate_lock()
 
@@ -88,6 +89,7 @@ class Board:
     alive = per_worker("takes part: barriers wait for it", "the worker; supervisor when it dies")
     pid = per_worker("its process", "supervisor of its node")
     state = per_worker("STARTING to DONE", "the worker; supervisor when it dies")
+    work = per_worker("STEPPING to COMPILING", "the worker; supervisor when it dies")
     t = per_worker("steps that it has finished", "the worker; supervisor when it restores it")
     gradients = per_worker("gradients that it has computed", "the worker; supervisor when it restores it")
     samples = per_worker("samples of these gradients", "the worker; supervisor when it restores it")

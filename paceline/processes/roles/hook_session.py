@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from paceline.errors import UsageError
 from paceline.processes.calls.client import CallClient, Stopped
 from paceline.processes.calls.mailbox import SET
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import RUNNING, STOP, STOPPING
+from paceline.processes.memory.board import EVALUATING, RUNNING, STOP, STOPPING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import Checkpointing
 from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.current_work import busy
 from paceline.processes.roles.evaluator import Evaluation
 from paceline.processes.roles.membership import Membership
 from paceline.processes.roles.recorder import RunLog
@@ -77,10 +79,11 @@ class HookSession:
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         buffers = snapshot.buffers_of(self._memory, self._buffer_policy)
-        return self._evaluation.of(self.model() if x is None else x, buffers)
+        with busy(self._memory.board, self.worker.rank, EVALUATING):
+            return self._evaluation.of(self.model() if x is None else x, buffers)
 
     def say(self, text: str) -> None:
-        print(text, flush=True)  # into the role's log
+        print(text, file=getattr(sys.stdout, "log", sys.stdout), flush=True)  # into the role's log only
         self._control.send({"say": text})
 
     def record(self, values: dict[str, float]) -> None:

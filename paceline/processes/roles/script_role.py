@@ -6,6 +6,7 @@ import random
 import runpy
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.errors import RunError, UsageError
 from paceline.hook import Hook
 from paceline.processes.memory.board import FAILED, STOP
 from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.roles import script_output
 from paceline.processes.roles.control_channel import Control
 
 HooksWith = Callable[[list[Hook]], list[Hook]]  # those that attach() was given, and those of the whole run
@@ -58,8 +60,10 @@ def play(memory: RunMemory, rank: int, hooks_with: HooksWith, control: Control) 
     seed_all(memory.plan.seed)  # alike on all workers, until attach(): a script may split its data at random
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
+    shown = memory.plan.prints == "all" or (memory.plan.prints == "chief" and rank == 0)
     try:
-        runpy.run_path(script, run_name="__main__")
+        with script_output.forwarded(control.send) if shown else nullcontext():
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code:
             raise RunError(f"{script} called sys.exit({error.code!r})") from error

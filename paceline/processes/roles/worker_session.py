@@ -28,6 +28,7 @@ from paceline.processes.memory.board import ENDING, FAILED, RUNNING, STOP, STOPP
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import FINAL, Checkpointing
 from paceline.processes.roles.control_channel import Control
+from paceline.processes.roles.current_work import show_compilation
 from paceline.processes.roles.evaluator import Evaluation
 from paceline.processes.roles.hook_session import HookSession
 from paceline.processes.roles.membership import Membership
@@ -85,6 +86,7 @@ class WorkerSession:
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
+        show_compilation(self.board, self.rank)
         try:
             self.membership.enter()
             self.board.begun[self.rank] = 1

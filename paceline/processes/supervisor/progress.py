@@ -14,7 +14,7 @@ from paceline.config.plan import Plan
 from paceline.fields import finite
 from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
-from paceline.processes.memory.board import DONE, ENDING, STARTING, TRAINING, WAITING
+from paceline.processes.memory.board import COMPILING, DONE, ENDING, EVALUATING, STARTING, TRAINING, WAITING
 from paceline.processes.roles import evaluator
 from paceline.processes.roles.roles import ranks
 from paceline.processes.supervisor.children import Child
@@ -34,6 +34,8 @@ STATES = {  # the words on the board
     ENDING: RoleState.ENDING,
     DONE: RoleState.DONE,
 }
+EVALUATOR_STATES = {RoleState.WAITING: RoleState.FOLLOWING, RoleState.TRAINING: RoleState.EVALUATING}
+WORK = {EVALUATING: RoleState.EVALUATING, COMPILING: RoleState.COMPILING}
 
 
 class Watcher:
@@ -82,13 +84,15 @@ class Watcher:
             step, pid = board.performed[part.index], board.server_pid[part.index]
         elif part.kind == "evaluator":
             state = STATES[words[evaluator.STATE]]
-            if state == RoleState.WAITING:
-                state = RoleState.FOLLOWING
+            state = EVALUATOR_STATES.get(state, state)
             step, pid, staleness = words[evaluator.STEP] - 1, words[evaluator.PID], math.nan
         else:
             mine = ranks(part, launcher.plan)
             states = {board.state[rank] for rank in mine}
             state = STATES[TRAINING if TRAINING in states else min(states)]
+            state = WORK.get(max(board.work[rank] for rank in mine), state)
+            if launcher.plan.script and board.gone[part.index]:
+                state = RoleState.AFTER
             step, pid = max(board.t[rank] for rank in mine), board.pid[part.index]
             speed, staleness = sum(speeds[rank] for rank in mine), math.nan
             losses = [board.loss[rank] for rank in mine if board.gradients[rank]]

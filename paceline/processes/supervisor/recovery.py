@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from paceline.errors import DataError, RunError
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import RUNNING, STARTING, STOP
+from paceline.processes.memory.board import RUNNING, STARTING, STEPPING, STOP
 from paceline.processes.roles import recorder
 from paceline.processes.roles.roles import Role, ranks
 from paceline.processes.supervisor.children import Child, progress_of
@@ -33,7 +33,7 @@ class Recovery:
             board.lost[rank] = board.life[rank]
             if awaited:  # it no longer reads the vectors of others
                 board.finished[rank] = board.at_seq[rank]
-            board.state[rank] = STARTING
+            board.state[rank], board.work[rank] = STARTING, STEPPING
             board.sleeping[rank] = 0
         if part.kind == "server":
             board.server_state[part.index] = STARTING

@@ -14,6 +14,9 @@ class RoleState(StrEnum):
     STARTING = "starting"
     TRAINING = "training"
     WAITING = "waiting"
+    COMPILING = "compiling"  # torch.compile
+    EVALUATING = "evaluating"
+    AFTER = "after loop"  # a script that goes on after its training
     FOLLOWING = "following"  # an evaluator that waits for the next checkpoint
     ENDING = "ending"
     RESTARTING = "restarting"

@@ -191,6 +191,8 @@ class Supervisor:
             match kind:
                 case "say" | "notice":
                     self.tell(kind, content)
+                case "print":
+                    self._printed(child, *content)
                 case "warn":
                     self.warn(content)
                 case "record":
@@ -202,6 +204,12 @@ class Supervisor:
                 case "error" if outcome.error is None:
                     outcome.error = error_of(content)
                     self.stop("", FAILED)
+
+    def _printed(self, child: Child, stream: str, text: str) -> None:
+        """A script has printed a line to `out` or `err`, or drawn its progress `bar`."""
+        chief = child.part.kind == "chief"
+        if chief or stream != "bar":
+            self.tell(stream, text if chief else f"{child.part}: {text}")
 
     def warn(self, text: str) -> None:
         """A warning that is kept in the result too."""
