@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, SchemeError
-from paceline.ops import Call, Mean, Op, Pending, Sleep, Start
+from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start
 from paceline.scheme import Scheme
 from paceline.worker import Worker
 
@@ -78,7 +78,7 @@ class StepDriver:
             self.close()
             raise SchemeError(f"{self._place()}, {line}: awaited '{' -> '.join(names)}'; {_CLOSED_SET}")
         self.awaits += 1
-        if wrong := self._misuse(op):
+        if not isinstance(op, Grad) and (wrong := self._misuse(op)):
             raise SchemeError(f"worker:{self._worker.rank} {wrong}")
         return op
 
