@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from paceline.cli.commands import COMMANDS, Command
@@ -20,6 +21,7 @@ BEGIN, END = "<!-- options of ", "<!-- end -->"
 
 def main() -> int:
     pages = {"schemes.md": schemes(), "tasks.md": tasks(), "hooks.md": hooks(), "command-line.md": command_line()}
+    pages["examples.md"] = examples()
     stale = []
     for name, lines in pages.items():
         path, text = HERE / name, "\n".join(lines) + "\n"
@@ -85,15 +87,48 @@ def hooks() -> Iterator[str]:
 
 
 def command_line() -> Iterator[str]:
-    """The page with the tables between its marks rewritten: `<!-- options of COMMAND: … -->` to `<!-- end -->`."""
-    commands, inside = {command.name: command for command in COMMANDS}, False
-    for line in (HERE / "command-line.md").read_text(encoding="utf-8").splitlines():
+    commands = {command.name: command for command in COMMANDS}
+    yield from rewritten("command-line.md", BEGIN, lambda name: options(commands[name]))
+
+
+def examples() -> Iterator[str]:
+    yield from rewritten("examples.md", "<!-- difference of ", difference)
+
+
+def rewritten(page: str, begin: str, part: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """A page with what is between its marks rewritten: `<!-- options of COMMAND: … -->` to `<!-- end -->`."""
+    inside = False
+    for line in (HERE / page).read_text(encoding="utf-8").splitlines():
         inside = inside and line != END
         if not inside:
             yield line
-        if line.startswith(BEGIN):
+        if line.startswith(begin):
             inside = True
-            yield from options(commands[line.removeprefix(BEGIN).partition(":")[0]])
+            yield from part(line.removeprefix(begin).partition(":")[0])
+
+
+def difference(name: str) -> Iterator[str]:
+    """Of an example to the plain script. Lines that are only indented differently are the same."""
+    plain, ours = (
+        (HERE.parent / "examples" / path).read_text(encoding="utf-8").splitlines()
+        for path in (f"plain/{name}.py", f"{name}.py")
+    )
+    matcher = SequenceMatcher(None, [line.strip() for line in plain], [line.strip() for line in ours], autojunk=False)
+    shown, removed, added = [], 0, 0
+    for group in matcher.get_grouped_opcodes(1):
+        shown += ["…"] if shown else []
+        for kind, a, b, c, d in group:
+            if kind == "equal":
+                shown += [f" {line}" for line in ours[c:d]]
+            else:
+                shown += [f"-{line}" for line in plain[a:b]] + [f"+{line}" for line in ours[c:d]]
+                removed += sum(bool(line.strip()) for line in plain[a:b])
+                added += sum(bool(line.strip()) for line in ours[c:d])
+    yield from (
+        "",
+        f"{removed} lines removed, {added} added; the other {len(ours) - added} stay, some indented further.",
+    )
+    yield from ("", "```diff", *(line.rstrip() for line in shown), "```", "")
 
 
 def options(command: Command) -> Iterator[str]:

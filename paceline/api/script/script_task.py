@@ -93,11 +93,12 @@ class ScriptTask(Task):
         found = False
         for number, parameter in enumerate(self.flat.parameters):
             grad = parameter.grad
-            if grad is None or grad.data_ptr() != place:  # after a zero_grad(), which frees the gradients
+            # after a zero_grad(), which frees the gradients
+            if grad is None or grad.is_sparse or grad.data_ptr() != place:
                 views = views or torch.split_with_sizes(out.detach(), self.flat.sizes)
                 own = views[number].view(parameter.shape)
                 if grad is not None:
-                    own.copy_(grad)
+                    own.copy_(grad.to_dense())
                     found = True
                 else:
                     own.zero_()
