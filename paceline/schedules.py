@@ -26,7 +26,7 @@ class Schedule(float):
 
     It changes at most every `every` updates. `warmup` and `over` are in `unit`; `per` is how many of them an update is
     (of samples and epochs, the run says it: `counted`). As a number a schedule is its base: checks of bounds and
-    warnings see that one. `Scheme.at` puts the rate of a version in its place.
+    warnings see that one. `Scheme.rates_at` puts the rate of a version in its place.
     """
 
     kind: Kind

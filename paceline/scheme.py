@@ -163,7 +163,7 @@ class Scheme:
         """The scheme with its schedules, of one at a version."""
         return self if self._source is None else self._source  # type: ignore[return-value]
 
-    def at(self, state: State) -> Self:
+    def rates_at(self, state: State) -> Self:
         """This scheme with the rates of the version that a state has: numbers in place of schedules. Methods of the
         server, and a step as it begins, are called on it; a step that has pulled another version asks once more."""
         source = self.source

@@ -102,7 +102,7 @@ class CallScheduler:
         if event == "left":
             self.ledger.gone(self.scheme.holder(rank))
         if quorum:
-            self._changing(event, lambda: getattr(self.scheme.at(self.state), event)(self.state, rank))
+            self._changing(event, lambda: getattr(self.scheme.rates_at(self.state), event)(self.state, rank))
 
     def waits(self, rank: int) -> Call[Any] | None:
         """The call of a worker that waits for its guard, or None."""
@@ -120,7 +120,7 @@ class CallScheduler:
         self.ledger.caller = self.scheme.holder(rank)
         state = self.state.part(low, high, last=high == length, uncut=self.scheme.uncut)
         args = tuple(a[..., low:high] if _is_vector(a, length) else a for a in call.args)
-        result = call.method.function(self.scheme.at(state), state, *args)
+        result = call.method.function(self.scheme.rates_at(state), state, *args)
         self.calls += high == length
         if low == 0 and self._gives_x(result):
             self.ledger.pulled(self.ledger.caller, self.state.v)
@@ -189,7 +189,7 @@ class CallScheduler:
         self.ledger.caller = holder = self.scheme.holder(rank)
         before = self._writes() if call.method.reads else None
         versions = [(a, a._version) for a in tensors(call.args)]
-        scheme = self.scheme.at(self.state)
+        scheme = self.scheme.rates_at(self.state)
         result = self._changing(call.method.name, lambda: call.method.function(scheme, self.state, *call.args))
         for arg, version in versions:
             if arg._version != version:

@@ -39,7 +39,7 @@ class StepDriver:
 
     def begin(self) -> None:
         """Create the coroutine of the next step; nothing of it runs yet."""
-        step = self.scheme.at(self._worker.state).step(self._worker)
+        step = self.scheme.rates_at(self._worker.state).step(self._worker)
         if not isinstance(step, Coroutine):
             raise SchemeError(f"{type(self.scheme).__name__}.step must be 'async def'")
         self._coroutine = step

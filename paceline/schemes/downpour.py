@@ -60,7 +60,7 @@ class Downpour(Scheme):
             w.x, w.v = await self.fetch()
         g = await w.grad(w.x)
         w.a += g
-        now = self.at(w.state)  # the rates of the version that was fetched
+        now = self.rates_at(w.state)  # the rates of the version that was fetched
         now.rule.apply(w.state, g, now.lr)
         if (w.t if self.paper_schedule else w.t + 1) % n_push == 0:
             await self.push(w.a, w.v)

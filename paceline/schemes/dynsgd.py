@@ -38,7 +38,7 @@ class DynSGD(Windowed):
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull()
-        now = self.at(w.state)  # the rates of the version that was pulled
+        now = self.rates_at(w.state)  # the rates of the version that was pulled
         local = now.rule.window(w.state, now.lr)
         for _ in range(self.window):
             local.step(await w.grad(w.x))

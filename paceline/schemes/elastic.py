@@ -121,7 +121,7 @@ class AEASGD(Scheme, name="aeasgd"):
             e, w.v = await self.exchange(z, w.v)
             w.x -= e
         g = await w.grad(z if self.order == "paper" else w.x)
-        now = self.at(w.state)  # the rates of the version that the exchange left
+        now = self.rates_at(w.state)  # the rates of the version that the exchange left
         now.rule.apply(w.state, g, now.lr)
 
     def gradients_per_update(self, workers: int) -> float:
@@ -170,7 +170,7 @@ class AEAMSGD(AEASGD, name="aeamsgd"):
         w.m *= self.delta
         g = await w.grad((z if self.order == "paper" else w.x) + w.m)
         w.x += w.m  # y + m in two parts, so that delta = 0 leaves aeasgd's arithmetic
-        now = self.at(w.state)
+        now = self.rates_at(w.state)
         now.rule.apply(w.state, g, now.lr)
         w.m -= now.rule.rate(now.lr) * g
 

@@ -37,8 +37,8 @@ def default(name: str) -> Scheme:
 
 
 def servers(name: str, wanted: int) -> int:
-    """So many servers, or the one that a scheme takes which needs all of the vector at once."""
-    return 1 if default(name).whole() else wanted
+    """The number of servers: one for a scheme that needs all of the vector at once, or that has none."""
+    return 1 if default(name).whole() or not default(name).methods else wanted
 
 
 def enough_updates(name: str) -> int:

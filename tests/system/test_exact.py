@@ -177,7 +177,7 @@ def test_a_schedule_is_kept_to_over_a_death(tmp_path: Path) -> None:
 def test_gone_on_with_in_other_processes(scheme: str, tmp_path: Path) -> None:
     first = real(tmp_path / "run", scheme, 3, 11)
     assert first.digest == virtual(scheme, 11).digest
-    second = real(tmp_path / "run", scheme, 2, servers=2, resume=True)
+    second = real(tmp_path / "run", scheme, 2, servers=2 if scheme in SERVED else 1, resume=True)
     assert second.digest == virtual(scheme).digest
 
 

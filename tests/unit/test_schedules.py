@@ -79,7 +79,7 @@ def test_a_scheme_at_a_version_has_numbers() -> None:
     state = State(x=torch.zeros(2))
     for version, lr, local in ((0, 1.0, 0.4), (5, 0.5, 0.1), (0, 1.0, 0.4)):
         state.v = version
-        now: Any = scheme.at(state)
+        now: Any = scheme.rates_at(state)
         assert (now.lr, now.rule.lr) == (lr, local)
         assert type(now.lr) is float
         assert now.source is scheme

@@ -298,7 +298,7 @@ class CallClient:
                 continue
             if method.when is not None and not method.when(self.memory.scheme, state, *args):
                 return False, None
-            result = method.function(self.memory.scheme.at(state), state, *args)
+            result = method.function(self.memory.scheme.rates_at(state), state, *args)
             version = state.v
             own = _cloned(result, self.device)
             fence()
@@ -318,7 +318,7 @@ class CallClient:
         state.v = before
         self._tally.caller = holder = self.memory.scheme.holder(self.rank)
         args = tuple(a.cpu() if isinstance(a, Tensor) else a for a in args)
-        result = method.function(self.memory.scheme.at(state), state, *args)
+        result = method.function(self.memory.scheme.rates_at(state), state, *args)
         self._board.direct[self.rank] += state.v - before
         if _gives(result, self._x):
             self._tally.pulled(holder, before)

@@ -176,7 +176,7 @@ class ReplayEngine:
         assert player.read is not None
         call, pending, _ = player.read
         state = self.scheduler.state
-        result = call.method.function(self.scheduler.scheme.at(state), state, *call.args)
+        result = call.method.function(self.scheduler.scheme.rates_at(state), state, *call.args)
         player.give(pending, mapped(Tensor.clone, result))
 
     def _meet(self) -> bool:
