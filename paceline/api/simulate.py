@@ -149,7 +149,7 @@ def simulate(
 def _servers(scheme: Scheme, servers: int) -> int:
     if servers > 1 and not scheme.methods:
         raise UsageError(f"{scheme.name} has no server: {servers} were asked for")
-    if servers > 1 and (reason := scheme.whole()):
+    if servers > 1 and (reason := scheme.indivisible()):
         raise UsageError(f"{scheme.name} takes one server: {reason}")
     return servers
 
