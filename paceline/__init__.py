@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.simulator.faults import Fault
     from paceline.state import State, Vector
     from paceline.task import Batch, Task
-    from paceline.torch_task import TorchTask
+    from paceline.torch_task import Tokens, TorchTask
     from paceline.worker import Worker
 
 __version__ = "0.1.0"
@@ -48,13 +48,25 @@ _NAMES = {
     "paceline.simulator.faults": "Fault",
     "paceline.state": "State Vector",
     "paceline.task": "Batch Task",
-    "paceline.torch_task": "TorchTask",
+    "paceline.torch_task": "Tokens TorchTask",
     "paceline.worker": "Worker",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["DataError", "Deadlock", "LossError", "PacelineError", "RunError", "SchemeError", "UsageError"]
-__all__ += ["Batch", "Hook", "Scheme", "State", "Task", "TorchTask", "Vector", "Worker", "attach", "on_server"]
+__all__ += [
+    "Batch",
+    "Hook",
+    "Scheme",
+    "State",
+    "Task",
+    "Tokens",
+    "TorchTask",
+    "Vector",
+    "Worker",
+    "attach",
+    "on_server",
+]
 __all__ += [
     "Cost",
     "EvalSpec",

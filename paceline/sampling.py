@@ -5,7 +5,7 @@ billion at once, and ten thousand simulated workers need no memory for their ord
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple, get_args
 
@@ -70,10 +70,24 @@ class Stream:
     shared: every worker draws from all n samples, in an order of its own;
     shard:  worker r draws only from samples r, r + N, r + 2N, …;
     slice:  `batch` is one common batch of all workers, in one common order, and each takes its slice.
-    With one worker the three are the same. `shuffle=False` keeps the stored order.
+    With one worker the three are the same. `shuffle=False` keeps the stored order. With `drop_last` the samples at the
+    end of an epoch that make no full batch are omitted. `order` gives the samples of each epoch in another order, of
+    which `n` is the length.
     """
 
-    def __init__(self, n: int, batch: int, feed: Feed, shuffle: bool, rank: int, workers: int, seed: int) -> None:
+    def __init__(
+        self,
+        n: int,
+        batch: int,
+        feed: Feed,
+        shuffle: bool,
+        rank: int,
+        workers: int,
+        seed: int,
+        *,
+        drop_last: bool = False,
+        order: Callable[[int], Indices] | None = None,
+    ) -> None:
         if n < 1:
             raise UsageError("there are no samples to draw from: the data set is empty")
         self.first, self.size, self.weight = portion(batch, feed, rank, workers)
@@ -87,6 +101,13 @@ class Stream:
                 )
             self.offset, self.stride, self.n = rank, workers, (n - rank + workers - 1) // workers
         self.key = seed, 0 if feed == "slice" else rank
+        self.drawn_from = self.n  # samples; an epoch has `n` of them
+        if drop_last:
+            self.n -= self.n % batch
+            if not self.n:
+                raise UsageError(f"drop_last omits all {self.drawn_from} samples: they make no batch of {batch}")
+        self._order = order
+        self._orders: dict[int, Indices] = {}
 
     def indices(self, count: int) -> Indices:
         """The samples of batch number `count`."""
@@ -108,6 +129,8 @@ class Stream:
         lines = lines * np.uint64(self.batch) + np.uint64(begin)
         within: Words = np.arange(self.size, dtype=np.uint64)
         place: Words = (lines[:, None] + within).reshape(-1)
+        if self._order is not None:
+            return self._ordered(place, epoch).reshape(batches, self.size)
         key: Words
         if place[-1] < self.n:
             key = self._keys(epoch, 1)
@@ -116,8 +139,20 @@ class Stream:
             place = place % np.uint64(self.n)
             key = self._keys(epoch, int(later[-1]) + 1)[later.astype(np.intp)]
         if self.shuffle:
-            place = permute(place, self.n, key)
+            place = permute(place, self.drawn_from, key)
         return (place.astype(np.int64) * self.stride + self.offset).reshape(batches, self.size)
+
+    def _ordered(self, place: Words, epoch: int) -> Indices:
+        """The samples at these places, counted from the start of `epoch`."""
+        assert self._order is not None
+        epochs, places = np.divmod(place.astype(np.int64), self.n)
+        found = np.empty_like(places)
+        for later in np.unique(epochs).tolist():
+            if epoch + later not in self._orders:
+                self._orders = dict(list(self._orders.items())[-1:]) | {epoch + later: self._order(epoch + later)}
+            chosen = epochs == later
+            found[chosen] = self._orders[epoch + later][places[chosen] * self.stride + self.offset]
+        return found
 
     def _keys(self, epoch: int, epochs: int) -> Words:
         return np.array([mixed("order", *self.key, epoch + e) for e in range(epochs)], np.uint64)

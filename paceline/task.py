@@ -4,7 +4,8 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ Buffers = Mapping[str, Tensor] | None
 class Batch:
     """One mini-batch: the tensors of the loss, and the seed that makes its gradient reproducible."""
 
-    data: tuple[Tensor, ...]
+    data: tuple[Any, ...]  # tensors, the target last; or one dictionary of them
     size: int
     seed: int = 0  # of dropout and augmentation, so that a batch gives the same gradient in every process
     weight: float = 1.0  # under `slice`: workers * size / global size, so that the mean over workers is exact
@@ -51,6 +52,22 @@ class Task(ABC):
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
         """Worker `rank`'s mini-batches from number `first` on: a pure function of (seed, rank, count)."""
 
+    def prefetched(
+        self, rank: int, workers: int, seed: int, first: int = 0, directory: Path | None = None
+    ) -> Iterator[Batch]:
+        """The same mini-batches for a worker in a process of its own: a task may have other processes read them ahead,
+        and keep in the run directory what finds a later batch sooner."""
+        return self.batches(rank, workers, seed, first)
+
+    def warnings(self, workers: int) -> Iterator[str]:
+        """What the user should know before training, as sentences."""
+        if self.epoch_size is None:
+            return
+        share = self.epoch_size // workers if self.feed == "shard" else self.epoch_size
+        if self.batch > share:
+            whose = "training samples" if self.feed != "shard" else f"samples of a worker's shard ({workers} workers)"
+            yield f"batch {self.batch:,} is larger than the {share:,} {whose}: a batch has samples more than once"
+
     @abstractmethod
     def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Buffers = None) -> tuple[float, Vector]:
         """Loss and gradient of the batch's mean loss at x; the gradient is written into `out` if given.
@@ -70,10 +87,6 @@ class Task(ABC):
         mean over the workers (integers: the largest), `chief` takes worker 0's.
         """
         return {}
-
-    def parameters(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of the parameters, in the order of the vector; empty if it is one parameter."""
-        return []
 
     def curvature(self) -> float | None:
         """The largest curvature of the loss, or None if unknown; stability warnings need it."""

@@ -17,7 +17,7 @@ from paceline.cli.console import say, screen, warn
 from paceline.cli.options import print_json
 from paceline.errors import DataError, UsageError
 from paceline.runs.run_directory import RunDirectory
-from paceline.runs.trained_model import evaluated, expected, predicted, task_of, torch_task_of, trained
+from paceline.runs.trained_model import evaluated, expected, first_sample, predicted, task_of, torch_task_of, trained
 from paceline.torch_task import TorchTask
 
 
@@ -52,7 +52,7 @@ def predict(asked: PredictOptions) -> None:
             raise UsageError(f"cannot write {output}: {error.strerror}") from error
         say(f"{len(scores):,} outputs written to {output}")
         return
-    target = task._prepared(task.test.take(np.zeros(1, dtype=np.int64)))[-1]
+    target = task._prepared(first_sample(task))[-1]
     classes = not target.is_floating_point() and scores.dim() > 1 and scores.shape[-1] > 1
     for index, score in enumerate(scores):
         line: dict[str, Any] = {"index": index}

@@ -29,6 +29,11 @@ def samples_per_update(scheme: Scheme, workers: int, batch: int, feed: Feed) -> 
             f"{scheme.name} does not say how many gradients enter one update, so samples and epochs cannot be "
             "converted to updates: give steps, or define gradients_per_update(workers) in its class"
         )
+    if not batch:
+        raise UsageError(
+            "the size of a batch is not known here: the loader has no batch_size, so samples and epochs cannot be "
+            "converted to updates; give steps, or say the size with batch="
+        )
     return Fraction(gradients) * Fraction(batch, workers if feed == "slice" else 1)
 
 

@@ -1,6 +1,6 @@
 """Replace or extend mini-batches by a function of the user."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ class FeedFunction(Checked):
             if self.mode == "replace":
                 return given
             given = given.data
+        if isinstance(given, Mapping) or any(isinstance(part, Mapping) for part in batch.data):
+            return self._named(given, batch)
         tensors = self._checked(given)
         if self.mode == "replace":
             return replace(batch, data=tensors, size=_rows(tensors, batch.size))
@@ -52,6 +54,16 @@ class FeedFunction(Checked):
             )
         data = tuple(torch.cat((old, new)) for old, new in pairs)
         return replace(batch, data=data, size=batch.size + _rows(tensors, 0))
+
+    def _named(self, given: Any, batch: Batch) -> Batch:
+        """A batch that is a dictionary is replaced as a whole."""
+        if self.mode == "add" or not isinstance(given, Mapping):
+            raise UsageError(
+                f"{self.name}: the mini-batch is a dictionary, or shall become one: let the function give a dictionary "
+                "(or a Batch), with mode=replace"
+            )
+        tensors = tuple(one for one in given.values() if isinstance(one, Tensor))
+        return replace(batch, data=(dict(given),), size=_rows(tensors, batch.size))
 
     def _checked(self, given: Any) -> tuple[Tensor, ...]:
         tensors = (given,) if isinstance(given, Tensor) else given

@@ -16,7 +16,8 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.state import Vector
 from paceline.task import Task
-from paceline.torch_task import Samples, TorchTask, seeded
+from paceline.torch_task import Samples, StreamSamples, TorchTask, seeded
+from paceline.torch_task.batch_parts import tensors_in
 
 WHOLE = 2**28  # largest tensor, in bytes, that is hashed completely (some tenths of a second)
 ROWS = 2**14  # rows of a larger tensor that are hashed, evenly spread
@@ -49,7 +50,9 @@ def _of_module(task: TorchTask) -> dict[str, Any]:
     return found
 
 
-def _of_samples(samples: Samples) -> Sum:
+def _of_samples(samples: Samples | StreamSamples) -> Sum:
+    if isinstance(samples, StreamSamples):
+        raise UsageError("they are read from their start, by the workers only")
     # a tensor counts how often it was written: changed data are hashed again
     state = samples.length, [one._version for one in samples.tensors or ()]
     known = _known.get(samples)
@@ -68,7 +71,7 @@ def _taken(samples: Samples) -> Sum:
     before = np.random.get_state()
     try:
         with seeded(0):
-            total, _ = _of_tensors(asked.take(places))
+            total, _ = _of_tensors(list(tensors_in(asked.take(places))))
     finally:
         np.random.set_state(before)
     return total, f"{len(places):,} of {samples.length:,} samples"

@@ -21,7 +21,7 @@ from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.run_directory import RunDirectory
 from paceline.state import Vector
 from paceline.task import Task
-from paceline.torch_task import EVALUATION_CHUNK, FlatModule, TorchTask, seeded
+from paceline.torch_task import EVALUATION_CHUNK, FlatModule, StreamSamples, TorchTask, seeded
 
 Say = Callable[[str], None]
 BUFFER, EMA = "model_buffer.", "hook.ema"  # names of tensors in a checkpoint
@@ -168,9 +168,19 @@ def expected(task: TorchTask) -> tuple[Tensor, ...]:
     """One sample that `predict` takes: the inputs as the data set has them, or as the model takes them where `prepare`
     makes inputs and target from one part (such as positions in a text)."""
     with seeded(0):
-        sample = task.test.take(FIRST)
+        sample = first_sample(task)
         parts = task._prepared(sample) if _one_part(task) else sample
     return tuple(part[0] for part in parts[:-1])
+
+
+def first_sample(task: TorchTask) -> tuple[Tensor, ...]:
+    """The first test sample, as a batch; UsageError if no file can hold such samples."""
+    if isinstance(task.test, StreamSamples):
+        raise UsageError(f"the data of task {task.name!r} are a stream: take its model from paceline.load, and call it")
+    sample = task.test.take(FIRST)
+    if not all(isinstance(part, Tensor) for part in sample):
+        raise UsageError(f"the batches of task {task.name!r} are no tensors: take its model from paceline.load")
+    return sample
 
 
 def _fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -199,7 +209,7 @@ def _fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _one_part(task: TorchTask) -> bool:
-    return len(task.test.take(FIRST)) == 1
+    return len(first_sample(task)) == 1
 
 
 def _checkpoint(run: RunDirectory, which: str | int, say: Say) -> Checkpoint:

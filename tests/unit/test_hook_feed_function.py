@@ -69,3 +69,18 @@ def test_a_function_is_found_in_a_file(tmp_path: Path) -> None:
     assert fed(hook).data[0].sum() == 24
     with pytest.raises(UsageError, match="did you mean 'twice'"):
         FeedFunction(f"{path}:twise")
+
+
+def test_a_dictionary_is_replaced_as_a_whole() -> None:
+    named = Batch(({"a": torch.zeros(4, 3), "labels": torch.zeros(4)},), size=4, seed=7)
+
+    def feed(value: Any, mode: str = "replace") -> Batch:
+        hook = FeedFunction(lambda batch, session: value, mode=mode)  # type: ignore[arg-type]
+        hook.begin(FakeSession())
+        return hook.feed(FakeSession(), named)
+
+    batch = feed({"a": torch.ones(2, 3), "labels": torch.ones(2)})
+    assert (batch.size, batch.seed, batch.data[0]["a"].sum()) == (2, 7, 6)
+    for value, mode in (((torch.ones(2, 3),), "replace"), ({"a": torch.ones(2, 3)}, "add")):
+        with pytest.raises(UsageError, match="let the function give a dictionary"):
+            feed(value, mode)

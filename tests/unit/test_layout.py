@@ -15,13 +15,14 @@ ROOT = Path(paceline.__file__).resolve().parent
 # A module imports from the layers above its own and from its own folder. `contracts` are the files at the top.
 LAYERS = """
 contracts
-runs.atomic_files
+runs.atomic_files processes.parent_death
+torch_task
 schemes hooks datasets
 tasks
 config
 runtime
 simulator runs
-processes.resource_limits processes.parent_death processes.line_buffer processes.transport
+processes.resource_limits processes.line_buffer processes.transport
 processes.memory
 processes.calls processes.means
 processes.roles
@@ -184,7 +185,7 @@ def test_nothing_is_ever_unpickled(module: str) -> None:
 def test_no_clock_and_no_event_loop_in_the_core(module: str) -> None:
     """Time is the simulator's own where it is not real, and steps are driven without asyncio."""
     forbidden = {"asyncio", "random"}
-    if module == "processes.roles.script_role":  # seeds it for scripts
+    if module in ("processes.roles.script_role", "torch_task.random_numbers"):  # they seed it for the user's code
         forbidden -= {"random"}
     if module not in EMPTY and layer(module)[1] in TIMELESS:
         forbidden |= {"time", "datetime", "threading"} - ({"threading"} if module == "signals" else set())

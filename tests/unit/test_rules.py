@@ -46,8 +46,7 @@ def start(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def test_every_rule_has_a_case() -> None:
-    """Those that run an optimizer of torch itself have theirs in test_optimizers.py."""
-    assert {type(rule) for rule, _, _ in CASES} == {rule for rule in rules().values() if rule.prepared}
+    assert {type(rule) for rule, _, _ in CASES} == set(rules().values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -149,11 +148,10 @@ def test_a_window_at_rate_0_moves_nothing() -> None:
 
 def test_rules_by_name() -> None:
     assert Rule.from_name("adam") == Adam()
-    names = {name.lower() for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}
-    assert set(rules()) == (names - {"optimizer", "lbfgs", "sparseadam"}) | {"momentum", "nesterov"}
+    assert sorted(rules()) == ["adagrad", "adam", "adamw", "momentum", "nesterov", "rmsprop", "sgd"]
     with pytest.raises(UnknownName, match=r"no rule 'adm'; did you mean 'adam'\?"):
         Rule.from_name("adm")
-    with pytest.raises(UsageError, match="no rule 'zzzz'; there are: adadelta, adafactor, adagrad, adam, "):
+    with pytest.raises(UsageError, match="no rule 'zzzz'; there are: adagrad, adam, "):
         Rule.from_name("zzzz")
 
 

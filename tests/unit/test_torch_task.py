@@ -317,8 +317,8 @@ class TestData:
             ((nn.ReLU, cross_entropy, DATA), "ReLU has no trainable parameters"),
             ((lambda: 3, cross_entropy, DATA), "model must be a torch.nn.Module or a function that builds one, not 3"),
             ((None, cross_entropy, DATA), "model must be a torch.nn.Module or a function that builds one, not None"),
-            ((net, cross_entropy, Endless()), r"not Endless: batches are drawn by index"),
-            ((net, cross_entropy, Unmeasured()), r"a length \(__len__\) and .*, not Unmeasured: batches are drawn"),
+            ((net, cross_entropy, Endless()), r"train has no length, .*: give test data"),
+            ((net, cross_entropy, Unmeasured()), r"a length \(__len__\) and .*, not Unmeasured"),
             ((net, cross_entropy, (torch.tensor(1.0), torch.tensor(1))), "train tensors must have a first dimension"),
         ],
     )
@@ -338,10 +338,10 @@ class TestData:
         with pytest.raises(UsageError, match="must hold inputs and a target"):
             first_batch(TorchTask(net, cross_entropy, DATA[:1]))
 
-    def test_samples_must_be_tuples(self):
+    def test_samples_must_hold_tensors(self):
         class Named(Squares):
             def __getitem__(self, index: int):
-                return {"a": DATA[0][index]}
+                return DATA[0][index], f"sample {index}"
 
         with pytest.raises(UsageError, match="collated it is"):
             first_batch(TorchTask(net, cross_entropy, Named()))

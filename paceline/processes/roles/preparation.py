@@ -18,6 +18,8 @@ def prepare(memory: RunMemory, task: Task, notes: dict[str, Any], control: Contr
     plan, board, x0 = memory.plan, memory.board, task.start(memory.plan.seed).cpu()
     for text in memory.scheme.warnings(plan.workers, task.curvature() if plan.curvature is None else plan.curvature):
         control.send({"warn": text})
+    for text in task.warnings(plan.workers):
+        control.send({"warn": text})
     memory.lay_out(x0, task.buffers(), notes)
     if not _resumed(memory, control):
         snapshot.keep_all(memory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import torch
 
@@ -31,7 +33,7 @@ def train(session: WorkerSession, task: Task) -> None:
     gradients, supply = GradientBuffers(session), BatchSupply(session, task)
     request = session.begin()
     session.waiting.meanwhile = supply.prepare
-    with torch.no_grad():
+    with torch.no_grad(), closing(supply):
         while request is not None:
             with session.turn:
                 batch = supply.next()
@@ -66,8 +68,14 @@ class BatchSupply:
             self._returns = self._session.membership.returns
             plan, rank = self._session.memory.plan, self._session.rank
             first = self._session.board.gradients[rank]
-            self._batches = self._task.batches(rank, plan.workers, plan.seed, first=first)
+            self._batches = self._task.prefetched(rank, plan.workers, plan.seed, first, Path(plan.directory))
         return self._ready.pop() if self._ready else next(self._batches, None)
+
+    def close(self) -> None:
+        """End the processes that read ahead, if there are any."""
+        self._session.waiting.meanwhile = None
+        if isinstance(self._batches, Generator):
+            self._batches.close()
 
     def prepare(self) -> None:
         if not self._ready and self._returns == self._session.membership.returns:

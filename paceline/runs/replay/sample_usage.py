@@ -18,7 +18,7 @@ from paceline.runs.run_directory import RunDirectory
 from paceline.sampling import Stream
 from paceline.scheme import Scheme
 from paceline.task import Task
-from paceline.torch_task import TorchTask
+from paceline.torch_task import StreamSamples, TorchTask
 
 
 class Use(NamedTuple):
@@ -40,13 +40,15 @@ class SampleUsage:
 
     uses: list[Use]
     plan: Plan
-    n: int
-    batch: int
-    feed: Any
-    shuffle: bool
+    task: TorchTask
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return self.task.train.length or 0
 
     def stream(self, rank: int) -> Stream:
-        return Stream(self.n, self.batch, self.feed, self.shuffle, rank, self.plan.workers, self.plan.seed)
+        return self.task.stream(rank, self.plan.workers, self.plan.seed)
 
     def fates(self) -> dict[str, int]:
         """The number of gradients of each fate."""
@@ -55,7 +57,7 @@ class SampleUsage:
 
     def epochs(self) -> list[dict[str, int]]:
         """For each epoch (of each worker, if each has its own): the samples used once, more often, and never."""
-        common = self.feed == "slice"
+        common = self.task.feed == "slice"
         counts: dict[tuple[int, int], Any] = defaultdict(lambda: np.zeros(self.n, np.int64))
         length: dict[tuple[int, int], int] = {}
         for rank in sorted({use.rank for use in self.uses}):
@@ -68,7 +70,7 @@ class SampleUsage:
                     chosen = stream.indices(use.batch)[place // stream.n == epoch]
                     key = (-1 if common else rank, int(epoch))
                     np.add.at(counts[key], chosen, 1)
-                    length[key] = stream.n
+                    length[key] = stream.drawn_from
         rows = []
         for (rank, epoch), times in sorted(counts.items(), key=lambda item: (item[0][1], item[0][0])):
             seen = int((times > 0).sum())
@@ -92,9 +94,9 @@ def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None 
     given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
     plan = launches[-1].plan
     known = from_plan.task_of(plan, given)
-    if not isinstance(known, TorchTask):
+    if not isinstance(known, TorchTask) or isinstance(known.train, StreamSamples):
         raise UsageError(f"task {known.name!r} draws no samples that could be counted")
     kind = from_plan.scheme_of(plan, given)
     found = draws(directory, launches, kind)
     uses = [Use(one.rank, one.batch, one.fate or "lost", one.update) for one in found]
-    return SampleUsage(uses, plan, known.train.length, known.batch, known.feed, known.shuffle)
+    return SampleUsage(uses, plan, known)

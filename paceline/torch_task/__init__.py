@@ -1,0 +1,399 @@
+"""A task of a PyTorch model, a loss and data: what most users need."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from paceline.errors import UsageError
+from paceline.fields import Feed
+from paceline.sampling import Indices, Stream, sample_seed
+from paceline.state import Vector
+from paceline.task import Batch, BufferPolicy, Task
+from paceline.torch_task import loaders
+from paceline.torch_task.batch_parts import Parts, mapped, named, placed
+from paceline.torch_task.flat_module import FlatModule, complete
+from paceline.torch_task.random_numbers import all_seeded, seeded
+from paceline.torch_task.samples import Collate, Samples
+from paceline.torch_task.streams import States, StreamSamples, is_stream
+from paceline.torch_task.tokens import Tokens
+
+__all__ = ["EVALUATION_CHUNK", "FlatModule", "Samples", "StreamSamples", "Tokens", "TorchTask"]
+__all__ += ["accuracy", "checked_loss", "seeded"]
+
+Loss = Callable[[Any, Any], Tensor]
+Metric = Callable[[Any, Any], float]
+
+EVALUATION_CHUNK = 500  # samples per forward pass of an evaluation: fast, and small enough for any memory
+
+
+def accuracy(output: Tensor, target: Tensor) -> float:
+    """The share of samples whose largest output is the target; the classes are the last dimension."""
+    return (output.argmax(-1) == target).double().mean().item()
+
+
+def checked_loss(loss: Any, *, trains: bool) -> Tensor:
+    """The loss; UsageError unless it is one number, which depends on the weights if it `trains`."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = type(loss).__name__ + (f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "")
+        raise UsageError(f"the loss must be a tensor of one number, the mean over the samples, not a {found}")
+    if trains and not loss.requires_grad:
+        raise UsageError("the loss does not depend on the model's weights: autograd cannot follow it")
+    return loss
+
+
+def own_loss(output: Any) -> Any:
+    """The loss that a model gives itself: `.loss`, the key "loss", a tensor, or the only single number of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping) and "loss" in output:
+        return output["loss"]
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    if isinstance(output, tuple | list):
+        single = [one for one in output if isinstance(one, Tensor) and one.dim() == 0]
+        if len(single) == 1:
+            return single[0]
+    raise UsageError(
+        f"the model gives a {type(output).__name__} without a loss: give a loss function, or let the model return "
+        "its loss (a tensor, `.loss`, or the key 'loss')"
+    )
+
+
+class TorchTask(Task):
+    """A model, a loss and data.
+
+    model:   a module (start: its present weights; it is copied, yours stays as it is), or a function that
+             builds one (start(seed): built under that seed; frozen weights and buffers are those of seed 0);
+    loss:    of (output, target), a mean over the samples. A batch (a, b, …, target) gives model(a, b, …); a batch that
+             is a dictionary gives model(**batch), and the target is the dictionary. None: the model gets the whole
+             batch and returns its own loss;
+    train, test: tensors or arrays in a tuple or dictionary, a map-style data set, a DataLoader, `Tokens`, an
+             IterableDataset, or a function that returns batches; without test, evaluated on train;
+    batch, shuffle: those of the DataLoader, or 32 and True;
+    collate: makes a batch of a list of samples (default: torch's);
+    num_workers: processes of each worker that read its batches ahead; they change no bit;
+    prepare: of a batch's parts, gives those the model and the loss take, e.g. uint8 to float;
+    metrics: by name, functions of (output, target): means over the samples;
+    dtype:   casts the model and every floating-point input; a model of 16-bit numbers has its inputs cast as well;
+    clip:    the largest norm of a gradient, of all parameters together, as torch's clip_grad_norm_ has it;
+    autocast: the type of mixed precision, such as torch.bfloat16;
+    compile: True, or the arguments of torch.compile.
+
+    Dropout, and random numbers in `prepare` and in a data set, draw from the batch's seed. Under `slice` the loss, like
+    its gradient, carries the batch's weight: both average to the common batch's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Loss | None,
+        train: Any,
+        test: Any = None,
+        *,
+        batch: int | None = None,
+        feed: Feed | None = None,
+        shuffle: bool | None = None,
+        collate: Collate | None = None,
+        num_workers: int | None = None,
+        name: str = "task",
+        metrics: Mapping[str, Metric] | None = None,
+        prepare: Callable[..., Any] | None = None,
+        buffer_policy: BufferPolicy = "average",
+        dtype: torch.dtype | None = None,
+        clip: float | None = None,
+        autocast: torch.dtype | None = None,
+        compile: bool | Mapping[str, Any] = False,
+        notice: str | None = None,
+    ) -> None:
+        if buffer_policy not in get_args(BufferPolicy):
+            raise UsageError(f"buffer_policy must be one of {', '.join(get_args(BufferPolicy))}, not {buffer_policy!r}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise UsageError(f"dtype must be a floating-point type, such as torch.float64, not {dtype}")
+        if autocast is not None and autocast not in (torch.bfloat16, torch.float16):
+            raise UsageError(f"autocast must be torch.bfloat16 or torch.float16, not {autocast}")
+        if clip is not None and not clip > 0:
+            raise UsageError(f"clip must be above 0, not {clip:g}")
+        self.name, self.notice, self.buffer_policy = name, notice, buffer_policy
+        self.loss, self.metrics, self.prepare, self.dtype = loss, dict(metrics or {}), prepare, dtype
+        self.clip, self.autocast = clip, autocast
+        self._take_data(train, test, collate, batch, shuffle, num_workers)
+        self.feed = feed or ("shard" if isinstance(self.train, StreamSamples) else "shared")
+        self._check_feed()
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # compiled: parameters have other names
+            model, compile = inner, compile or True
+        self._compile = {} if compile is True else dict(compile) if compile else None
+        self._build = model if callable(model) and not isinstance(model, nn.Module) else None
+        mine = self._cast(copy.deepcopy(complete(model))) if self._build is None else self._built(0)
+        self.flat = FlatModule(mine)
+        self._compiled: Callable[..., Any] | None = None
+        self._first = self.flat.vector()
+        if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):
+            self.dtype = self._first.dtype  # data rarely have this type
+        self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
+        self._out = torch.empty_like(self._first)
+        self._device = self._first.device
+
+    def _take_data(
+        self,
+        train: Any,
+        test: Any,
+        collate: Collate | None,
+        batch: int | None,
+        shuffle: bool | None,
+        num_workers: int | None,
+    ) -> None:
+        self.sampler: Any = None
+        self.drop_last, self.num_workers, self._processes = False, num_workers or 0, {}
+        self.batch, self.shuffle = 32 if batch is None else batch, True if shuffle is None else shuffle
+        loading = loaders.taken_apart(train) if isinstance(train, DataLoader) else None
+        if loading is not None:
+            for what, given, own in (("batch", batch, loading.batch), ("shuffle", shuffle, loading.shuffle)):
+                if given not in (None, own):
+                    raise UsageError(f"{what}={given} contradicts the DataLoader's {own}; omit it")
+            self.batch, self.shuffle, self.sampler = loading.batch, loading.shuffle, loading.sampler
+            self.drop_last, self._processes = loading.drop_last, loading.processes
+            self.num_workers = loading.num_workers if num_workers is None else num_workers
+            self.notice = self.notice or loading.ignored
+        self.train = _data_of(train, "train", collate)
+        if isinstance(self.train, StreamSamples):
+            self._check_stream(batch, shuffle, num_workers)
+            self.shuffle = False
+            if self.train.batched:  # 0: not known; where there is no batch_size, `batch` says it
+                self.batch = getattr(self.train.source, "batch_size", None) or batch or 0
+            if test is None and self.train.length is None:
+                raise UsageError("train has no length, so it cannot be evaluated as a whole: give test data")
+        self.test = self.train if test is None else _data_of(test, "test", collate)
+        self.epoch_size = self.train.length if self.sampler is None else len(self.sampler)
+
+    def _check_stream(self, batch: int | None, shuffle: bool | None, num_workers: int | None) -> None:
+        assert isinstance(self.train, StreamSamples)
+        if shuffle:
+            raise UsageError(
+                "train is read from its start, in its own order: shuffle inside the data, and omit shuffle"
+            )
+        if num_workers:
+            raise UsageError("train is read from its start: give num_workers to a DataLoader around it")
+        size = getattr(self.train.source, "batch_size", None)
+        if self.train.batched and batch is not None and size not in (None, batch):
+            raise UsageError(f"train gives whole batches, of {size}: the loader decides their size; omit batch")
+
+    def _check_feed(self) -> None:
+        if isinstance(self.train, StreamSamples):
+            self.train.check(self.feed)
+        if self.clip is not None and self.feed == "slice":
+            raise UsageError(
+                "clip= limits the norm of a worker's gradient; with feed=slice, which exact runs have, that is the "
+                "gradient of a part of the batch, and clipped parts do not add up to the clipped whole"
+            )
+
+    def configured(self, *, batch: int | None = None, feed: Feed | None = None, shuffle: bool | None = None) -> Self:
+        if isinstance(self.train, StreamSamples):
+            self._check_stream(batch, shuffle, None)
+        if shuffle is not None and self.sampler is not None:
+            raise UsageError("the DataLoader's sampler decides the order; omit shuffle")
+        other = super().configured(batch=batch, feed=feed, shuffle=shuffle)
+        other._check_feed()
+        return other
+
+    def _built(self, seed: int) -> nn.Module:
+        assert self._build is not None
+        with seeded(seed):
+            return self._cast(complete(self._build()))
+
+    def _cast(self, module: nn.Module) -> nn.Module:
+        return module if self.dtype is None else module.to(self.dtype)
+
+    def start(self, seed: int) -> Vector:
+        return self._first.clone() if self._build is None else FlatModule(self._built(seed)).vector()
+
+    def parameters(self) -> list[tuple[str, list[int]]]:
+        """Names and shapes of the parameters, in the order of the vector."""
+        return self.flat.named()
+
+    def on(self, device: torch.device) -> Self:
+        other = copy.copy(self)
+        other.flat = FlatModule(copy.deepcopy(self.flat.module).to(device))
+        other._first, other._out = self._first.to(device), self._out.to(device)
+        other._state = {name: buffer.to(device) for name, buffer in self._state.items()}
+        other._device, other._compiled = device, None
+        return other
+
+    def limited(self, samples: int) -> Self:
+        if samples < 1:
+            raise UsageError(f"at least 1 test sample must be taken, not {samples}")
+        other = copy.copy(self)
+        other.test = self.test.first(samples)
+        return other
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {key: value.clone() for key, value in self._state.items()}
+
+    def stream(self, rank: int, workers: int, seed: int) -> Stream:
+        """Which samples are in which batch of a worker."""
+        if isinstance(self.train, StreamSamples) or self.epoch_size is None:
+            raise UsageError(f"the data of task {self.name!r} are read from their start: their samples have no number")
+        order = None
+        if self.sampler is not None:  # workers with a common order draw it from the same numbers
+            order = loaders.order_of(self.sampler, seed, rank if self.feed == "shared" else 0)
+        settings = (self.epoch_size, self.batch, self.feed, self.shuffle, rank, workers, seed)
+        return Stream(*settings, drop_last=self.drop_last, order=order)
+
+    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
+        return self._batches(rank, workers, seed, first, States(None, rank), num_workers=0)
+
+    def prefetched(
+        self, rank: int, workers: int, seed: int, first: int = 0, directory: Path | None = None
+    ) -> Iterator[Batch]:
+        return self._batches(rank, workers, seed, first, States(directory, rank), num_workers=self.num_workers)
+
+    def _batches(
+        self, rank: int, workers: int, seed: int, first: int, states: States, *, num_workers: int
+    ) -> Iterator[Batch]:
+        if isinstance(self.train, StreamSamples):
+            return self._read(rank, workers, seed, first, states)
+        stream = self.stream(rank, workers, seed)
+
+        def fetch(number: int, indices: Indices) -> Parts:
+            assert isinstance(self.train, Samples)
+            random = all_seeded if self.train.draws else seeded
+            with random(sample_seed(seed, rank, number) ^ 1):  # other numbers than those of dropout
+                return self._cast_parts(self.train.take(indices))
+
+        def drawn() -> Iterator[Batch]:
+            numbered = zip(count(first), stream.from_(first), strict=False)
+            if num_workers:
+                fetched = loaders.read_ahead(numbered, fetch, num_workers, self._processes)
+            else:
+                fetched = (fetch(number, indices) for number, indices in numbered)
+            for number, parts in zip(count(first), fetched, strict=False):
+                yield Batch(self._placed(parts), stream.size, sample_seed(seed, rank, number), stream.weight)
+
+        return drawn()  # so that a wrong request fails here, not at the first batch
+
+    def _read(self, rank: int, workers: int, seed: int, first: int, states: States) -> Iterator[Batch]:
+        assert isinstance(self.train, StreamSamples)
+        read = self.train.batches(self.batch, self.feed, rank, workers, seed, first, states)
+        for number, one in zip(count(first), read, strict=False):
+            own = sample_seed(seed, rank, number)
+            with seeded(own ^ 1):
+                parts = self._prepared(one.parts)
+            yield Batch(parts, one.size, own, one.weight)
+
+    def grad(
+        self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, Vector]:
+        out = self._out if out is None else out
+        with self._at(x, out, buffers, training=True), torch.enable_grad(), seeded(batch.seed):
+            out.zero_()
+            with self._precision():
+                loss = checked_loss(self._output_and_loss(batch.data)[1], trains=True)
+            if batch.weight != 1.0:
+                loss = loss * batch.weight
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(self.flat.parameters, self.clip)
+        return loss.item(), out
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)
+
+    def _output_and_loss(self, parts: Parts) -> tuple[Any, Any]:
+        """The model's output for a batch, and the loss."""
+        module: Callable[..., Any] = self.flat.module
+        if self._compile is not None:
+            if self._compiled is None:  # in the process that computes: compiled code is not handed to another
+                self._compiled = torch.compile(self.flat.module, **self._compile)
+            module = self._compiled
+        if (keywords := named(parts)) is not None:
+            output, target = module(**keywords), keywords
+        elif self.loss is None:
+            output, target = module(*parts), None
+        else:
+            output, target = module(*parts[:-1]), parts[-1]
+        return output, own_loss(output) if self.loss is None else self.loss(output, target)
+
+    def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        total = 0
+        random = seeded if isinstance(self.test, Samples) and not self.test.draws else all_seeded
+        with self._at(x, self._out, buffers, training=False), torch.no_grad(), random(0), self._precision():
+            for chunk, size in self.test.chunks(EVALUATION_CHUNK):
+                parts = self._prepared(chunk)
+                output, loss = self._output_and_loss(parts)
+                values = {"loss": checked_loss(loss, trains=False).item()}
+                target = named(parts) or parts[-1]
+                values |= {name: float(metric(output, target)) for name, metric in self.metrics.items()}
+                total += size
+                for name, value in values.items():
+                    sums[name] = sums.get(name, 0.0) + value * size
+        if not total:
+            raise UsageError(f"task {self.name!r}: the test data give no samples")
+        return {name: value / total for name, value in sums.items()}
+
+    def module(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the model with the weights x."""
+        with self._at(x, self._out, buffers, training=False):
+            module = copy.deepcopy(self.flat.module)
+        module.zero_grad(set_to_none=True)
+        return module
+
+    @contextmanager
+    def _at(self, x: Vector, out: Vector, buffers: Mapping[str, Tensor] | None, *, training: bool) -> Iterator[None]:
+        """Binds the module to x and to the caller's buffers (None: copies of the first ones)."""
+        if self.flat.module.training != training:
+            self.flat.module.train(training)
+        self.flat.bind(x, out)
+        if self._state:
+            buffers = self.buffers() if buffers is None else buffers
+            self.flat.bind_buffers(buffers)
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in task {self.name!r}")
+            raise
+        if self._state and buffers is not None:
+            self.flat.keep_buffers(buffers)
+
+    def _prepared(self, parts: Parts) -> Parts:
+        return self._placed(self._cast_parts(parts))
+
+    def _cast_parts(self, parts: Parts) -> Parts:
+        """The parts that the model takes, on the CPU."""
+        if self.prepare is not None:
+            made = self.prepare(*parts)
+            parts = (made,) if isinstance(made, dict) else tuple(made)
+        if len(parts) < 2 and self.loss is not None and named(parts) is None:
+            raise UsageError(f"task {self.name!r}: a batch must hold inputs and a target, not {len(parts)} tensor")
+        if self.dtype is None:
+            return parts
+        kind = self.dtype
+        cast: Parts = mapped(lambda one: one.to(kind) if one.is_floating_point() else one, parts)
+        return cast
+
+    def _placed(self, parts: Parts) -> Parts:
+        return parts if self._device.type == "cpu" else tuple(placed(part, self._device) for part in parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compiled": None}  # another process compiles for itself
+
+
+def _data_of(data: Any, what: str, collate: Collate | None) -> Samples | StreamSamples:
+    if isinstance(data, DataLoader):
+        loading = loaders.taken_apart(data)
+        if loading is None:
+            return StreamSamples(data, what, collate)
+        if collate is not None and loading.collate is not None and what == "train":
+            raise UsageError(f"the {what} DataLoader has a collate function of its own; omit collate")
+        return Samples(loading.dataset, what, loading.collate or collate)
+    if is_stream(data):
+        return StreamSamples(data, what, collate)
+    return Samples(data, what, collate)

@@ -1,0 +1,44 @@
+"""Every kind of data in real processes: a resumed run has the bits of an unbroken one, and replays."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))  # the tasks are those of the unit tests
+
+from data_kinds import KINDS
+
+from paceline import Result, replay, simulate
+from paceline.api.execute import execute
+from paceline.config.validate import planned
+from paceline.runs.run_directory import RunDirectory
+from paceline.task import Task
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def trained(task: Task, steps: int, place: RunDirectory) -> Result:
+    plan, scheme, objects = planned(task, "sync", hyper={"lr": 0.01}, workers=2, seed=3, steps=steps)
+    plan = dataclasses.replace(plan, directory=str(place.path), title="test")
+    threads = torch.get_num_threads()
+    try:
+        return execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_resumed_with_the_bits_of_an_unbroken_run(kind: str, tmp_path: Path) -> None:
+    task = KINDS[kind](tmp_path)
+    place = RunDirectory.create(tmp_path / "run", "run")
+    trained(task, 37, place)  # a source with states has kept one by then
+    assert (place.path / "data").exists() == (kind == "stateful")
+    resumed = trained(task, 45, place)
+    whole = simulate(task, "sync", workers=2, seed=3, steps=45, lr=0.01)
+    assert (resumed.updates, resumed.digest, resumed.epochs) == (45, whole.digest, whole.epochs)
+    assert replay(place.path, task=task).match
