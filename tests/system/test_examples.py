@@ -26,6 +26,7 @@ __all__ = ["launch_script", "one_thread"]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # small settings of each, and the updates that two workers make together
 TINY = {
+    "mnist": ("--data digits --width 4 --epochs 2 --batch-size 128", 24),
     "resnet_cifar": ("--steps 12 --batch 16 --width 4 --blocks 1 --synthetic 160", 12),
     "char_gpt": ("--steps 12 --micro 2 --batch 4 --context 16 --width 16 --layers 1", 12),
     "fine_tune": ("--epochs 2 --batch 32 --examples 256 --width 16", 16),
@@ -44,7 +45,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
 
     def run(name: str, options: str, workers: int) -> tuple[Result, dict[str, Tensor]]:
         directory = RunDirectory.create(tmp_path / f"run-{workers}", "run")
-        script = [str(EXAMPLES / f"{name}.py"), *options.split(), "--out", "trained.pt"]
+        script = [str(EXAMPLES / f"{name}.py"), *options.split(), "--out=trained.pt"]
         plan = Plan(script=script, workers=workers, directory=str(directory.path), title="test")
         directory.write_plan(dataclasses.asdict(plan))
         result = execute(plan, scheme_of(plan, {}), {}, tell=lambda *_: None, watch=lambda _: None)
@@ -59,7 +60,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
 
     def run(name: str, options: str) -> dict[str, Tensor]:
         path = EXAMPLES / "plain" / f"{name}.py"
-        monkeypatch.setattr(sys, "argv", [str(path), *options.split(), "--out", str(tmp_path / "plain.pt")])
+        monkeypatch.setattr(sys, "argv", [str(path), *options.split(), f"--out={tmp_path / 'plain.pt'}"])
         runpy.run_path(str(path), run_name="__main__")
         return torch.load(tmp_path / "plain.pt", weights_only=True)
 
@@ -88,7 +89,8 @@ def test_two_workers_train(name: str, launch: Launch, plain) -> None:
     options, updates = TINY[name]
     result, ours = launch(name, options, workers=2)
     assert (result.workers, result.updates) == (2, updates)
-    assert torch.tensor(result.metrics["loss"]).isfinite()
+    if name != "mnist":  # its loop does not say its loss
+        assert torch.tensor(result.metrics["loss"]).isfinite()
     saved = checkpoint.newest(Path("run-2/checkpoints"), lambda _: None)
     assert saved is not None
     trained = {parameter for parameter, _ in saved.numbers["parameters"]}
