@@ -43,8 +43,8 @@ test-all: test test-long ## both
 chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)
 
-test-engines: $(ENGINES)/.ready ## runs under real Ray and Spark, in an environment of their own (Spark needs Java 17)
-	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py tests/unit/test_kubernetes_template.py --durations=0
+test-engines: $(ENGINES)/.ready ## real Ray, Spark (needs Java 17), Jupyter, W&B and MLflow, in an environment of their own
+	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py tests/unit/test_kubernetes_template.py tests/unit/test_result.py --durations=0
 
 $(ENGINES)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)

@@ -8,7 +8,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import UnknownName, UsageError
 from paceline.schedules import Schedule, is_schedule
@@ -78,6 +78,22 @@ class Component(ABC):
         if name not in known:
             raise UnknownName(cls.kind, name, known)
         return known[name]()
+
+    def given(self) -> dict[str, Any]:
+        """The options that are not their defaults."""
+        pairs = ((option.name, getattr(self, option.name), option.default) for option in dataclasses.fields(self))
+        return {name: value for name, value, default in pairs if value != default}
+
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """This component with other options."""
+        hints = get_type_hints(type(self), include_extras=True)
+        known = [option.name for option in dataclasses.fields(self)]
+        owner, values = f"{self.kind} {self.name}", {}
+        for key, value in given.items():
+            if key not in known:
+                raise UnknownName(f"option of {owner}", key, known)
+            values[key] = converted(owner, key, value, hints.get(key, Any))
+        return dataclasses.replace(self, **values)
 
     def scheduled(self) -> tuple[str, ...]:
         """The options that follow a schedule."""

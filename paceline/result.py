@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from html import escape
+from importlib import import_module
+from typing import Any, Literal
 
 import torch
 
+from paceline.errors import UnknownName, UsageError
 from paceline.fields import finite
 from paceline.state import Vector
 
+INSTALL = "install it with: pip install 'paceline[notebook]'"
 SHORT = 16  # the longest vector that a result shows whole
 _REAL = {"of": "real runs"}  # of fields that only a run of real processes has
 
@@ -49,6 +54,46 @@ class Point:
         return cls(metrics.pop("update"), metrics.pop("seconds"), metrics)
 
 
+class Evaluations(list[Point]):
+    """The evaluations of a run, oldest first."""
+
+    def names(self) -> list[str]:
+        """The names of all values, in the order in which they appear."""
+        return list(dict.fromkeys(name for point in self for name in point.metrics))
+
+    def frame(self) -> Any:
+        """A pandas DataFrame: a row for each point, with the columns update, seconds and one for each value."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise UsageError(f"history.frame() needs pandas; {INSTALL}") from None
+        return DataFrame([point.as_dict() for point in self], columns=["update", "seconds", *self.names()])
+
+    def _repr_html_(self) -> str:
+        """A table, which notebooks show."""
+        names = ["update", "seconds", *self.names()]
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{value:,.6g}</td>' if value is not None else '<td></td>' for value in line)}</tr>"
+            for line in ([point.as_dict().get(name) for name in names] for point in self)
+        )
+        return f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr>{rows}</table>"
+
+
+def _figure() -> Any:
+    """A class of matplotlib's figures that notebooks show. They are made without pyplot, which would keep them all."""
+    try:
+        kind = import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise UsageError(f"result.plot() needs matplotlib; {INSTALL}") from None
+
+    def png(figure: Any) -> bytes:
+        content = io.BytesIO()
+        figure.savefig(content, format="png")
+        return content.getvalue()
+
+    return type(kind.__name__, (kind,), {"_repr_png_": png})
+
+
 @dataclass(frozen=True)
 class Result:
     """A finished run. `vector` is the model; `digest` is the hash of its bytes and of nothing else.
@@ -71,7 +116,7 @@ class Result:
     seed: int = 0
     batch: int = 0
     hyper: dict[str, Any] = field(default_factory=dict, repr=False)
-    history: list[Point] = field(default_factory=list, repr=False)
+    history: Evaluations = field(default_factory=Evaluations, repr=False)
     warnings: list[str] = field(default_factory=list, repr=False)
     notice: str | None = field(default=None, repr=False)
     stopped: str | None = None  # why a hook stopped the run before its last step
@@ -88,6 +133,10 @@ class Result:
     fingerprint: str | None = field(default=None, metadata=_REAL)  # hash of what determined the result
     fates: dict[str, int] | None = None  # of simulations with faults: number of gradients used, dropped, lost, …
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.history, Evaluations):  # a plain list is taken too
+            object.__setattr__(self, "history", Evaluations(self.history))
+
     @property
     def loss(self) -> float:
         """The loss of the final parameters on the test data."""
@@ -101,6 +150,71 @@ class Result:
     def final(self) -> list[float] | None:
         """The vector itself, when it is short."""
         return self.vector.tolist() if self.vector.numel() <= SHORT else None
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """What a table of the result shows: names and values as text."""
+        exact = "" if self.micro is None else f" (exact, micro {self.micro})"
+        yield "workers", f"{self.workers}{exact}"
+        if self.servers:
+            yield "servers", str(self.servers)
+        yield "samples", f"{self.samples:,}"
+        if self.epochs is not None:
+            yield "epochs", f"{self.epochs:,.2f}"
+        for name, value in self.metrics.items():
+            yield name, f"{value:.2%}" if name == "accuracy" else f"{value:.6g}"
+        yield "updates of the centre", f"{self.updates:,}"
+        yield "gradients", f"{self.gradients:,}" + (f" ({self.dropped:,} came too late)" if self.dropped else "")
+        if self.virtual_seconds is not None:
+            yield "virtual time", f"{self.virtual_seconds:,.6g} s"
+        real = (
+            ("wall time", "{:,.2f} s", self.wall_seconds),
+            ("samples per second", "{:,.0f}", self.samples_per_second),
+            ("time to first step", "{:,.2f} s", self.time_to_first_step),
+            ("restarts", "{:,}", self.restarts),
+            ("updates rolled back", "{:,}", self.rolled_back_updates),
+            ("updates lost at the end", "{:,}", self.lost_updates or None),
+            ("memory of the largest process", "{:,.0f} MB", self.peak_rss_mb),
+        )
+        yield from ((name, form.format(value)) for name, form, value in real if value is not None)
+        yield "staleness mean / max", f"{self.staleness.mean:.2f} / {self.staleness.max}"
+        if self.final is not None:
+            yield "final vector", " ".join(f"{value:.6g}" for value in self.final)
+        yield "digest", self.digest[:16] + "…"
+        if self.fingerprint is not None:
+            yield "fingerprint", self.fingerprint[:16] + "…"
+        if self.directory is not None:
+            yield "directory", self.directory
+
+    def _repr_html_(self) -> str:
+        """A table, which notebooks show."""
+        lines = [
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in self.rows()
+        ]
+        notes = [f"stopped: {self.stopped}"] * bool(self.stopped) + [f"warning: {text}" for text in self.warnings]
+        told = "".join(f"<div>{escape(text)}</div>" for text in notes)
+        return f"<table><caption>{escape(f'{self.scheme} on {self.task}')}</caption>{''.join(lines)}</table>{told}"
+
+    def plot(self, *metrics: str, over: Literal["updates", "seconds"] = "updates") -> Any:
+        """A matplotlib figure of the evaluations during the run: all metrics, or those that are named."""
+        by_name = {name: [p for p in self.history if p.metrics.get(name) is not None] for name in self.history.names()}
+        for name in metrics:
+            if name not in by_name:
+                raise UnknownName("metric in the history", name, by_name)
+        shown = metrics or tuple(by_name)
+        if not shown:
+            raise UsageError("the run has no evaluations to draw: give every=UPDATES, or an evaluator")
+        figure = _figure()(figsize=(6.4, 1.0 + 2.2 * len(shown)), layout="constrained")
+        figure.suptitle(f"{self.scheme} on {self.task}, {self.workers} workers")
+        panels = figure.subplots(len(shown), sharex=True, squeeze=False)[:, 0]
+        for panel, name in zip(panels, shown, strict=True):
+            points = sorted((p.update if over == "updates" else p.seconds, p.metrics[name]) for p in by_name[name])
+            panel.plot(*zip(*points, strict=True), marker="." if len(points) < 100 else None)
+            panel.set_ylabel(name)
+            panel.grid(alpha=0.3)
+        time = "seconds" if self.virtual_seconds is None else "virtual seconds"
+        panels[-1].set_xlabel("updates of the centre" if over == "updates" else time)
+        return figure
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON; numbers that JSON cannot write (NaN, infinity) become None."""

@@ -5,11 +5,13 @@ Each rule is a frozen dataclass. `rule.cells(x)` gives its memory; `rule.apply(s
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from abc import abstractmethod
-from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -21,7 +23,10 @@ from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from paceline.fields import Bound, Component, Fraction, Rate, bounds
+from paceline import optimizers
+from paceline.errors import UnknownName
+from paceline.fields import Bound, Component, Count, Fraction, Rate, bounds, converted
+from paceline.optimizers import Options, ParameterGroup, Shapes
 from paceline.state import State, Vector
 
 Positive = Annotated[float, Bound(math.ulp(0))]
@@ -39,16 +44,26 @@ class Rule(Component):
 
     kind: ClassVar[str] = "rule"
     linear: ClassVar[bool] = False  # the update is proportional to the scale of the gradients
+    prepared: ClassVar[bool] = True  # its memory is complete before the first update
+    listed: ClassVar[bool] = True  # has a name; others are made from a path
     memory: ClassVar[tuple[str, ...]] = ()  # its cells: vectors, and the number `step`
     lr: Rate | None = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, listed: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.name = cls.__name__.lower()
+        cls.name, cls.listed = cls.__name__.lower(), listed
 
     @classmethod
     def members(cls) -> dict[str, type[Rule]]:
         return rules()
+
+    @classmethod
+    def from_name(cls, name: str) -> Rule:
+        """A rule by its name, or an optimizer by `torch.optim:Adam`, `package.module:Class` or `file.py:Class`."""
+        if ":" in name:
+            optimizers.optimizer_class(name)
+            return OptimizerRule(path=name)
+        return super().from_name(name)
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
@@ -76,6 +91,14 @@ class Rule(Component):
     def window(self, state: State, lr: float) -> Window:
         """A window of local steps on state.x, whose sum will be pushed."""
         return Window(self, state, lr)
+
+    def fitted(self, shapes: Shapes) -> Rule:
+        """The rule for a vector of parameters with these shapes, if it needs to know them."""
+        return self
+
+    def whole(self) -> str | None:
+        """Why the vector cannot be sharded under this rule."""
+        return None
 
     def _cell(self, name: str, x: Vector) -> Tensor:
         return torch.zeros_like(x)
@@ -201,7 +224,207 @@ class AdamW(Adam):
     function: ClassVar[Any] = adamw
 
 
+@dataclass(frozen=True)
+class TorchRule(Rule, listed=False):
+    """A rule that runs an optimizer of torch itself, on the parameters' own shapes."""
+
+    prepared: ClassVar[bool] = False
+    path: ClassVar[str] = ""
+    _shapes: ClassVar[Shapes] = ()
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """The groups of the optimizer."""
+        options = {name: value for name, value in self._options().items() if name != "lr"}
+        return (ParameterGroup(self.path, tuple(options.items())),)
+
+    def _options(self) -> dict[str, Any]:
+        """The rule's fields as torch's arguments."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if "beta1" in given:
+            given["betas"] = (given.pop("beta1"), given.pop("beta2"))
+        return given
+
+    def values(self, v: int, lr: float) -> list[dict[str, Any]]:
+        """The options of each group for the update of version v."""
+        return [{"lr": self.rate(lr)}]
+
+    def fitted(self, shapes: Shapes) -> Rule:
+        other = copy.copy(self)
+        object.__setattr__(other, "_shapes", shapes)
+        return other
+
+    def whole(self) -> str | None:
+        return optimizers.indivisible(self.groups())
+
+    def cells(self, x: Vector) -> dict[str, Tensor]:
+        found = optimizers.cells_of(self.groups(), self._shapes or (tuple(x.shape),), x)
+        return {f"{self._label}_{name}": cell for name, cell in found.items()}
+
+    @property
+    def _label(self) -> str:
+        return optimizers.label(self.path)
+
+    def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
+        groups = self.groups()
+        bound = state.bound_tools.get((at, groups))
+        if bound is None:
+            prefix = f"{self._label}_"
+            cells = {name.removeprefix(prefix): state.cell(name) for name in state if name.startswith(prefix)}
+            bound = optimizers.BoundOptimizers(groups, getattr(state, at), cells, state.first_coordinate)
+            state.bound_tools[at, groups] = bound
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            bound.step(g, self.values(state.v, lr))
+
+    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+        raise AssertionError("an optimizer makes the update")
+
+
+@dataclass(frozen=True)
+class Adadelta(TorchRule):
+    """q: moving mean of g^2, e: of d^2;  d <- sqrt(e + eps) / sqrt(q + eps) * g;  x <- x - lr * d"""
+
+    path = "torch.optim:Adadelta"
+    rho: Fraction = 0.9
+    eps: Positive = 1e-6
+    weight_decay: Rate = 0.0
+
+
+@dataclass(frozen=True)
+class Adafactor(TorchRule):
+    """Adam's mean square of a matrix from means over its rows and columns; a step is at most d long"""
+
+    path = "torch.optim:Adafactor"
+    beta2_decay: Annotated[float, Bound(-math.inf, 0)] = -0.8
+    d: Annotated[float, Bound(1)] = 1.0
+    weight_decay: Rate = 0.0
+
+
+@dataclass(frozen=True)
+class Adamax(TorchRule):
+    """Adam with the largest recent |g| in place of the mean square"""
+
+    path = "torch.optim:Adamax"
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Rate = 0.0
+
+
+@dataclass(frozen=True)
+class ASGD(TorchRule):
+    """SGD with a rate that decays by lambd and alpha; the mean of x from step t0 on is kept beside x"""
+
+    path = "torch.optim:ASGD"
+    lambd: Rate = 1e-4
+    alpha: Rate = 0.75
+    t0: Rate = 1e6
+    weight_decay: Rate = 0.0
+
+
+@dataclass(frozen=True)
+class Muon(TorchRule):
+    """Momentum made orthogonal by Newton-Schulz iterations; for models whose parameters are all matrices"""
+
+    path = "torch.optim:Muon"
+    momentum: Fraction = 0.95
+    nesterov: bool = True
+    weight_decay: Rate = 0.1
+    eps: Positive = 1e-7
+    ns_steps: Count = 5
+
+
+@dataclass(frozen=True)
+class NAdam(TorchRule):
+    """Adam with Nesterov momentum"""
+
+    path = "torch.optim:NAdam"
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Rate = 0.0
+    momentum_decay: Rate = 0.004
+    decoupled_weight_decay: bool = False
+
+
+@dataclass(frozen=True)
+class RAdam(TorchRule):
+    """Adam that uses the mean square only once enough gradients are in it"""
+
+    path = "torch.optim:RAdam"
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    weight_decay: Rate = 0.0
+    decoupled_weight_decay: bool = False
+
+
+@dataclass(frozen=True)
+class Rprop(TorchRule):
+    """Only the sign of g counts: each number has its own step, which grows while the sign stays. lr: the first one"""
+
+    path = "torch.optim:Rprop"
+
+
+@dataclass(frozen=True)
+class OptimizerRule(TorchRule, listed=False):
+    """An optimizer by the path of its class, with options of its own: `rule=torch.optim:Adam rule.amsgrad=true`.
+
+    `grouped`: groups of parameters as JSON, with their options and rates: what `optimizer=` of Python makes.
+    """
+
+    path: str = ""  # type: ignore[misc]
+    options: Options = ()
+    grouped: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.path)
+        super().__post_init__()
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        return ParameterGroup.read(self.grouped) if self.grouped else (ParameterGroup(self.path, self.options),)
+
+    @property
+    def _label(self) -> str:
+        return "optimizer" if self.grouped else super()._label
+
+    def rate(self, lr: float) -> float:
+        return lr if self.grouped else super().rate(lr)
+
+    def values(self, v: int, lr: float) -> list[dict[str, Any]]:
+        return [{} for _ in self.groups()] if self.grouped else super().values(v, lr)
+
+    def given(self) -> dict[str, Any]:
+        own = {"grouped": self.grouped} if self.grouped else {}
+        rate = {} if self.lr is None else {"lr": self.lr}
+        return rate | dict(self.options) | own
+
+    def with_options(self, given: Mapping[str, Any]) -> OptimizerRule:
+        options, changed = dict(self.options), dict[str, Any]()
+        signature = inspect.signature(optimizers.optimizer_class(self.path)).parameters
+        for name, value in given.items():
+            if name == "grouped":
+                changed["grouped"] = value
+            elif name == "lr":
+                changed["lr"] = converted(self.path, "lr", value, Rate)
+            elif name not in signature or name == "params":
+                raise UnknownName(f"option of {self.path}", name, [key for key in signature if key != "params"])
+            else:
+                options[name] = optimizers.frozen(_python(value) if isinstance(value, str) else value)
+        return replace(self, options=tuple(sorted(options.items())), **changed)
+
+
+def _python(text: str) -> Any:
+    """A value of the command line: a number, true, false, none, several with commas, or text."""
+    if "," in text:
+        return tuple(_python(part) for part in text.split(",") if part)
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        return float(text)
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
 def rules() -> dict[str, type[Rule]]:
-    """Every rule of this file, by name."""
+    """Every rule of this file that has a name, by name."""
     found = (value for value in globals().values() if inspect.isclass(value) and issubclass(value, Rule))
-    return {rule.name: rule for rule in found if rule is not Rule}
+    return {rule.name: rule for rule in found if rule is not Rule and rule.listed}

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import (
@@ -27,7 +27,7 @@ from typing import (
 from paceline.errors import SchemeError, UsageError
 from paceline.fields import Bound, Component, Count, Fraction, Rate, converted
 from paceline.ops import Call
-from paceline.rules import SGD
+from paceline.rules import SGD, Rule
 from paceline.schedules import Schedule
 from paceline.stability import Gain
 from paceline.state import State, Vector, mean_of, sum_of
@@ -182,6 +182,19 @@ class Scheme:
         found: Self = source._now[1]  # type: ignore[assignment]
         return found
 
+    def fitted(self, parameters: Iterable[tuple[str, Sequence[int]]]) -> Self:
+        """This scheme for a vector of parameters with these names and shapes: some rules keep other state of a matrix
+        than of a vector. A vector without any is one parameter."""
+        shapes = tuple(tuple(shape) for _, shape in parameters)
+        rules = {field.name: getattr(self, field.name) for field, _ in fields(type(self))}
+        fitted = {name: rule.fitted(shapes) for name, rule in rules.items() if isinstance(rule, Rule)}
+        if all(fitted[name] is rules[name] for name in fitted):
+            return self
+        other = copy.copy(self)
+        for name, rule in fitted.items():
+            object.__setattr__(other, name, rule)
+        return other
+
     def server(self, x0: Vector, workers: int) -> State:
         """The server's state at the start."""
         return State(x=x0)
@@ -212,6 +225,11 @@ class Scheme:
     def whole(self) -> str | None:
         """Why the vector cannot be sharded over several servers, or None: a method may need all of it at once."""
         return None
+
+    def indivisible(self) -> str | None:
+        """Why the vector cannot be sharded: what `whole` says, or that the server's rule needs whole parameters."""
+        rule = getattr(self, "server_rule", getattr(self, "rule", None) if self.rule_at_server else None)
+        return self.whole() or (rule.whole() if isinstance(rule, Rule) else None)
 
     def exact(self, workers: int) -> str | None:
         """Why this number of workers would not give the same bits each time, or None if it does: then every update is

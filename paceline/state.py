@@ -27,11 +27,13 @@ class State:
     of x: 0 at the start, one more each time that x changes.
     """
 
-    __slots__ = ("_cells", "_ledger", "_numbers", "_writes")
+    __slots__ = ("_cells", "_ledger", "_numbers", "_writes", "bound_tools", "first_coordinate")
     _cells: dict[str, Tensor]
     _numbers: dict[str, np.ndarray[Any, Any]]
     _writes: dict[str, int]
     _ledger: StalenessLedger | None
+    bound_tools: dict[Any, Any]  # objects that work on these cells, such as optimizers; not saved
+    first_coordinate: int  # where x begins in the whole vector: not at 0 in a shard
 
     def __init__(self, **cells: Cell) -> None:
         if "x" in cells:
@@ -46,12 +48,15 @@ class State:
         store(self, "_numbers", {name: cell.numpy() for name, cell in cells.items() if cell.dim() == 0})
         store(self, "_writes", dict.fromkeys(self._numbers, 0))
         store(self, "_ledger", None)
+        store(self, "bound_tools", {})
+        store(self, "first_coordinate", 0)
 
     @classmethod
-    def over(cls, cells: dict[str, Tensor]) -> State:
-        """A state of these tensors themselves: nothing is copied."""
+    def over(cls, cells: dict[str, Tensor], first: int = 0) -> State:
+        """A state of these tensors themselves: nothing is copied. `first`: where x begins in the whole vector."""
         state = cls.__new__(cls)
         state._adopt(cells)
+        object.__setattr__(state, "first_coordinate", first)
         return state
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +137,7 @@ class State:
             name: cell[..., low:high] if name in vectors else cell if last else cell.clone()
             for name, cell in self._cells.items()
         }
-        view = State.over(cells)
+        view = State.over(cells, self.first_coordinate + low)
         if last:
             object.__setattr__(view, "_ledger", self._ledger)
             object.__setattr__(view, "_writes", self._writes)  # guards that wait for these cells see its writes

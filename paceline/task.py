@@ -88,6 +88,10 @@ class Task(ABC):
         """
         return {}
 
+    def parameters(self) -> list[tuple[str, list[int]]]:
+        """Names and shapes of the parameters, in the order of the vector; empty if it is one parameter."""
+        return []
+
     def curvature(self) -> float | None:
         """The largest curvature of the loss, or None if unknown; stability warnings need it."""
         return None

@@ -2,10 +2,11 @@
 
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,10 @@ T = TypeVar("T")
 # files whose lines do not belong to the code of the user
 _DISCOVERY = str(Path(__file__).with_name("config") / "discovery.py")
 _READERS = {__file__, _DISCOVERY, importlib.__file__, metadata.__file__, typing.__file__}
+
+# where code lies that is not the user's own
+_LIBRARIES = (str(Path(__file__).parent), str(Path(typing.__file__).parent), "<frozen")
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def attempt(what: str, read: Callable[..., T], *args: Any) -> T:
@@ -97,6 +102,14 @@ def _look_in(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
+
+
+def last_frame(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The innermost frame that runs code of the user: not of paceline, of a library, or of Python itself."""
+    for one in reversed(list(frames)):
+        if not one.filename.startswith(_LIBRARIES) and not _PACKAGES.search(one.filename):
+            return one
+    return None
 
 
 def _place(what: str, error: BaseException) -> str:

@@ -44,12 +44,13 @@ def execute(
     directory.logs.mkdir(exist_ok=True)
     began = time.monotonic_ns()
     with _recording_interrupts(directory), directory.lock():
-        x0 = None
+        x0, fitted = None, scheme
         if not plan.script:
             ready: Task = objects.get("ready") or ready_task(plan, objects)
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
             plan = work.settled(forkable(plan, tell), scheme, ready)
-        first = _checked_checkpoint(plan, scheme, directory, x0)
+            fitted = scheme.fitted(ready.parameters())
+        first = _checked_checkpoint(plan, fitted, directory, x0)
         for text in file_sums.changed(directory.path):
             tell("warn", text)
         before = directory.history(lambda text: tell("warn", text))

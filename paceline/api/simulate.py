@@ -5,11 +5,12 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from paceline.compute_times import ComputeTime, parse_times
 from paceline.config import build, work
@@ -19,7 +20,8 @@ from paceline.config.simulation import Simulation
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
-from paceline.result import Point, Result, epochs_of
+from paceline.report.simulation_progress import progress
+from paceline.result import Evaluations, Point, Result, epochs_of
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
 from paceline.simulator.engine import SimulationEngine
@@ -80,7 +82,8 @@ def simulate(
 
     With `exact` every batch is split into `micro` parts (default: 8), each a worker of its own in virtual time: the
     bits are those of exact runs of `train`. `every` sets the updates between two evaluations; `watch` is called after
-    every update; `hooks` run around the workers' steps (`"target:value=0.9"`) and write messages by `say`.
+    every update, in place of the progress bar of terminals and notebooks; `hooks` run around the workers' steps
+    (`"target:value=0.9"`) and write messages by `say`.
     """
     arguments = locals()
     given = {name: arguments[name] for name in declared(Simulation) if name not in OBJECTS}
@@ -137,20 +140,28 @@ def simulate(
             checkpoint_every=settings["checkpoint_steps"],
             processes=settings["processes"] if exact else None,
         )
-        history: list[Point] = []
+        history = Evaluations()
         try:
-            with hooked(engine, crew_hooks, say or partial(print, file=sys.stderr)):
-                engine.run(steps, seconds=settings["seconds"], watch=_watching(watch, settings["every"], history))
+            # `print` is bound inside: where a bar is drawn, it writes above the bar
+            with _bar(watch, engine) as look, hooked(engine, crew_hooks, say or partial(print, file=sys.stderr)):
+                engine.run(steps, seconds=settings["seconds"], watch=_watching(look, settings["every"], history))
         except RunError as error:
             error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
             raise
         return dataclasses.replace(_result(engine, engine.evaluate(), history, said), **shown)
 
 
+def _bar(watch: Watch | None, engine: SimulationEngine) -> AbstractContextManager[Watch | None]:
+    """The caller's own function, or the bar of a terminal or notebook."""
+    if watch is not None:
+        return nullcontext(watch)
+    return progress(Console(stderr=True), f"{engine.scheme.name} on {engine.task.name}")
+
+
 def _servers(scheme: Scheme, servers: int) -> int:
     if servers > 1 and not scheme.methods:
         raise UsageError(f"{scheme.name} has no server: {servers} were asked for")
-    if servers > 1 and (reason := scheme.whole()):
+    if servers > 1 and (reason := scheme.indivisible()):
         raise UsageError(f"{scheme.name} takes one server: {reason}")
     return servers
 
@@ -164,7 +175,7 @@ def _listed(given: Iterable[Any]) -> list[Any]:
     return [given] if isinstance(given, str | Hook | Fault) else list(given)
 
 
-def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | None:
+def _watching(watch: Watch | None, every: int, history: Evaluations) -> Watch | None:
     if every <= 0:
         return watch
 
@@ -177,7 +188,7 @@ def _watching(watch: Watch | None, every: int, history: list[Point]) -> Watch | 
     return after_update
 
 
-def _result(engine: SimulationEngine, metrics: dict[str, float], history: list[Point], said: list[str]) -> Result:
+def _result(engine: SimulationEngine, metrics: dict[str, float], history: Evaluations, said: list[str]) -> Result:
     task, scheduler = engine.task, engine.scheduler
     if engine.recovery.returning:  # it ended during a return to a checkpoint: the state of a dead server is no result
         engine.recovery.restore()

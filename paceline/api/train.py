@@ -23,6 +23,7 @@ from paceline.hook import Hook
 from paceline.network.nodes import participate
 from paceline.processes.supervisor.status import Status
 from paceline.report.live import Display
+from paceline.report.notebook import NotebookDisplay
 from paceline.result import Result
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, is_run
@@ -132,7 +133,7 @@ def train(
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()), title=name)
     console = Console(stderr=True, highlight=False)
     shows = watch is None and (console.is_terminal or console.is_jupyter)
-    with Display(console) if shows else nullcontext() as display:
+    with (NotebookDisplay() if console.is_jupyter else Display(console)) if shows else nullcontext() as display:
 
         def tell(kind: str, text: str) -> None:
             if say is not None:

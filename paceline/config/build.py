@@ -125,9 +125,7 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
             key = _shown(field.name, hint)
             plain[key] = value.name
             prefix = "server" if key == "server.rule" else "rule"
-            for option in dataclasses.fields(value):
-                if getattr(value, option.name) != option.default:
-                    plain[f"{prefix}.{option.name}"] = _plain(getattr(value, option.name))
+            plain |= {f"{prefix}.{name}": _plain(option) for name, option in value.given().items()}
         else:
             plain[field.name] = _plain(value)
     return plain
@@ -213,8 +211,5 @@ def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:
 
 
 def _with_options(kind: type[Component], value: Component | str, given: Mapping[str, Any]) -> Component:
-    component: Any = value if isinstance(value, Component) else kind.from_name(value)
-    known = [field.name for field in dataclasses.fields(component)]
-    values = _values(f"{kind.kind} {component.name}", type(component), known, given)
-    replaced: Component = dataclasses.replace(component, **values)
-    return replaced
+    component = value if isinstance(value, Component) else kind.from_name(value)
+    return component.with_options(given)

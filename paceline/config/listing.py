@@ -59,6 +59,8 @@ def _read(family: str, folders: tuple[Path, ...]) -> Iterator[Listed]:
         for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and known & {ast.unparse(one) for one in node.bases}:
                 known.add(node.name)
+                if any(keyword.arg == "listed" for keyword in node.keywords):
+                    continue
                 dashed = re.sub(r"\B(?=[A-Z])", "-", node.name) if family == "compute" else node.name
                 yield Listed(dashed.lower(), _summary(node))
         return

@@ -84,7 +84,7 @@ def check(plan: Plan, scheme: Scheme) -> None:
     if scheme.methods:
         if plan.servers < 1:
             raise UsageError(f"{scheme.name} needs a server: servers must be at least 1, not {plan.servers}")
-        if plan.servers > 1 and (reason := scheme.whole()):
+        if plan.servers > 1 and (reason := scheme.indivisible()):
             raise UsageError(f"{scheme.name} cannot be sharded over {plan.servers} servers: {reason}; use --servers 1")
     scheme.check(plan.workers)
     for name, device in (("device", plan.device), ("eval-device", plan.eval_device or "cpu")):

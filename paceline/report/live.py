@@ -137,11 +137,15 @@ class Display:
     def _frame(self) -> RenderableType:
         if self._status is None:
             return Text()
-        width, height = self._console.size
-        parts = _head(self._status, self._left(self._status))
-        below = [_cut(self._bar)] if self._bar.strip() else []
-        room = height - len(parts) - len(below) - 3  # an empty line, the headings, and one that stays free
-        return Group(*parts, Text(), *_table(self._status.roles, width, max(room, 2)), *below)
+        return frame(self._status, self._left(self._status), self._bar, *self._console.size)
+
+
+def frame(status: Status, left: float, bar: str, width: int, height: int) -> RenderableType:
+    """All of the live display. `left`: seconds, NaN if unknown; `bar`: the progress bar of a script."""
+    parts = _head(status, left)
+    below = [_cut(bar)] if bar.strip() else []
+    room = height - len(parts) - len(below) - 3  # an empty line, the headings, and one that stays free
+    return Group(*parts, Text(), *_table(status.roles, width, max(room, 2)), *below)
 
 
 def _head(status: Status, left: float) -> list[RenderableType]:

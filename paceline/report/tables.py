@@ -17,41 +17,7 @@ from paceline.scheme import fields
 
 def closing(result: Result) -> Table:
     """The result of a run."""
-    return facts(f"{result.scheme} on {result.task}", _closing_rows(result), justify="right")
-
-
-def _closing_rows(result: Result) -> Iterator[tuple[str, str]]:
-    exact = "" if result.micro is None else f" (exact, micro {result.micro})"
-    yield "workers", f"{result.workers}{exact}"
-    if result.servers:
-        yield "servers", str(result.servers)
-    yield "samples", f"{result.samples:,}"
-    if result.epochs is not None:
-        yield "epochs", f"{result.epochs:,.2f}"
-    for name, value in result.metrics.items():
-        yield name, f"{value:.2%}" if name == "accuracy" else f"{value:.6g}"
-    yield "updates of the centre", f"{result.updates:,}"
-    yield "gradients", f"{result.gradients:,}" + (f" ({result.dropped:,} came too late)" if result.dropped else "")
-    if result.virtual_seconds is not None:
-        yield "virtual time", f"{result.virtual_seconds:,.6g} s"
-    real = (
-        ("wall time", "{:,.2f} s", result.wall_seconds),
-        ("samples per second", "{:,.0f}", result.samples_per_second),
-        ("time to first step", "{:,.2f} s", result.time_to_first_step),
-        ("restarts", "{:,}", result.restarts),
-        ("updates rolled back", "{:,}", result.rolled_back_updates),
-        ("updates lost at the end", "{:,}", result.lost_updates or None),
-        ("memory of the largest process", "{:,.0f} MB", result.peak_rss_mb),
-    )
-    yield from ((name, form.format(value)) for name, form, value in real if value is not None)
-    yield "staleness mean / max", f"{result.staleness.mean:.2f} / {result.staleness.max}"
-    if result.final is not None:
-        yield "final vector", " ".join(f"{value:.6g}" for value in result.final)
-    yield "digest", result.digest[:16] + "…"
-    if result.fingerprint is not None:
-        yield "fingerprint", result.fingerprint[:16] + "…"
-    if result.directory is not None:
-        yield "directory", result.directory
+    return facts(f"{result.scheme} on {result.task}", result.rows(), justify="right")
 
 
 def parameters(family: str, found: Member) -> Table | None:

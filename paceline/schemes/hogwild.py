@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paceline import stability
+from paceline.errors import UsageError
 from paceline.rules import SGD, Rule
 from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server
 from paceline.worker import Worker
@@ -41,6 +42,13 @@ class HogWild(Scheme):
         s.admit(v)
         self.rule.apply(s, g, self.lr)
         s.v += 1
+
+    def check(self, workers: int) -> None:
+        if not self.rule.prepared:
+            raise UsageError(
+                f"hogwild: the memory of the rule {self.rule.name!r} begins with its first update, which no worker of "
+                "hogwild makes alone; use sgd, momentum, nesterov, adagrad, rmsprop, adam or adamw"
+            )
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.read()

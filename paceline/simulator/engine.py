@@ -59,6 +59,7 @@ class SimulationEngine:
         checkpoint_every: int = 0,
         processes: int | None = None,
     ) -> None:
+        scheme = scheme.fitted(task.parameters())
         self.task, self.scheme, self.cost, self.seed, self.shrink = task, scheme, cost, seed, shrink
         self.workers = workers
         self.now = 0.0

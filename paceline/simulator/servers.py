@@ -120,7 +120,7 @@ class Servers:
         for name in self.state:
             cell = self.state.cell(name)
             cells[name] = cell[..., low:high] if name in vectors else cell if shard == 0 else cell.clone()
-        return State.over(cells)
+        return State.over(cells, low)
 
     def open(self) -> None:
         """Start from the present states; calls that waited or were under way are void."""

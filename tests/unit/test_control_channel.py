@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import linecache
 import socket
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paceline.processes.roles.control_channel import LONGEST, Control, Listener
+from paceline.processes.roles.control_channel import LONGEST, Control, Listener, error_of, report_of
+from paceline.processes.roles.roles import Role
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -82,3 +85,29 @@ def test_nobody_listens_any_more(pair: Pair) -> None:
     ours, theirs = pair
     ours.close()
     Control(theirs).send({"say": "into the void"})
+
+
+def test_an_error_inside_a_library_names_the_line_of_the_user_too() -> None:
+    try:
+        torch.zeros(2).sum().backward()
+    except RuntimeError as error:
+        told = report_of(Role("worker", 1), error, 3)
+    own, library = (note for note in told["notes"] if ":" in note)
+    assert own.startswith(f"at {__file__}:")
+    assert own.endswith(": torch.zeros(2).sum().backward()")
+    assert library.startswith("raised in ")
+    assert "/torch/" in library
+
+
+def test_an_error_of_the_user_names_one_line() -> None:
+    try:
+        raise ValueError("mine")
+    except ValueError as error:
+        told = report_of(Role("worker", 1), error, 3)
+    assert [note.partition(":")[0] for note in told["notes"][:-1]] == [f"at {__file__}"]
+
+
+def test_a_line_of_a_notebook_is_known_to_the_process_of_the_notebook() -> None:
+    linecache.cache["<cell 3>"] = (10, None, ["x = 1\n", "broken(x)\n"], "<cell 3>")
+    told = {"kind": "RunError", "where": "chief", "text": "NameError", "notes": ["at <cell 3>:2: ", "at <gone>:1: "]}
+    assert error_of(told).__notes__ == ["at <cell 3>:2: broken(x)", "at <gone>:1: "]

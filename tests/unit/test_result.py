@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from paceline import simulate
+from paceline import UsageError, simulate
 from paceline.result import SHORT, Point, Result, Staleness, digest
 
 FIELDS = {
@@ -111,3 +113,74 @@ def test_a_result_of_a_run_stays_as_it_is() -> None:
     assert json.loads(run.to_json())["final"] == run.vector.tolist()
     again = simulate("toy", "async", workers=2, steps=5, seed=3, lr=0.1)
     assert again.to_json() == run.to_json()
+
+
+def course() -> Result:
+    """With evaluations, and a value of another hook."""
+    points = [
+        Point(10, 1.0, {"loss": 2.0, "accuracy": 0.5}),
+        Point(15, 1.4, {"speed": 7.0}),
+        Point(20, 2.0, {"loss": 1.0, "accuracy": 0.75}),
+    ]
+    return result(history=points, task="<toy>", warnings=["a & b"], stopped="it was enough")
+
+
+def test_the_history_is_a_list_with_names() -> None:
+    made = course()
+    assert isinstance(made.history, list)
+    assert made.history == list(made.history)
+    assert made.history.names() == ["loss", "accuracy", "speed"]
+    assert replace(made, workers=3).history.names() == ["loss", "accuracy", "speed"]
+    assert result().history == []
+    made.history.append(Point(30, 3.0, {}))
+    assert len(made.history) == 4
+
+
+def test_notebooks_show_a_result_as_a_table_and_nothing_in_it_as_markup() -> None:
+    html = course()._repr_html_()
+    assert "<caption>async on &lt;toy&gt;</caption>" in html
+    assert "<td>1.5 s</td>" in html  # virtual time
+    assert html.endswith("<div>stopped: it was enough</div><div>warning: a &amp; b</div>")
+    table = course().history._repr_html_()
+    assert table.startswith(
+        "<table><tr><th>update</th><th>seconds</th><th>loss</th><th>accuracy</th><th>speed</th></tr>"
+    )
+    assert "<tr><td>15</td><td>1.4</td><td></td><td></td><td>7</td></tr>" in table
+
+
+def test_a_data_frame() -> None:
+    pytest.importorskip("pandas")
+    frame = course().history.frame()
+    assert list(frame.columns) == ["update", "seconds", "loss", "accuracy", "speed"]
+    assert frame["accuracy"].dropna().tolist() == [0.5, 0.75]
+    assert list(result().history.frame().columns) == ["update", "seconds"]
+
+
+def test_a_figure() -> None:
+    pytest.importorskip("matplotlib")
+    figure = course().plot()
+    assert [panel.get_ylabel() for panel in figure.axes] == ["loss", "accuracy", "speed"]
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[10, 2], [20, 1]]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    (panel,) = course().plot("accuracy", over="seconds").axes
+    assert panel.lines[0].get_xydata().tolist() == [[1, 0.5], [2, 0.75]]
+    assert panel.get_xlabel() == "virtual seconds"
+    with pytest.raises(UsageError, match="no metric in the history 'accurcy'; did you mean 'accuracy'"):
+        course().plot("accurcy")
+
+
+def test_a_run_without_evaluations_has_nothing_to_draw() -> None:
+    with pytest.raises(UsageError, match="no evaluations to draw: give every=UPDATES"):
+        result().plot()
+
+
+@pytest.mark.parametrize(
+    ("package", "call"), [("pandas", lambda one: one.history.frame()), ("matplotlib", Result.plot)]
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    package: str, call: Callable[[Result], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (package, f"{package}.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=rf"needs {package}; install it with: pip install 'paceline\[notebook\]'"):
+        call(course())

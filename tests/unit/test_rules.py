@@ -46,7 +46,8 @@ def start(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {type(rule) for rule, _, _ in CASES} == set(rules().values())
+    """Those that run an optimizer of torch itself have theirs in test_optimizers.py."""
+    assert {type(rule) for rule, _, _ in CASES} == {rule for rule in rules().values() if rule.prepared}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -148,10 +149,11 @@ def test_a_window_at_rate_0_moves_nothing() -> None:
 
 def test_rules_by_name() -> None:
     assert Rule.from_name("adam") == Adam()
-    assert sorted(rules()) == ["adagrad", "adam", "adamw", "momentum", "nesterov", "rmsprop", "sgd"]
+    names = {name.lower() for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}
+    assert set(rules()) == (names - {"optimizer", "lbfgs", "sparseadam"}) | {"momentum", "nesterov"}
     with pytest.raises(UnknownName, match=r"no rule 'adm'; did you mean 'adam'\?"):
         Rule.from_name("adm")
-    with pytest.raises(UsageError, match="no rule 'zzzz'; there are: adagrad, adam, "):
+    with pytest.raises(UsageError, match="no rule 'zzzz'; there are: adadelta, adafactor, adagrad, adam, "):
         Rule.from_name("zzzz")
 
 

@@ -48,7 +48,7 @@ class RunMemory:
 
     def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
         """Decide the offset of every tensor, and size the memory for them. Only the chief does this."""
-        plan, scheme, layout = self.plan, self.scheme, Layout()
+        plan, scheme, layout = self.plan, self.scheme.fitted(notes.get("parameters") or ()), Layout()
         cap = MAILBOX_VECTORS * x0.numel() * x0.element_size() + MAILBOX_BYTES
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
         saved: dict[str, Tensor] = {}  # what is in a checkpoint
@@ -169,7 +169,7 @@ class RunMemory:
         low, high = self.bounds(shard)
         cells = self.layout.under(self.segment, f"server.{shard}.")
         cells |= {name: self.tensor(f"server.{name}")[..., low:high] for name in self.layout.notes["vectors"]}
-        return State.over(cells)
+        return State.over(cells, low)
 
     def bounds(self, shard: int) -> tuple[int, int]:
         length, servers = self.layout.notes["length"], max(self.plan.servers, 1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import _thread
 import contextlib
 import json
+import linecache
+import re
 import socket
 import traceback
 from typing import Any
 
-from paceline import errors
+from paceline import errors, user_code
 from paceline.errors import PacelineError, RunError, UsageError
 from paceline.processes import resource_limits
 from paceline.processes.line_buffer import LineBuffer
@@ -64,8 +66,11 @@ def report_of(role: Role, error: BaseException, step: int | None) -> dict[str, A
     own = isinstance(error, PacelineError)
     notes = list(getattr(error, "__notes__", ()))
     if not own:
-        last = traceback.extract_tb(error.__traceback__)[-1:]
-        notes += [f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in last]
+        frames = traceback.extract_tb(error.__traceback__)
+        told = {"at": user_code.last_frame(frames), "raised in": frames[-1] if frames else None}
+        if told["at"] in (None, told["raised in"]):
+            told = {"at": told["raised in"]}
+        notes += [f"{word} {one.filename}:{one.lineno}: {one.line}" for word, one in told.items() if one is not None]
     notes.append(f"the full log is logs/{role.file}.log")
     return {
         "kind": type(error).__name__ if own else "RunError",
@@ -89,5 +94,11 @@ def error_of(told: dict[str, Any]) -> PacelineError:
         kind = UsageError
     error: PacelineError = kind(text) if issubclass(kind, PacelineError) else RunError(text)
     for note in told["notes"]:
-        error.add_note(note)
+        error.add_note(_with_source(note))
     return error
+
+
+def _with_source(note: str) -> str:
+    """A note of a line, with the line itself if this process knows it: those of a notebook are in no file."""
+    place = re.fullmatch(r"at (.+):(\d+): ", note)
+    return note + linecache.getline(place[1], int(place[2])).strip() if place else note

@@ -38,7 +38,6 @@ from paceline.processes.roles.server import Server
 from paceline.processes.roles.train_loop import run_to_end
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.task import Task
-from paceline.torch_task import TorchTask
 
 _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SERVER_SLICE = 100_000  # ns, the shortest that the kernel takes: a process with a short slice runs first
@@ -171,7 +170,7 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
     if role.kind == "chief" and not board.get("ready"):
         if task.notice:
             control.send({"notice": task.notice})
-        notes = {"parameters": task.parameters()} if isinstance(task, TorchTask) else {}
+        notes = {"parameters": named} if (named := task.parameters()) else {}
         control.send({"batch": task.batch, "epoch_size": task.epoch_size, "task": task.name})
         prepare(memory, task, notes, control)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError
-from paceline.result import Point, Result, epochs_of
+from paceline.result import Evaluations, Point, Result, epochs_of
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Standing
 from paceline.runs.checkpoint import Checkpoint
@@ -71,7 +71,7 @@ def result_of(
         seed=plan.seed,
         batch=outcome.batch or plan.batch or 0,
         hyper=build.hyper_of(scheme),
-        history=[Point.from_dict(line) for line in [*before, *outcome.history]],
+        history=Evaluations(Point.from_dict(line) for line in [*before, *outcome.history]),
         warnings=outcome.warnings,
         notice=outcome.notice,
         stopped=outcome.stopped or None,

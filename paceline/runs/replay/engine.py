@@ -52,6 +52,7 @@ class ReplayEngine:
         watch: Callable[[int], None] = lambda _: None,
         claimed: int | None = None,
     ) -> None:
+        scheme = scheme.fitted(task.parameters())
         self.history, self.scheme, self.task = history, scheme, task
         self.until, self.what_if, self.watch, self.claimed = until, what_if, watch, claimed
         plan = history.plan
