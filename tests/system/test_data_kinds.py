@@ -12,6 +12,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "unit"))  # the tasks are those of the unit tests
 
 from data_kinds import KINDS
+from processes import finished, run
 
 from paceline import Result, replay, simulate
 from paceline.api.execute import execute
@@ -42,3 +43,13 @@ def test_resumed_with_the_bits_of_an_unbroken_run(kind: str, tmp_path: Path) -> 
     whole = simulate(task, "sync", workers=2, seed=3, steps=45, lr=0.01)
     assert (resumed.updates, resumed.digest, resumed.epochs) == (45, whole.digest, whole.epochs)
     assert replay(place.path, task=task).match
+
+
+@pytest.mark.parametrize("kind", ["loader with processes", "stateful"])
+def test_killed_workers_continue_with_their_batches(kind: str, tmp_path: Path) -> None:
+    """The processes that read ahead end with their worker: none keeps the directory locked."""
+    task = KINDS[kind](tmp_path)
+    story = run(tmp_path / "run", task, "async", workers=2, steps=300, kills=["worker:1", "chief", "worker:1"])
+    assert finished(story, 300).restarts == 3
+    with story.directory.lock():
+        assert replay(story.directory.path, task=task).match
