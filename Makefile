@@ -44,7 +44,7 @@ chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEE
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)
 
 test-engines: $(ENGINES)/.ready ## real Ray, Spark (needs Java 17), Jupyter, W&B and MLflow, in an environment of their own
-	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py tests/unit/test_kubernetes_template.py tests/unit/test_result.py --durations=0
+	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py tests/unit/test_kubernetes_template.py tests/unit/test_result.py tests/unit/test_hook_trackers.py --durations=0
 
 $(ENGINES)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)

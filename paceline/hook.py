@@ -41,6 +41,9 @@ class Session(Protocol):
     def directory(self) -> Path | None:
         """The run directory; the simulator has none."""
 
+    def gradient_norm(self) -> float:
+        """The norm of a gradient of this worker: the first one after the last call; NaN if there is none yet."""
+
     def model(self) -> Vector:
         """A copy of the centre's parameters, as they would be evaluated and saved."""
 

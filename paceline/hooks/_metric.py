@@ -1,9 +1,11 @@
 """Figures of a run: metrics by name, whether they should rise or fall, and the speed."""
 
+import math
 from collections.abc import Mapping
 
-from paceline.errors import UsageError
+from paceline.errors import UnknownName, UsageError
 from paceline.hook import Session
+from paceline.schedules import Schedule
 
 
 def metric_of(hook: str, metrics: Mapping[str, float], name: str) -> float:
@@ -42,3 +44,47 @@ class Speed:
 
     def _remember(self, session: Session) -> None:
         self._seconds, self._updates, self._samples = session.seconds, session.updates, session.samples
+
+
+class Gauges:
+    """What a run can be watched by: the chief's loss, rate and gradient, the speed, the staleness."""
+
+    def __init__(self, session: Session) -> None:
+        self._speed = Speed(session)
+        self.prepare(session)
+
+    def prepare(self, session: Session) -> None:
+        """Have the next gradient measured: `measure` follows after this step."""
+        session.gradient_norm()
+
+    def measure(self, session: Session) -> dict[str, float]:
+        """Values by name; those that are not known are omitted."""
+        norm = session.gradient_norm()
+        return {
+            "loss": session.worker.loss,
+            **learning_rates(session),
+            **({} if math.isnan(norm) else {"gradient_norm": norm}),
+            "staleness_mean": session.staleness.mean,
+            **self._speed.measure(session),
+        }
+
+
+def learning_rates(session: Session) -> dict[str, float]:
+    """The rates of the next update: of the scheme's rule, and of the server's if it has its own. An optimizer with
+    parameter groups has none that is the rate of all."""
+    known: dict[str, float] = {}
+    for name, keys in (("learning_rate", ("rule.lr", "lr")), ("learning_rate_server", ("server.lr",))):
+        for key in keys:
+            try:
+                value = session.value(key)
+            except UnknownName:
+                continue
+            if value is not None:
+                known.setdefault(name, float(value.at(session.updates) if isinstance(value, Schedule) else value))
+    try:
+        grouped = getattr(session.value("rule"), "grouped", "")
+    except UnknownName:
+        grouped = ""
+    if grouped or known.get("learning_rate_server") == known.get("learning_rate"):
+        known.pop("learning_rate" if grouped else "learning_rate_server", None)
+    return known

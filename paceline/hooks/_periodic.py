@@ -18,7 +18,7 @@ class Timer:
 
     def __init__(self, every: int | None, seconds: float | None, count: int, now: float) -> None:
         self._every, self._seconds = every, seconds
-        self._last = now
+        self._last, self._seen = now, count
         self._next = self._multiple_above(count)
 
     def due(self, count: int, now: float) -> bool:
@@ -32,6 +32,11 @@ class Timer:
             return False
         self._next = self._multiple_above(count)
         return True
+
+    def near(self, count: int, now: float) -> bool:
+        """Whether it is probably due after the step that begins now, if that counts as much as the step before."""
+        step, self._seen = max(count - self._seen, 1), count
+        return now - self._last >= self._seconds if self._seconds is not None else count + step >= self._next
 
     def _multiple_above(self, count: int) -> int:
         every = self._every or 1

@@ -4,17 +4,18 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 from paceline.hook import Session
-from paceline.hooks._metric import Speed
+from paceline.hooks._metric import Gauges
 from paceline.hooks._periodic import EveryOrSeconds
 from paceline.hooks._tensorboard import add_counts, writer
 
 
 @dataclass
 class SummarySaver(EveryOrSeconds):
-    """Writes loss, speed and staleness for TensorBoard, into `summaries` of the run directory.
+    """Writes loss, learning rate, gradient norm, speed and staleness for TensorBoard.
 
-    Every `every` updates (100 if neither is given) or `seconds`. Real runs have it by default, once a second. The loss
-    is that of the chief's last mini-batch; metrics on test data come from the hook `validation`.
+    The files are in `summaries` of the run directory. It writes every `every` updates (100 if neither is given) or
+    `seconds`. Real runs have it by default, once a second. Loss and gradient are those of a mini-batch of the chief;
+    metrics on test data come from the hook `validation`.
     """
 
     def begin(self, session: Session) -> None:
@@ -24,13 +25,16 @@ class SummarySaver(EveryOrSeconds):
                 "so use paceline train, or the hook log here"
             )
         super().begin(session)
-        self._speed = Speed(session)
+        self._gauges = Gauges(session)
         self._writer = writer(session.directory / "summaries")
+
+    def before_step(self, session: Session) -> None:
+        if self._timer.near(self.count(session), session.seconds):
+            self._gauges.prepare(session)
 
     def act(self, session: Session) -> None:
         step, staleness = session.updates, session.staleness
-        values = {"loss": session.worker.loss, "staleness_mean": staleness.mean, **self._speed.measure(session)}
-        for name, value in values.items():
+        for name, value in self._gauges.measure(session).items():
             self._writer.add_scalar(name, value, global_step=step)
         add_counts(self._writer, "staleness", staleness.histogram, step)
 

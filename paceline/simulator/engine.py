@@ -320,6 +320,8 @@ class SimulationEngine:
         if self.watched:
             self.accounts.draw(seat)
         worker.loss = self.loss = loss
+        if seat.norm.asked:
+            seat.norm.measure(g)
         seat.hooks.after_gradient(loss)
         if self.stopped is None:  # otherwise this gradient may be the reason, and must not enter anything
             self.deliver(seat, target, g)

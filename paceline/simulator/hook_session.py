@@ -52,6 +52,9 @@ class SimulatedSession:
     def directory(self) -> Path | None:
         return None
 
+    def gradient_norm(self) -> float:
+        return self.engine.seats[self.worker.rank].norm.read()
+
     def model(self) -> Vector:
         return self.engine.scheme.model(self.engine.centre).clone()
 

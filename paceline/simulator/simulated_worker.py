@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.ops import Pending
+from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.simulator.faults import Fault
@@ -28,6 +29,7 @@ class SimulatedWorker:
     rng: np.random.Generator
     buffers: dict[str, Tensor]
     hooks: HookCalls
+    norm: GradientNorm = field(default_factory=GradientNorm)
     generation: int = 0  # rises at every death, so that events of an earlier process are void
     gradients: int = 0  # delivered
     samples: int = 0

@@ -17,11 +17,13 @@ OPTIONS = {  # those that a hook needs, or without which it would do nothing in 
     "global-step-waiter": "step=2",
     "learning-rate": "base=0.001,kind=cosine,over=10",
     "log": "every=2",
+    "mlflow": "every=2,evaluate=3",
     "profiler": "every=5,steps=1",
     "stop-at-step": "last_step=6",
     "summary-saver": "every=2",
     "target": "metric=loss,value=0,every=2",
     "validation": "every=2",
+    "wandb": "every=2,mode=offline",
 }
 
 

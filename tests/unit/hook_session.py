@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.hook import Hook
 from paceline.result import Staleness
+from paceline.runtime.gradient_norm import GradientNorm
 from paceline.schedules import Schedule
 from paceline.state import State, Vector
 from paceline.worker import Worker
@@ -27,6 +28,7 @@ class FakeSession:
         self.staleness = Staleness()
         self.directory = directory
         self.vector = torch.zeros(2)
+        self.norm = GradientNorm()
         self.loaded: dict[str, Tensor] = {}  # of the checkpoint that the run went on from
         self.meanwhile: Callable[[], None] | None = None  # what others do while the hook waits
         self.workers_begun = 1
@@ -39,6 +41,9 @@ class FakeSession:
         self.waited: list[tuple[str, bool]] = []
         self.stopped: list[str] = []
         self.left: list[str] = []
+
+    def gradient_norm(self) -> float:
+        return self.norm.read()
 
     def model(self) -> Vector:
         return self.vector.clone()
@@ -95,6 +100,8 @@ def steps(hook: Hook, session: FakeSession, number: int = 1, *, updates: int = 1
         session.seconds += seconds
         session.samples += 10 * updates
         session.worker.loss = 1 / session.updates
+        if session.norm.asked:
+            session.norm.measure(torch.tensor([3.0, 4.0]) * session.updates)
         hook.after_gradient(session, session.worker.loss)
         session.worker.t += 1
         hook.after_step(session)

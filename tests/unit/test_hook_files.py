@@ -38,13 +38,17 @@ def summaries(folder: Path) -> Any:
 def test_summaries_are_drawn_over_the_global_step(session: FakeSession) -> None:
     hook = SummarySaver(every=4)
     hook.begin(session)
+    session.set(lr="linear:1.0,over=10")
     steps(hook, session, 4, updates=2, seconds=0.5)
     hook.end(session)
     drawn = summaries(session.directory / "summaries")  # type: ignore[operator]
-    scalars = {"loss", "staleness_mean", "updates_per_second", "samples_per_second"}
+    scalars = {"gradient_norm", "learning_rate", "loss", "staleness_mean", "updates_per_second", "samples_per_second"}
     assert set(drawn.Tags()["scalars"]) == scalars
     assert [point.step for point in drawn.Scalars("loss")] == [4, 8]
     assert [point.value for point in drawn.Scalars("updates_per_second")] == [4.0, 4.0]
+    # of the step before the summary: its gradient is measured
+    assert [point.value for point in drawn.Scalars("gradient_norm")] == [20.0, 40.0]
+    assert [round(point.value, 6) for point in drawn.Scalars("learning_rate")] == [0.6, 0.2]
     histogram = drawn.Histograms("staleness")[-1].histogram_value
     assert (histogram.num, histogram.sum, histogram.sum_squares) == (7.0, 16.0, 76.0)
     bars = dict(zip(histogram.bucket_limit, histogram.bucket, strict=True))

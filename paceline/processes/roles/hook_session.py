@@ -27,6 +27,7 @@ from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.result import Staleness
+from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
 from paceline.worker import Worker
@@ -47,6 +48,7 @@ class HookSession:
     _log: RunLog
     _evaluation: Evaluation
     _control: Control
+    _norm: GradientNorm
 
     @property
     def worker(self) -> Worker:
@@ -72,6 +74,9 @@ class HookSession:
     @property
     def directory(self) -> Path | None:
         return Path(self._memory.plan.directory)
+
+    def gradient_norm(self) -> float:
+        return self._norm.read()
 
     def model(self) -> Vector:
         self._fetch_servers()

@@ -35,6 +35,7 @@ from paceline.processes.roles.membership import Membership
 from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
+from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
@@ -78,8 +79,9 @@ class WorkerSession:
             memory, cells, calls, means, driver, operations, waiting, checkpoints, log
         )
         self._evaluation = evaluation = Evaluation(task, cells.device, self.turn)
+        self._norm = norm = GradientNorm()
         self.view = HookSession(
-            memory, cells, policy, calls, driver, waiting, membership, checkpoints, log, evaluation, control
+            memory, cells, policy, calls, driver, waiting, membership, checkpoints, log, evaluation, control, norm
         )
         self.hooks = HookCalls(hooks, self.view)
         self._wanted: Pending[Any] | None = None  # what gets the gradient that is being computed
@@ -128,6 +130,8 @@ class WorkerSession:
         board.samples[rank] += size
         if not board.get("first_step"):
             board.put("first_step", self.memory.now())
+        if self._norm.asked:
+            self._norm.measure(g)
         if self.hooks.watching:
             self.hooks.after_gradient(loss)
             if board.run[STOP]:  # a gradient that a hook has stopped the run for is not used
