@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,20 @@ def optimizer_class(path: str) -> type[Optimizer]:
     if not (inspect.isclass(found) and issubclass(found, Optimizer)):
         raise UsageError(f"{path!r} is no optimizer: it must name a subclass of torch.optim.Optimizer")
     return found
+
+
+def path_of(cls: type) -> str:
+    """The path by which every process can find a class of optimizers or schedulers."""
+    home, name = cls.__module__, cls.__qualname__
+    if getattr(torch.optim, name, None) is cls:
+        return f"torch.optim:{name}"
+    if home == "__main__" or "<locals>" in name:
+        raise UsageError(
+            f"other processes cannot find {name}, which is defined in the program itself: put the class into a file of "
+            "its own and import it"
+        )
+    # a module without a package is a file of the program's folder
+    return f"{home}:{name}" if "." in home else f"{Path(inspect.getfile(cls)).resolve()}:{name}"
 
 
 def label(path: str) -> str:

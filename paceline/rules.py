@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -26,6 +27,7 @@ from torch.optim.sgd import sgd
 from paceline import optimizers
 from paceline.errors import UnknownName
 from paceline.fields import Bound, Component, Count, Fraction, Rate, bounds, converted
+from paceline.group_schedules import GroupSchedule
 from paceline.optimizers import Options, ParameterGroup, Shapes
 from paceline.state import State, Vector
 
@@ -264,14 +266,18 @@ class TorchRule(Rule, listed=False):
     def _label(self) -> str:
         return optimizers.label(self.path)
 
+    def _recipe(self) -> Hashable:
+        """What the optimizers are made of."""
+        return self.groups()
+
     def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
-        groups = self.groups()
-        bound = state.bound_tools.get((at, groups))
+        key = at, self._recipe()
+        bound = state.bound_tools.get(key)
         if bound is None:
             prefix = f"{self._label}_"
             cells = {name.removeprefix(prefix): state.cell(name) for name in state if name.startswith(prefix)}
-            bound = optimizers.BoundOptimizers(groups, getattr(state, at), cells, state.first_coordinate)
-            state.bound_tools[at, groups] = bound
+            bound = optimizers.BoundOptimizers(self.groups(), getattr(state, at), cells, state.first_coordinate)
+            state.bound_tools[key] = bound
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             bound.step(g, self.values(state.v, lr))
 
@@ -369,32 +375,39 @@ class Rprop(TorchRule):
 class OptimizerRule(TorchRule, listed=False):
     """An optimizer by the path of its class, with options of its own: `rule=torch.optim:Adam rule.amsgrad=true`.
 
-    `grouped`: groups of parameters as JSON, with their options and rates: what `optimizer=` of Python makes.
+    `grouped`: groups of parameters as JSON, with their options and rates; `schedule`: how these change, as JSON. Both
+    are what `optimizer=` and `schedule=` of Python make.
     """
 
     path: str = ""  # type: ignore[misc]
     options: Options = ()
     grouped: str = ""
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.path)
         super().__post_init__()
 
     def groups(self) -> tuple[ParameterGroup, ...]:
-        return ParameterGroup.read(self.grouped) if self.grouped else (ParameterGroup(self.path, self.options),)
+        return _read(self.grouped) if self.grouped else (ParameterGroup(self.path, self.options),)
 
     @property
     def _label(self) -> str:
         return "optimizer" if self.grouped else super()._label
 
+    def _recipe(self) -> Hashable:
+        return self.grouped or super()._recipe()  # a text is hashed once
+
     def rate(self, lr: float) -> float:
         return lr if self.grouped else super().rate(lr)
 
     def values(self, v: int, lr: float) -> list[dict[str, Any]]:
-        return [{} for _ in self.groups()] if self.grouped else super().values(v, lr)
+        if not self.grouped:
+            return super().values(v, lr)
+        return _scheduled(self.grouped, self.schedule).values(v) if self.schedule else [{} for _ in self.groups()]
 
     def given(self) -> dict[str, Any]:
-        own = {"grouped": self.grouped} if self.grouped else {}
+        own = {name: text for name in ("grouped", "schedule") if (text := getattr(self, name))}
         rate = {} if self.lr is None else {"lr": self.lr}
         return rate | dict(self.options) | own
 
@@ -402,8 +415,8 @@ class OptimizerRule(TorchRule, listed=False):
         options, changed = dict(self.options), dict[str, Any]()
         signature = inspect.signature(optimizers.optimizer_class(self.path)).parameters
         for name, value in given.items():
-            if name == "grouped":
-                changed["grouped"] = value
+            if name in ("grouped", "schedule"):
+                changed[name] = value
             elif name == "lr":
                 changed["lr"] = converted(self.path, "lr", value, Rate)
             elif name not in signature or name == "params":
@@ -411,6 +424,14 @@ class OptimizerRule(TorchRule, listed=False):
             else:
                 options[name] = optimizers.frozen(_python(value) if isinstance(value, str) else value)
         return replace(self, options=tuple(sorted(options.items())), **changed)
+
+
+_read = cache(ParameterGroup.read)
+
+
+@cache
+def _scheduled(grouped: str, schedule: str) -> GroupSchedule:
+    return GroupSchedule(_read(grouped), json.loads(schedule))
 
 
 def _python(text: str) -> Any:

@@ -25,7 +25,7 @@ class Schedule(float):
         cosine        the same along half a cosine
 
     It changes at most every `every` updates. `warmup` and `over` are in `unit`; `per` is how many of them an update is
-    (of samples and epochs, the run says it: `counted`). As a number a schedule is its base: checks of bounds and
+    (of samples and epochs, the run says it). As a number a schedule is its base: checks of bounds and
     warnings see that one. `Scheme.rates_at` puts the rate of a version in its place.
     """
 
@@ -95,17 +95,9 @@ class Schedule(float):
                 return self.lowest + (base - self.lowest) * (1 - math.cos(math.pi * rest)) / 2
         return base
 
-    def counted(self, samples: float, epoch: float | None) -> Schedule:
-        """The schedule of a run in which an update takes so many `samples`, and an `epoch` has that many."""
-        if self.unit == "updates":
-            return self
-        if self.unit == "epochs" and not epoch:
-            raise UsageError(f"the schedule {self} counts epochs, and the data of this run have no length; use updates")
-        return Schedule(
-            float(self),
-            self.kind,
-            **self._given() | {"per": samples / (epoch or 1) if self.unit == "epochs" else samples},
-        )
+    def in_unit(self, unit: Unit, per: float) -> Schedule:
+        """The same numbers in another unit, of which an update is `per`."""
+        return Schedule(float(self), self.kind, **self._given() | {"unit": unit, "per": per})
 
     def _given(self) -> dict[str, Any]:
         given = {name: value for name, value in vars(self).items() if name != "kind" and value != _DEFAULTS[name]}

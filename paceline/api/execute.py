@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from paceline import signals
-from paceline.config import work
+from paceline.config import build, work
 from paceline.config.from_plan import forkable, ready_task
 from paceline.config.plan import Plan
 from paceline.errors import DataError, PacelineError, RunError
@@ -49,6 +49,12 @@ def execute(
             ready: Task = objects.get("ready") or ready_task(plan, objects)
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
             plan = work.settled(forkable(plan, tell), scheme, ready)
+            if changed := work.counted(scheme, plan.workers, ready):
+                scheme = build.scheme_of(scheme, changed)
+                if plan.scheme is None:
+                    objects |= {"scheme": scheme}
+                else:
+                    plan = dataclasses.replace(plan, hyper=build.hyper_of(scheme))
             fitted = scheme.fitted(ready.parameters())
         first = _checked_checkpoint(plan, fitted, directory, x0)
         for text in file_sums.changed(directory.path):

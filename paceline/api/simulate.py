@@ -15,6 +15,7 @@ from rich.console import Console
 from paceline.compute_times import ComputeTime, parse_times
 from paceline.config import build, work
 from paceline.config.exact import check_task, settled
+from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, with_optimizer
 from paceline.config.options import Quorum, checked, declared
 from paceline.config.simulation import Simulation
 from paceline.errors import RunError, UsageError
@@ -22,6 +23,7 @@ from paceline.fields import Feed
 from paceline.hook import Hook
 from paceline.report.simulation_progress import progress
 from paceline.result import Evaluations, Point, Result, epochs_of
+from paceline.schedules import Unit
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
 from paceline.simulator.engine import SimulationEngine
@@ -69,6 +71,9 @@ def simulate(
     watch: Watch | None = None,
     hooks: Iterable[str | Hook] = (),
     say: Callable[[str], None] | None = None,
+    optimizer: OptimizerArgument | None = None,
+    schedule: ScheduleArgument | None = None,
+    schedule_unit: Unit = "updates",
     **hyper: Any,
 ) -> Result:
     """Train in virtual time until the centre has had `steps` updates (or `seconds` of virtual time have passed).
@@ -84,6 +89,9 @@ def simulate(
     bits are those of exact runs of `train`. `every` sets the updates between two evaluations; `watch` is called after
     every update, in place of the progress bar of terminals and notebooks; `hooks` run around the workers' steps
     (`"target:value=0.9"`) and write messages by `say`.
+
+    `optimizer`, of torch.optim or a function of the model, takes the place of the scheme's rule; `schedule` (a function
+    of the optimizer, or text) counts `schedule_unit`: docs/optimizers.md.
     """
     arguments = locals()
     given = {name: arguments[name] for name in declared(Simulation) if name not in OBJECTS}
@@ -100,6 +108,11 @@ def simulate(
     steps = settings.get("steps", steps)
     if length:
         steps = work.in_updates(chosen, crew, job.batch, job.feed, job.epoch_size, **length)
+    chosen = build.scheme_of(chosen, work.counted(chosen, crew, job))
+    if optimizer is not None or schedule is not None:
+        given = with_optimizer(chosen, hyper, job, crew, steps, optimizer, schedule, schedule_unit)
+        chosen = build.scheme_of(chosen, given)
+        chosen.check(crew)
     cost = Cost(
         compute_law=_law(compute),
         network=parse_link(network) if isinstance(network, str) else network,

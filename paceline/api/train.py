@@ -12,11 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from paceline.api.detached import launch
-from paceline.config import build, discovery
+from paceline.config import build, discovery, from_plan
+from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, with_optimizer
 from paceline.config.options import Quorum, Start, declared
 from paceline.config.plan import Plan
 from paceline.config.validate import own_objects, planned
-from paceline.config.work import one_unit
+from paceline.config.work import one_unit, settled
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
@@ -27,6 +28,7 @@ from paceline.report.notebook import NotebookDisplay
 from paceline.result import Result
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, is_run
+from paceline.schedules import Unit
 from paceline.scheme import Scheme
 from paceline.signals import EXIT_CODE
 from paceline.task import Task
@@ -86,6 +88,9 @@ def train(
     curvature: float | None = None,
     say: Callable[[str], None] | None = None,
     watch: Callable[[Status], None] | None = None,
+    optimizer: OptimizerArgument | None = None,
+    schedule: ScheduleArgument | None = None,
+    schedule_unit: Unit = "updates",
     **hyper: Any,
 ) -> Result:
     """Train in real processes on this machine until the centre has had `steps` updates (or `seconds` have passed).
@@ -100,6 +105,9 @@ def train(
     The work is done by other processes; this one waits, and forwards Ctrl-C: the run ends in order, and
     `RunInterrupted`, a KeyboardInterrupt, has its `result` so far.
 
+    `optimizer`, of torch.optim or a function of the model, takes the place of the scheme's rule; `schedule` (a function
+    of the optimizer, or text) counts `schedule_unit`: docs/optimizers.md.
+
     In a cluster (TF_CONFIG, or the variables of an engine) every task runs the same program, and this call takes part
     in the run. The chief gets the result; the program of any other task ends here when the run is over, by SystemExit.
     """
@@ -111,13 +119,19 @@ def train(
         raise SystemExit(_took_part(own_objects(task, scheme, hooks, hyper), say))
     if seat is not None:
         counts = {"workers": workers, "servers": servers if servers != 1 else None}
-        settled = participate.counted(seat, counts, build.scheme_of(scheme, hyper))
-        settings |= {name: settled[name] for name in counts} | {"evaluator": evaluator or seat.evaluator}
+        there = participate.counted(seat, counts, build.scheme_of(scheme, hyper))
+        settings |= {name: there[name] for name in counts} | {"evaluator": evaluator or seat.evaluator}
         resume = resume or (directory is not None and is_run(Path(directory)))
     if isinstance(task, str) and ":" not in task:
         discovery.task(task)  # refuse a misspelt name before a directory is made
     options = dict(task_options or {})
-    plan, chosen, objects = planned(task, scheme, hooks=hooks, hyper=hyper, task_options=options, **settings)
+    given = {"hooks": hooks, "task_options": options, **settings}
+    plan, chosen, objects = planned(task, scheme, hyper=hyper, **given)
+    if optimizer is not None or schedule is not None:
+        job = from_plan.task_of(plan, objects)
+        plan = settled(plan, chosen, job)
+        added = with_optimizer(chosen, hyper, job, plan.workers, plan.steps, optimizer, schedule, schedule_unit)
+        plan, chosen, objects = planned(task, scheme, hyper=hyper | added, **given)
     if checkpoint_seconds is None:
         plan = dataclasses.replace(plan, checkpoint_seconds=None)
     endless = all(length is None for length in (steps, samples, epochs, seconds))

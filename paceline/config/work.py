@@ -12,9 +12,11 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.fields import Feed
+from paceline.schedules import Schedule, Unit, is_schedule
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -35,6 +37,28 @@ def samples_per_update(scheme: Scheme, workers: int, batch: int, feed: Feed) -> 
             "converted to updates; give steps, or say the size with batch="
         )
     return Fraction(gradients) * Fraction(batch, workers if feed == "slice" else 1)
+
+
+def units_per_update(scheme: Scheme, workers: int, task: Task, unit: Unit) -> float:
+    """How many updates (1), samples or epochs one update of the centre takes: what a schedule counts."""
+    if unit == "updates":
+        return 1.0
+    samples = samples_per_update(scheme, workers, task.batch, task.feed)
+    if unit == "samples":
+        return float(samples)
+    if not task.epoch_size:
+        raise UsageError("the length of an epoch is not known here: the data have no length; count updates or samples")
+    return float(samples / task.epoch_size)
+
+
+def counted(scheme: Scheme, workers: int, task: Task) -> dict[str, str]:
+    """Hyper-parameters of a scheme that follow a schedule in samples or epochs, with what an update takes of them."""
+    found: dict[str, str] = {}
+    for key, value in build.hyper_of(scheme).items():
+        if is_schedule(value) and (schedule := Schedule.read(value)).unit != "updates" and not schedule.per:
+            per = units_per_update(scheme, workers, task, schedule.unit)
+            found[key] = str(schedule.in_unit(schedule.unit, per))
+    return found
 
 
 def in_updates(

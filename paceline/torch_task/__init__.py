@@ -20,7 +20,7 @@ from paceline.state import Vector
 from paceline.task import Batch, BufferPolicy, Task
 from paceline.torch_task import loaders
 from paceline.torch_task.batch_parts import Parts, mapped, named, placed
-from paceline.torch_task.flat_module import FlatModule, complete
+from paceline.torch_task.flat_module import FlatModule, Originals, complete
 from paceline.torch_task.random_numbers import all_seeded, seeded
 from paceline.torch_task.samples import Collate, Samples
 from paceline.torch_task.streams import States, StreamSamples, is_stream
@@ -134,6 +134,7 @@ class TorchTask(Task):
         self._build = model if callable(model) and not isinstance(model, nn.Module) else None
         mine = self._cast(copy.deepcopy(complete(model))) if self._build is None else self._built(0)
         self.flat = FlatModule(mine)
+        self.originals = Originals([] if self._build is not None else model.parameters())  # type: ignore[union-attr]
         self._compiled: Callable[..., Any] | None = None
         self._first = self.flat.vector()
         if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.errors import UsageError
 from paceline.state import Vector
@@ -125,3 +126,20 @@ class FlatModule:
                 f"{what} must be a contiguous vector of {self.size} {like.dtype} numbers, "
                 f"not {vector.dtype} of shape {tuple(vector.shape)}"
             )
+
+
+class Originals:
+    """Where the parameters of a model that was copied are in the vector: an optimizer may be made of them. Other
+    processes, to which a task is pickled, do not have that model."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter] = ()) -> None:
+        self._places = WeakIdKeyDictionary()
+        for place, parameter in enumerate(one for one in parameters if one.requires_grad):
+            self._places[parameter] = place
+
+    def place(self, parameter: Tensor) -> int | None:
+        found: int | None = self._places.get(parameter)  # type: ignore[no-untyped-call]
+        return found
+
+    def __reduce__(self) -> Any:
+        return Originals, ()

@@ -52,7 +52,7 @@ def test_simulate_has_every_option_as_an_argument(one: Declared) -> None:
 
 def test_the_functions_have_no_other_settings() -> None:
     """What is no option of the command line is an object, or the business of Python alone."""
-    python = {"task", "scheme", "task_options", "say", "watch", "hyper"}
+    python = {"task", "scheme", "task_options", "say", "watch", "hyper", "optimizer", "schedule", "schedule_unit"}
     arguments = {one.argument for one in declared(Plan).values()}
     assert inspect.signature(train).parameters.keys() == arguments | python | {"directory", "resume"}
     arguments = {one.argument for one in declared(Simulation).values()}

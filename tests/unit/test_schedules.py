@@ -40,9 +40,9 @@ def test_schedules_are_what_their_formulas_say(text: str, expected: dict[int, fl
 
 
 def test_samples_and_epochs_are_counted_by_what_an_update_takes() -> None:
-    by_samples = Schedule.read("linear:1,over=1000,warmup=200,unit=samples").counted(100, None)
+    by_samples = Schedule.read("linear:1,over=1000,warmup=200,unit=samples").in_unit("samples", 100)
     by_updates = Schedule.read("linear:1,over=10,warmup=2")
-    by_epochs = Schedule.read("linear:1,over=2,warmup=0.4,unit=epochs").counted(100, 500)
+    by_epochs = Schedule.read("linear:1,over=2,warmup=0.4,unit=epochs").in_unit("epochs", 100 / 500)
     for version in range(15):
         assert by_samples.at(version) == pytest.approx(by_updates.at(version))
         assert by_epochs.at(version) == pytest.approx(by_updates.at(version))
@@ -70,8 +70,8 @@ def test_mistakes_are_told(text: str, said: str) -> None:
 def test_a_unit_that_no_run_has_counted_is_refused() -> None:
     with pytest.raises(UsageError, match="counts epochs, and this run does not say"):
         Schedule.read("cosine:0.1,over=3,unit=epochs").at(0)
-    with pytest.raises(UsageError, match="have no length"):
-        Schedule.read("cosine:0.1,over=3,unit=epochs").counted(10, None)
+    with pytest.raises(UsageError, match="the length of an epoch is not known here"):
+        paceline.simulate("toy", "async", steps=3, lr="cosine:0.1,over=3,unit=epochs")
 
 
 def test_a_scheme_at_a_version_has_numbers() -> None:
@@ -83,12 +83,12 @@ def test_a_scheme_at_a_version_has_numbers() -> None:
         assert (now.lr, now.rule.lr) == (lr, local)
         assert type(now.lr) is float
         assert now.source is scheme
-        assert now.at(state) is now
+        assert now.rates_at(state) is now
         assert build.scheme_of(now, {"window": 3}).lr == scheme.lr  # type: ignore[attr-defined]
     assert build.hyper_of(scheme)["lr"] == "linear:1,over=10"
     assert build.scheme_of("agn", build.hyper_of(scheme)) == scheme
     plain = build.scheme_of("agn", {"lr": 0.1})
-    assert plain.at(state) is plain
+    assert plain.rates_at(state) is plain
 
 
 @dataclass(frozen=True)

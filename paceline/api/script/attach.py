@@ -17,6 +17,7 @@ from paceline.api.script import standalone
 from paceline.api.script.loop import Pace
 from paceline.api.script.script_task import Evaluate, ScriptTask
 from paceline.config import build, discovery
+from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, hyper_for
 from paceline.config.plan import Plan
 from paceline.config.validate import check
 from paceline.errors import UsageError
@@ -43,6 +44,8 @@ def attach(
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
+    optimizer: OptimizerArgument | None = None,
+    schedule: ScheduleArgument | None = None,
     **hyper: Any,
 ) -> Pace:
     """Train this model in the script's own loop, under any scheme, as one of the workers of `paceline run script.py`.
@@ -54,10 +57,14 @@ def attach(
     steps:     updates of the centre after which the run ends;   evaluate: a function of the model, gives metrics;
     directory: of a script that runs by itself (`python script.py`); resume=True resumes the run in it. A launched
                script has that of `paceline run`, whose --scheme, --steps and hyper-parameters replace these.
+    optimizer: of torch.optim over the model, or a function of the model that makes one: the scheme's rule;
+    schedule:  a function of the optimizer that gives a torch.optim.lr_scheduler, stepped once per update of the centre.
     After the block the model holds the final weights of the centre, in memory of its own.
     """
     if hyper.keys() & {"exact", "micro"}:
         raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
+    if optimizer is not None or schedule is not None:
+        hyper |= hyper_for(build.scheme_of(scheme, hyper), hyper, model, optimizer, schedule, steps=steps)
     own = [build.hook_of(hook) for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks)]
     role = script_role.role()
     attached = _by_itself if role is None else partial(_launched, role)
