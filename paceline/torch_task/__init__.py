@@ -261,22 +261,21 @@ class TorchTask(Task):
     ) -> Iterator[Batch]:
         if isinstance(self.train, StreamSamples):
             return self._read(rank, workers, seed, first, states)
-        stream = self.stream(rank, workers, seed)
+        stream, train = self.stream(rank, workers, seed), self.train
+        random = all_seeded if train.draws else seeded
 
-        def fetch(number: int, indices: Indices) -> Parts:
-            assert isinstance(self.train, Samples)
-            random = all_seeded if self.train.draws else seeded
-            with random(sample_seed(seed, rank, number) ^ 1):  # other numbers than those of dropout
-                return self._cast_parts(self.train.take(indices))
+        def fetch(drawn: tuple[int, Indices]) -> tuple[int, Parts]:
+            own, indices = drawn
+            with random(own ^ 1):  # other numbers than those of dropout
+                return own, self._cast_parts(train.take(indices))
 
         def drawn() -> Iterator[Batch]:
-            numbered = zip(count(first), stream.from_(first), strict=False)
-            if num_workers:
-                fetched = loaders.read_ahead(numbered, fetch, num_workers, self._processes)
-            else:
-                fetched = (fetch(number, indices) for number, indices in numbered)
-            for number, parts in zip(count(first), fetched, strict=False):
-                yield Batch(self._placed(parts), stream.size, sample_seed(seed, rank, number), stream.weight)
+            seeds = (sample_seed(seed, rank, number) for number in count(first))
+            asked = zip(seeds, stream.from_(first), strict=False)
+            ahead = num_workers > 0
+            fetched = loaders.read_ahead(asked, fetch, num_workers, self._processes) if ahead else map(fetch, asked)
+            for own, parts in fetched:
+                yield Batch(self._placed(parts), stream.size, own, stream.weight)
 
         return drawn()  # so that a wrong request fails here, not at the first batch
 

@@ -29,7 +29,8 @@ from paceline.torch_task.batch_parts import Parts
 from paceline.torch_task.random_numbers import all_seeded
 from paceline.torch_task.samples import Collate
 
-Fetch = Callable[[int, Indices], Parts]
+Drawn = tuple[int, Indices]  # a seed and indices
+Fetch = Callable[[Drawn], tuple[int, Parts]]
 
 _OF_PROCESSES = ("timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 
@@ -98,9 +99,9 @@ def order_of(sampler: Any, *key: int) -> Callable[[int], Indices]:
 
 
 def read_ahead(
-    drawn: Iterator[tuple[int, Indices]], fetch: Fetch, num_workers: int, processes: dict[str, Any]
-) -> Iterator[Parts]:
-    """The batches that `fetch` makes of numbers and indices, made ahead of time by other processes. These end when the
+    drawn: Iterator[Drawn], fetch: Fetch, num_workers: int, processes: dict[str, Any]
+) -> Iterator[tuple[int, Parts]]:
+    """The batches that `fetch` makes of seeds and indices, made ahead of time by other processes. These end when the
     iterator is closed, or with this process."""
     starts = _Starts(os.getpid(), processes.get("worker_init_fn"))
     loader = DataLoader(
@@ -127,21 +128,21 @@ class _Starts:
             self._then(number)
 
 
-class _Fetched(Dataset[Parts]):
-    """Makes a batch of its number and indices, in another process."""
+class _Fetched(Dataset[tuple[int, Parts]]):
+    """Makes a batch of its seed and indices, in another process."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
 
-    def __getitem__(self, drawn: Any) -> Parts:
-        return self._fetch(*drawn)
+    def __getitem__(self, drawn: Any) -> tuple[int, Parts]:
+        return self._fetch(drawn)
 
 
 class _Once:
-    def __init__(self, drawn: Iterator[tuple[int, Indices]]) -> None:
+    def __init__(self, drawn: Iterator[Drawn]) -> None:
         self._drawn = drawn
 
-    def __iter__(self) -> Iterator[tuple[int, Indices]]:
+    def __iter__(self) -> Iterator[Drawn]:
         return self._drawn
 
 

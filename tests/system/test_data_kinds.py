@@ -11,7 +11,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))  # the tasks are those of the unit tests
 
-from data_kinds import KINDS
+from data_kinds import KINDS, N
 from processes import finished, run
 
 from paceline import Result, replay, simulate
@@ -53,3 +53,9 @@ def test_killed_workers_continue_with_their_batches(kind: str, tmp_path: Path) -
     assert finished(story, 300).restarts == 3
     with story.directory.lock():
         assert replay(story.directory.path, task=task).match
+
+
+def test_a_batch_larger_than_the_data_is_said(tmp_path: Path) -> None:
+    story = run(tmp_path / "run", KINDS["tensors"](tmp_path), "sync", workers=2, steps=2, batch=N + 1)
+    finished(story, 2)
+    assert story.told("batch 27 is larger than the 26 training samples")
