@@ -193,7 +193,7 @@ def value_of(scheme: Scheme, key: str) -> Any:
     head, _, option = _own_key(key, type(scheme), known).partition(".")
     owner = getattr(scheme, head) if option and is_component(known.get(head)) else scheme
     name = option if owner is not scheme else head
-    if not hasattr(owner, name):
+    if not hasattr(owner, name) or (owner is scheme and (name not in known or option)):
         raise UnknownName(f"hyper-parameter of {scheme.name}", key, keys_of(type(scheme)))
     return getattr(owner, name)
 

@@ -237,3 +237,12 @@ def test_another_scheme_adopts_what_it_can_have() -> None:
 def test_what_was_given_to_an_instance() -> None:
     assert build.given_to(Sample()) == {}
     assert build.given_to(Sample(lr=0.3, server_rule=Adam())) == {"lr": 0.3, "server.rule": Adam()}
+
+
+def test_the_value_of_a_key_is_that_of_a_field() -> None:
+    scheme = Sample(lr=0.3, rule=Adam(beta1=0.5), server_rule=Adagrad())
+    for key, value in (("lr", 0.3), ("rule.beta1", 0.5), ("server.rule", Adagrad()), ("rule.lr", None)):
+        assert build.value_of(scheme, key) == value
+    for scheme, key in ((Sample(), "server"), (NoRule(), "server.lr"), (NoRule(), "lr.x"), (Sample(), "rule.zzz")):
+        with pytest.raises(UnknownName):
+            build.value_of(scheme, key)

@@ -54,6 +54,9 @@ def test_the_rates_of_a_scheme() -> None:
 
     for scheme, hyper, expected in (
         ("async", {"lr": 0.25}, {"learning_rate": 0.25}),
+        ("allreduce", {"lr": 0.25}, {"learning_rate": 0.25}),
+        ("hogwild", {"lr": 0.25}, {"learning_rate": 0.25}),
+        ("sgd", {"rule": "adam", "lr": 0.25}, {"learning_rate": 0.25}),
         ("async", {"lr": "linear:1.0,over=4"}, {"learning_rate": 0.25}),  # after update 3
         (
             "downpour",
