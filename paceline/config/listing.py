@@ -17,7 +17,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("schemes", "tasks", "rules", "hooks", "launchers", "compute", "data")
 CONTRACTS = {"schemes": "paceline.scheme", "hooks": "paceline.hook", "launchers": "paceline.launcher"}
-ONE_FILE = {"rules": ("rules.py", "Rule"), "compute": ("compute_times.py", "ComputeTime")}  # and the base class
+ONE_FILE = {
+    "rules": ("rules/__init__.py", "Rule"),
+    "compute": ("compute_times.py", "ComputeTime"),
+}  # and the base class
 PLAIN = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 # what a scheme refuses when its class is made: an async method of the server, `x += await …`, keyword-only arguments
 REFUSED = re.compile(r"@[^\n]+\n\s+async def|[-+*/%&|^@]=\s*await\b|@on_server[^\n]*\n\s+def [^:]*\*[,*]")

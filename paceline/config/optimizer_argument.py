@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline import group_schedules, optimizers
 from paceline.config import work
 from paceline.errors import UsageError
-from paceline.optimizers import NO_OPTIONS, ParameterGroup
+from paceline.rules import group_schedules, optimizers
+from paceline.rules.optimizers import NO_OPTIONS, ParameterGroup
 from paceline.schedules import Unit
 from paceline.scheme import Scheme, fields
 from paceline.task import Task

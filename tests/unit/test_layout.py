@@ -69,7 +69,8 @@ def layer(module: str) -> tuple[int, str]:
         for folder in line.split():
             if module == folder or module.startswith(f"{folder}."):
                 return number, folder
-    top = "." not in module and module not in PACKAGES
+    # update rules are a contract with several files
+    top = module.partition(".")[0] == "rules" or ("." not in module and module not in PACKAGES)
     assert top, f"paceline/{module} is in no layer: put its folder on the list"
     return 0, "contracts"
 
@@ -118,7 +119,7 @@ def test_the_layers_have_no_dead_words() -> None:
 
 
 def test_the_top_of_the_package_is_its_contracts() -> None:
-    assert len(list(ROOT.glob("*.py"))) <= 22
+    assert len([path for path in ROOT.iterdir() if path.is_file()]) <= 20
 
 
 def test_no_module_needs_itself() -> None:

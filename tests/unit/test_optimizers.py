@@ -12,11 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 import paceline
-from paceline import TorchTask, optimizers
+from paceline import TorchTask
 from paceline.config import build
 from paceline.errors import UnknownName, UsageError
-from paceline.optimizers import ParameterGroup
-from paceline.rules import OptimizerRule, Rule, rules
+from paceline.rules import OptimizerRule, Rule, optimizers, rules
+from paceline.rules.optimizers import ParameterGroup
 from paceline.state import State
 
 # every class of torch.optim -> words of the command line, and the same for torch; None: the reason why not

@@ -24,11 +24,11 @@ from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from paceline import optimizers
 from paceline.errors import UnknownName
 from paceline.fields import Bound, Component, Count, Fraction, Rate, bounds, converted
-from paceline.group_schedules import GroupSchedule
-from paceline.optimizers import Options, ParameterGroup, Shapes
+from paceline.rules import optimizers
+from paceline.rules.group_schedules import GroupSchedule
+from paceline.rules.optimizers import Options, ParameterGroup, Shapes
 from paceline.state import State, Vector
 
 Positive = Annotated[float, Bound(math.ulp(0))]

@@ -15,9 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from paceline import optimizers, user_code
+from paceline import user_code
 from paceline.errors import UsageError
-from paceline.optimizers import ParameterGroup
+from paceline.rules import optimizers
+from paceline.rules.optimizers import ParameterGroup
 from paceline.schedules import Schedule, Unit
 
 MOVED = ("lr", "momentum", "betas")  # what schedulers change
