@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.rules import RMSprop
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1500)
@@ -46,8 +45,9 @@ def network(outputs: int) -> nn.Module:
 
 
 model = nn.ModuleDict({"actor": network(2), "critic": network(1)})
+optimizer = torch.optim.RMSprop(model.parameters(), lr=2e-3, alpha=0.99, eps=1e-5)
 
-with paceline.attach(model, "async", lr=2e-3, rule=RMSprop(alpha=0.99, eps=1e-5), steps=args.steps) as pace:
+with paceline.attach(model, "async", optimizer=optimizer, steps=args.steps) as pace:
     carts, mean_age = Carts(args.carts), 0.0  # here each worker has random numbers of its own
     while not pace.done:
         chances, values, rewards, falls = [], [], [], []

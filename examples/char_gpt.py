@@ -1,14 +1,15 @@
-"""A character model in the style of nanoGPT: AdamW, warm-up and cosine, clipping, accumulation, bf16."""
+"""A character model in the style of nanoGPT: AdamW with groups, warm-up and cosine, clipping, accumulation, bf16."""
 
 import argparse
+import math
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
 from paceline.datasets import load
-from paceline.rules import AdamW
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=2000)
@@ -19,7 +20,7 @@ parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--out", default="char_gpt.pt")
 args = parser.parse_args()
-rate, warmup, lowest = 1e-3, max(1, args.steps // 20), 1e-4
+warmup = max(1, args.steps // 20)
 torch.manual_seed(1337)
 
 text = load("shakespeare")
@@ -62,11 +63,29 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return pieces[:, :-1], pieces[:, 1:]
 
 
-model = CharGPT(len(text.characters), args.width, args.layers, args.context)
-schedule = f"cosine:{rate},lowest={lowest},warmup={warmup},over={args.steps - warmup}"
-adamw = AdamW(beta2=0.95, weight_decay=0.1)
+def scale(step: int) -> float:
+    """Of the rate: it grows in the warm-up, then falls along half a cosine."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / (args.steps - warmup))
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
 
-with paceline.attach(model, "allreduce", lr=schedule, rule=adamw, steps=args.steps) as pace:
+
+def groups(model: nn.Module) -> list[dict[str, object]]:
+    """Matrices decay, biases and norms do not."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+model = CharGPT(len(text.characters), args.width, args.layers, args.context)
+optimizer = torch.optim.AdamW(groups(model), lr=1e-3, betas=(0.9, 0.95))
+
+with paceline.attach(
+    model, "allreduce", optimizer=optimizer, schedule=lambda optimizer: LambdaLR(optimizer, scale), steps=args.steps
+) as pace:
     while not pace.done:
         for _ in range(args.micro):
             ids, targets = batch()

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.datasets import load
-from paceline.rules import AdamW
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -79,8 +78,9 @@ if args.base:
     model.base.load_state_dict(torch.load(args.base, weights_only=True))
 model.base.requires_grad_(False)
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.01)
 
-with paceline.attach(model, "async", lr=1e-3, rule=AdamW(weight_decay=0.01)) as pace:
+with paceline.attach(model, "async", optimizer=optimizer) as pace:
     for epoch in range(args.epochs):
         model.train()
         for batch in pace.share(loader, epochs=1):

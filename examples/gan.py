@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.datasets import load
-from paceline.rules import Adam
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=100)
@@ -27,6 +26,7 @@ generator = nn.Sequential(
 )
 critic = nn.Sequential(nn.Linear(64, args.width), nn.LeakyReLU(0.2), nn.Linear(args.width, 1))
 both = nn.ModuleDict({"generator": generator, "critic": critic})
+optimizer = torch.optim.Adam(both.parameters(), lr=2e-4, betas=(0.5, 0.999))
 
 
 def says(samples: torch.Tensor, real: bool) -> torch.Tensor:
@@ -35,7 +35,7 @@ def says(samples: torch.Tensor, real: bool) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(real)))
 
 
-with paceline.attach(both, "async", lr=2e-4, rule=Adam(beta1=0.5)) as pace:
+with paceline.attach(both, "async", optimizer=optimizer) as pace:
     for epoch in range(args.epochs):
         for (real,) in pace.share(loader, epochs=1):
             fake = generator(torch.randn(len(real), noise))

@@ -1,10 +1,12 @@
 """MNIST with the structure of many public scripts: functions for an epoch and a test, Adadelta, a rate per epoch."""
 
 import argparse
+from functools import partial
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
@@ -83,9 +85,10 @@ def main():
     train_loader = DataLoader(dataset(*found.train), args.batch_size, shuffle=True)
     test_loader = DataLoader(dataset(*found.test), args.test_batch_size)
     model = Net(args.width).to(device)
-    lr = f"step:{args.lr},gamma={args.gamma},over={len(train_loader)}"
+    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
+    scheduler = partial(StepLR, step_size=len(train_loader), gamma=args.gamma)
 
-    with paceline.attach(model, "async", lr=lr, rule="adadelta") as pace:
+    with paceline.attach(model, "async", optimizer=optimizer, schedule=scheduler) as pace:
         for epoch in range(args.epochs):
             train(args, model, device, pace.share(train_loader, epochs=1), pace.optimizer, epoch)
             test(model, device, test_loader)

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.rules import Adagrad
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
@@ -28,6 +27,8 @@ class Recommender(nn.Module):
         super().__init__()
         self.users = nn.Embedding(args.users, args.width, sparse=args.sparse)
         self.films = nn.Embedding(args.films, args.width, sparse=args.sparse)
+        for table in (self.users, self.films):
+            nn.init.normal_(table.weight, std=0.1)
         self.mix = nn.Sequential(nn.Linear(2 * args.width, args.width), nn.ReLU(), nn.Linear(args.width, 1))
 
     def forward(self, user: torch.Tensor, film: torch.Tensor) -> torch.Tensor:
@@ -46,8 +47,9 @@ def ratings() -> TensorDataset:
 
 loader = DataLoader(ratings(), args.batch, shuffle=True)
 model = Recommender()
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
 
-with paceline.attach(model, "async", lr=0.05, rule=Adagrad()) as pace:
+with paceline.attach(model, "async", optimizer=optimizer) as pace:
     for epoch in range(args.epochs):
         for users, films, likes in pace.share(loader, epochs=1):
             loss = F.binary_cross_entropy_with_logits(model(users, films), likes)

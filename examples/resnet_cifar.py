@@ -5,11 +5,11 @@ import argparse
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.datasets import load
-from paceline.rules import Momentum
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=24_000)
@@ -64,9 +64,14 @@ def resnet(width: int, blocks: int) -> nn.Module:
 
 loader = DataLoader(TensorDataset(*data()), args.batch, shuffle=True, drop_last=True)
 model = resnet(args.width, args.blocks)
-momentum = Momentum(momentum=0.9, weight_decay=5e-4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 
-with paceline.attach(model, "sync", lr=f"linear:0.1,over={args.steps}", rule=momentum, steps=args.steps) as pace:
+
+def schedule(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step: 1 - step / args.steps)
+
+
+with paceline.attach(model, "sync", optimizer=optimizer, schedule=schedule, steps=args.steps) as pace:
     for images, labels in pace.share(loader):
         pace.step(F.cross_entropy(model(augmented(images)), labels))
 

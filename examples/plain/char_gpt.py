@@ -1,4 +1,4 @@
-"""A character model in the style of nanoGPT: AdamW, warm-up and cosine, clipping, accumulation, bf16."""
+"""A character model in the style of nanoGPT: AdamW with groups, warm-up and cosine, clipping, accumulation, bf16."""
 
 import argparse
 import math
@@ -6,6 +6,7 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.datasets import load
 
@@ -18,7 +19,7 @@ parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--out", default="char_gpt.pt")
 args = parser.parse_args()
-rate, warmup, lowest = 1e-3, max(1, args.steps // 20), 1e-4
+warmup = max(1, args.steps // 20)
 torch.manual_seed(1337)
 
 text = load("shakespeare")
@@ -61,20 +62,28 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return pieces[:, :-1], pieces[:, 1:]
 
 
-def rate_of(step: int) -> float:
-    """It grows in the warm-up, then falls along half a cosine."""
+def scale(step: int) -> float:
+    """Of the rate: it grows in the warm-up, then falls along half a cosine."""
     if step < warmup:
-        return rate * (step + 1) / warmup
-    rest = 1 - (step - warmup) / (args.steps - warmup)
-    return lowest + (rate - lowest) * (1 - math.cos(math.pi * rest)) / 2
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / (args.steps - warmup))
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+
+
+def groups(model: nn.Module) -> list[dict[str, object]]:
+    """Matrices decay, biases and norms do not."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 model = CharGPT(len(text.characters), args.width, args.layers, args.context)
-optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+optimizer = torch.optim.AdamW(groups(model), lr=1e-3, betas=(0.9, 0.95))
+schedule = LambdaLR(optimizer, scale)
 
 for step in range(args.steps):
-    for group in optimizer.param_groups:
-        group["lr"] = rate_of(step)
     for _ in range(args.micro):
         ids, targets = batch()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -83,6 +92,7 @@ for step in range(args.steps):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+    schedule.step()
     if step % 100 == 0:
         print(f"step {step}: loss {loss.item() * args.micro:.3f}")
 

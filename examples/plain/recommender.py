@@ -25,6 +25,8 @@ class Recommender(nn.Module):
         super().__init__()
         self.users = nn.Embedding(args.users, args.width, sparse=args.sparse)
         self.films = nn.Embedding(args.films, args.width, sparse=args.sparse)
+        for table in (self.users, self.films):
+            nn.init.normal_(table.weight, std=0.1)
         self.mix = nn.Sequential(nn.Linear(2 * args.width, args.width), nn.ReLU(), nn.Linear(args.width, 1))
 
     def forward(self, user: torch.Tensor, film: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ import argparse
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.datasets import load
@@ -63,7 +64,7 @@ def resnet(width: int, blocks: int) -> nn.Module:
 loader = DataLoader(TensorDataset(*data()), args.batch, shuffle=True, drop_last=True)
 model = resnet(args.width, args.blocks)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / args.steps)
+schedule = LambdaLR(optimizer, lambda step: 1 - step / args.steps)
 
 step = 0
 while step < args.steps:

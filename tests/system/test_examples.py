@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from attached import PRELUDE, one_thread
@@ -29,12 +30,25 @@ TINY = {
     "mnist": ("--data digits --width 4 --epochs 2 --batch-size 128", 24),
     "resnet_cifar": ("--steps 12 --batch 16 --width 4 --blocks 1 --synthetic 160", 12),
     "char_gpt": ("--steps 12 --micro 2 --batch 4 --context 16 --width 16 --layers 1", 12),
+    "token_file": (
+        "--max_iters=12 --warmup_iters=3 --eval_interval=5 --eval_iters=2 --batch_size=3 --block_size=8 --n_embd=16",
+        12,
+    ),
     "fine_tune": ("--epochs 2 --batch 32 --examples 256 --width 16", 16),
     "gan": ("--epochs 2 --batch 128 --width 16", 22),
     "actor_critic": ("--steps 15 --carts 4 --length 8 --width 16", 15),
     "recommender": ("--epochs 2 --batch 100 --users 60 --films 20 --ratings 1000 --width 4", 20),
 }
 Launch = Callable[..., tuple[Result, dict[str, Tensor]]]
+
+
+@pytest.fixture(autouse=True)
+def tokens(tmp_path: Path) -> None:
+    """The files that `token_file` reads."""
+    (tmp_path / "tokens").mkdir()
+    numbers = np.random.default_rng(0).integers(0, 11, 600).astype(np.uint16)
+    numbers[:500].tofile(tmp_path / "tokens" / "train.bin")
+    numbers[500:].tofile(tmp_path / "tokens" / "val.bin")
 
 
 @pytest.fixture
@@ -59,10 +73,11 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     """The model of the plain script."""
 
     def run(name: str, options: str) -> dict[str, Tensor]:
+        monkeypatch.chdir(tmp_path)
         path = EXAMPLES / "plain" / f"{name}.py"
-        monkeypatch.setattr(sys, "argv", [str(path), *options.split(), f"--out={tmp_path / 'plain.pt'}"])
+        monkeypatch.setattr(sys, "argv", [str(path), *options.split(), "--out=plain.pt"])
         runpy.run_path(str(path), run_name="__main__")
-        return torch.load(tmp_path / "plain.pt", weights_only=True)
+        return torch.load("plain.pt", weights_only=True)
 
     return run
 
