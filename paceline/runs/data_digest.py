@@ -54,10 +54,10 @@ def _of_samples(samples: Samples | StreamSamples) -> Sum:
     if isinstance(samples, StreamSamples):
         raise UsageError("they are read from their start, by the workers only")
     # a tensor counts how often it was written: changed data are hashed again
-    state = samples.length, [one._version for one in samples.tensors or ()]
+    state = samples.length, [one._version for one in samples.in_memory or ()]
     known = _known.get(samples)
-    if known is None or known[0] != state or samples.tensors is None:
-        given = samples.tensors
+    if known is None or known[0] != state or samples.in_memory is None:
+        given = samples.in_memory
         total = _taken(samples) if given is None else _of_tensors([one[: samples.length] for one in given])
         known = _known[samples] = state, total
     return known[1]

@@ -69,6 +69,12 @@ class Samples:
         return fewer
 
     @property
+    def in_memory(self) -> tuple[Tensor, ...] | None:
+        """The columns, also those of a dictionary, where all of them are tensors in memory."""
+        columns = self._columns or ()
+        return cast("tuple[Tensor, ...]", columns) if columns and all(isinstance(c, Tensor) for c in columns) else None
+
+    @property
     def draws(self) -> bool:
         """Whether code of the user makes the samples, which may draw random numbers."""
         return self._columns is None

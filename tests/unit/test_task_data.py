@@ -31,6 +31,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from paceline import Tokens, TorchTask, simulate
 from paceline.errors import DataError, UsageError
+from paceline.runs.data_digest import data_of
 from paceline.task import Batch
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
@@ -390,3 +391,21 @@ class TestLargeBatches:
         task = made(DataLoader(ByIndex(), N + 1, drop_last=True))
         with pytest.raises(UsageError, match="drop_last omits all 26 samples: they make no batch of 27"):
             task.batches(0, 1, 0)
+
+
+def test_data_in_memory_are_hashed_as_a_whole() -> None:
+    """Also those of a dictionary: a change of one number is another fingerprint."""
+    named = dict(zip(("a", "labels"), columns(), strict=True))
+    first, _ = data_of(TorchTask(OwnLoss, None, named), None)
+    named["labels"][17] += 1
+    second, _ = data_of(TorchTask(OwnLoss, None, named), None)
+    assert first is not None
+    assert second is not None
+    assert first["train"] != second["train"]
+    assert "train_covers" not in first
+
+
+def test_streams_are_not_hashed_and_that_is_said() -> None:
+    found, reason = data_of(made(FromStart()), None)
+    assert found is None
+    assert reason == "the data of task 'task' cannot be hashed: they are read from their start, by the workers only"
