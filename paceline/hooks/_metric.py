@@ -77,10 +77,11 @@ def learning_rates(session: Session) -> dict[str, float]:
         for key in keys:
             try:
                 value = session.value(key)
-            except UnknownName:
+                rate = value.at(session.updates) if isinstance(value, Schedule) else value
+            except UsageError:  # it has none, or one in units that this run does not count
                 continue
-            if value is not None:
-                known.setdefault(name, float(value.at(session.updates) if isinstance(value, Schedule) else value))
+            if isinstance(rate, int | float):
+                known.setdefault(name, float(rate))
     try:
         grouped = getattr(session.value("rule"), "grouped", "")
     except UnknownName:

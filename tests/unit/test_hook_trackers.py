@@ -56,6 +56,7 @@ def test_the_rates_of_a_scheme() -> None:
         ("async", {"lr": 0.25}, {"learning_rate": 0.25}),
         ("allreduce", {"lr": 0.25}, {"learning_rate": 0.25}),
         ("hogwild", {"lr": 0.25}, {"learning_rate": 0.25}),
+        ("async", {"lr": "linear:1.0,over=4,unit=samples"}, {"learning_rate": 0.25}),
         ("sgd", {"rule": "adam", "lr": 0.25}, {"learning_rate": 0.25}),
         ("async", {"lr": "linear:1.0,over=4"}, {"learning_rate": 0.25}),  # after update 3
         (
