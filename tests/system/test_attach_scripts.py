@@ -193,12 +193,13 @@ with attach(model, "sync", lr=0.2, steps=10, hooks=["nan-guard"]) as pace:
         ("frozen.requires_grad_(True); pace.step(loss)", r"requires_grad of 2\.bias was changed"),
         ("pace.step(loss); model.double()", "moved or converted inside the block"),
         ("pace.optimizer.step(lambda: loss)", "takes no closure"),
+        ("loss.backward(); opt.step(); pace.step()", r"SGD.step\(\) would change the model behind the scheme"),
     ],
 )
 def test_what_would_go_wrong_without_a_word_is_refused(line, message, launch):
     with pytest.raises((UsageError, RunError)) as caught:
         launch(
-            "frozen = model[2].bias.requires_grad_(False)\n"
+            "frozen = model[2].bias.requires_grad_(False)\nopt = torch.optim.SGD([model[0].weight], lr=0.1)\n"
             'with attach(model, "sync", lr=0.2, steps=10) as pace:\n'
             "    for images, labels in pace.share(items):\n"
             "        loss = F.cross_entropy(model(images.to(model[0].weight.dtype)), labels)\n"
@@ -253,3 +254,37 @@ keep(f"{pace.rank}.weights", model)
     )
     assert result.samples == 3 * 1797 == sum(int(Path(f"{rank}.seen").read_text()) for rank in range(2))
     assert Path("0.weights").read_bytes() == Path("1.weights").read_bytes()
+
+
+OPTIMIZED = """
+opt = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[4].parameters(), "lr": 0.02}], lr=0.01)
+with attach(model, "allreduce", optimizer=opt, steps=20) as pace:
+    for images, labels in pace.share(loader):
+        loss = F.cross_entropy(model(images), labels)
+        LINE
+keep("weights", model)
+"""
+
+
+def test_the_scripts_own_optimizer_is_the_rule(launch):
+    launch(SCRIPT + OPTIMIZED.replace("LINE", "loss.backward(); pace.step(loss.detach())"), workers=1)
+    scope: dict[str, object] = {}
+    plain = """
+for _, (images, labels) in zip(range(20), loader):
+    opt.zero_grad(); F.cross_entropy(model(images), labels).backward(); opt.step()
+weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().tobytes()
+"""
+    exec(PRELUDE + SCRIPT + OPTIMIZED.splitlines()[1] + plain, scope)
+    assert Path("weights").read_bytes() == scope["weights"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("loss.backward(); opt.step(); pace.step()", r"AdamW.step\(\) would change the model behind the scheme"),
+        ("opt.param_groups[1]['lr'] *= 0.5; pace.step(loss)", "rate of the optimizer was changed from 0.02 to 0.01"),
+    ],
+)
+def test_it_is_not_stepped_or_changed_in_the_block(line, message, launch):
+    with pytest.raises(UsageError, match=message):
+        launch(SCRIPT + OPTIMIZED.replace("LINE", line), workers=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from paceline.api.script import standalone
 from paceline.api.script.loop import Pace
@@ -68,7 +69,9 @@ def attach(
     own = [build.hook_of(hook) for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks)]
     role = script_role.role()
     attached = _by_itself if role is None else partial(_launched, role)
-    return attached(_Script(model, scheme, hyper, steps, evaluate, own, seed, directory, resume))
+    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = [one for one in given if isinstance(one, Optimizer)]
+    return attached(_Script(model, scheme, hyper, steps, evaluate, own, seed, directory, resume, optimizers))
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class _Script:
     seed: int
     directory: str | Path | None
     resume: bool
+    optimizers: list[Optimizer]
 
 
 def _launched(role: ScriptRole, script: _Script) -> Pace:
@@ -115,7 +119,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     wait_until_joined(memory)
     hooks = role.hooks_with(script.hooks)
     session = WorkerSession(memory, task, role.rank, hooks, control)
-    role.loop = pace = Pace(session, task, hooks, ExitStack())
+    role.loop = pace = Pace(session, task, hooks, ExitStack(), script.optimizers)
     _seed(session)
     return pace
 
@@ -145,7 +149,7 @@ def _by_itself(script: _Script) -> Pace:
     with ExitStack() as around:
         session = standalone.session_of(plan, chosen, task, hooks, {"parameters": task.flat.named()}, around)
         print(f"paceline: {name} runs by itself, as the only worker of {chosen.name}, in {place.path}", flush=True)
-        _alone = Pace(session, task, hooks, around.pop_all())
+        _alone = Pace(session, task, hooks, around.pop_all(), script.optimizers)
     _seed(session)
     return _alone
 

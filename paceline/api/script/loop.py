@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.api.script.loader_sharding import Loader, Shard, size_of
+from paceline.api.script.optimizer_guard import OptimizerGuard, ScriptOptimizer
 from paceline.api.script.script_task import ScriptTask
 from paceline.errors import UsageError
 from paceline.hook import Hook
@@ -49,25 +51,20 @@ class SharedItems:
         return getattr(self._shard.loader, name)
 
 
-class ScriptOptimizer(torch.optim.Optimizer):
-    """Stands for the scheme where code wants a torch.optim.Optimizer: GradScaler, or a loop that calls `step()`."""
-
-    def __init__(self, parameters: list[nn.Parameter], step: Callable[[], bool]) -> None:
-        super().__init__(parameters, {})
-        self._step = step
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        if closure is not None:
-            raise UsageError("pace.optimizer.step() takes no closure: a scheme computes one gradient per step")
-        self._step()
-
-
 class Pace:
     """The training of a script: `with paceline.attach(model, …) as pace: for … in pace.share(loader): …`"""
 
-    def __init__(self, session: WorkerSession, task: ScriptTask, hooks: list[Hook], around: ExitStack) -> None:
+    def __init__(
+        self,
+        session: WorkerSession,
+        task: ScriptTask,
+        hooks: list[Hook],
+        around: ExitStack,
+        optimizers: Sequence[Optimizer] = (),
+    ) -> None:
         self._session, self._task, self._around = session, task, around
         self._board = session.board
+        self._guard = OptimizerGuard(task.flat.parameters, optimizers)
         self._fed = any(type(hook).feed is not Hook.feed for hook in hooks)
         self._room = GradientBuffers(session)
         self._out: Vector | None = None  # where the next gradient goes
@@ -108,6 +105,7 @@ class Pace:
         if self.begun:
             raise UsageError("the block of this attach() has been entered before; a script trains once")
         self.begun = True
+        self._around.enter_context(self._guard.watching())
         try:
             self._task.settle(self._session.cells.buffers)
             with torch.no_grad():
@@ -181,6 +179,7 @@ class Pace:
             shown = float(loss)
             self._losses = shown if self._losses is None else self._losses + shown
         self._task.check_parameters()
+        self._guard.check_rates()
         touched = self._touched()
         if not (self._task.gather(self._out) or touched):
             raise UsageError(
