@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -45,19 +46,26 @@ def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Cal
     )
     theirs.close()
     os.close(descriptor)
-    interrupted, error = False, None
+    ready = interrupted = False
+    error: PacelineError | None = None
     with ours:
-        ours.sendall((plan.to_json().replace("\n", "") if plan is not None else "null").encode() + b"\n")
+        told = (plan.to_json().replace("\n", "") if plan is not None else "null").encode() + b"\n"
         listener = Listener(ours)
         ours.setblocking(True)
         waiting: deque[dict[str, Any]] = deque()
         more = True
         while more or waiting or process.poll() is None:
             try:
+                if told:
+                    unsent, told = told, b""
+                    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: its exit code says why
+                        ours.sendall(unsent)
                 while waiting:
                     message = waiting.popleft()
                     if "status" in message:
                         watch(_status(message["status"]))
+                    elif "ready" in message:
+                        ready = True
                     elif "tell" in message:
                         tell(*message["tell"])
                     elif "error" in message:
@@ -69,7 +77,8 @@ def launch(plan: Plan | None, objects: dict[str, Any], *, tell: Tell, watch: Cal
                     process.wait()
             except KeyboardInterrupt:
                 interrupted = True
-                process.send_signal(signal.SIGINT)
+                # an interpreter that is starting would print a traceback; it has no processes yet
+                process.send_signal(signal.SIGINT if ready else signal.SIGKILL)
             except BaseException:  # of the caller's `watch` or `tell`: end the run, which nobody would see
                 process.send_signal(signal.SIGINT)
                 process.wait()
@@ -96,6 +105,7 @@ def main() -> int:
     control = Control(connection)
     signals.raise_while_working()
     signals.part_with("")  # the caller prints what happened
+    control.send({"ready": True})
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
             told = json.loads(lines.readline())

@@ -145,6 +145,8 @@ def train(
     else:
         place = RunDirectory.create(directory, folder_name(name), prepared=seat is not None)
     plan = dataclasses.replace(plan, directory=str(place.path.absolute()), title=name)
+    if not (place.path / "plan.json").exists():
+        place.write_plan(dataclasses.asdict(plan))  # from now on the run can be resumed
     console = Console(stderr=True, highlight=False)
     shows = watch is None and (console.is_terminal or console.is_jupyter)
     with (NotebookDisplay() if console.is_jupyter else Display(console)) if shows else nullcontext() as display:
@@ -166,6 +168,7 @@ def train(
             error.result = reached(place)
             raise
         except KeyboardInterrupt:
+            place.write_interrupted()  # the launcher has done it, unless it was starting
             raise RunInterrupted(place.path, reached(place)) from None
     result = reached(place)
     if result is None:

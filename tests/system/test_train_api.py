@@ -248,6 +248,37 @@ def test_control_c_ends_in_order(caller: tuple[subprocess.Popen[str], list[int]]
     assert saved.step == result["updates"]
 
 
+EARLY = """
+import os, signal, sys
+import paceline
+from paceline.api import detached
+
+start = detached.subprocess.Popen
+
+def interrupted(*words, **rest):
+    process = start(*words, **rest)
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
+    return process
+
+detached.subprocess.Popen = interrupted
+signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+try:
+    paceline.train("digits-mlp", "async", workers=2, steps=10**9, directory="run", checkpoint_steps=10**9)
+except KeyboardInterrupt as error:
+    print(type(error).__name__, error.directory, error.resume)
+    detached.subprocess.Popen = start
+    print(paceline.train("digits-mlp", "async", workers=2, steps=20, **error.resume).updates >= 20)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.5])
+def test_control_c_while_the_launcher_starts_shows_no_traceback(seconds: float, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EARLY, str(seconds)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout.splitlines() == ["RunInterrupted run {'directory': 'run', 'resume': True}", "True"]
+
+
 def test_the_death_of_the_caller_ends_all(caller: tuple[subprocess.Popen[str], list[int]], tmp_path: Path) -> None:
     process, others = caller
     os.kill(process.pid, signal.SIGKILL)

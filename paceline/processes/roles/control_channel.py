@@ -54,7 +54,10 @@ class Listener:
 
     def wait(self) -> tuple[list[dict[str, Any]], bool]:
         """Wait for the next messages; False when the other end has closed."""
-        data = self.connection.recv(1 << 16)
+        try:
+            data = self.connection.recv(1 << 16)
+        except ConnectionResetError:  # the other end has closed, and has not read all that it was sent
+            data = b""
         return self._whole(data), bool(data)
 
     def _whole(self, data: bytes) -> list[dict[str, Any]]:
