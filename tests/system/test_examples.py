@@ -171,3 +171,43 @@ keep("ours.weights", both)
     scope: dict[str, bytes] = {}
     exec(PRELUDE + first + plain, scope)
     assert Path("ours.weights").read_bytes() == scope["weights"]
+
+
+@pytest.mark.parametrize("scheme", ["allreduce", "async"])
+def test_a_killed_worker_continues_with_the_state_of_its_optimizer_and_schedule(scheme: str, launch_script) -> None:
+    first = """
+from torch.optim.lr_scheduler import LambdaLR
+images, labels = items[0]  # always the same batch: a restarted script starts its data from the beginning
+groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+          {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+optimizer = torch.optim.AdamW(groups, lr=0.05)
+scheduled = lambda optimizer: LambdaLR(optimizer, lambda step: (step + 1) / 4 if step < 4 else 0.9 ** step)
+def backward():
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    return loss.detach()
+"""
+    plain = """
+schedule = scheduled(optimizer)
+for _ in range(15):
+    backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    schedule.step()
+weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().tobytes()
+"""
+    paced = f"""
+with attach(model, "{scheme}", optimizer=optimizer, schedule=scheduled, steps=15) as pace:
+    while not pace.done:
+        loss = backward()
+        if pace.updates == 7 and not pace.resumed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pace.step(loss, size=32)
+keep("ours.weights", model)
+"""
+    result = launch_script(first + paced, workers=1)
+    assert (result.updates, result.restarts) == (15, 1)
+    scope: dict[str, bytes] = {}
+    exec(PRELUDE + first + plain, scope)
+    assert Path("ours.weights").read_bytes() == scope["weights"]
