@@ -191,11 +191,15 @@ def value_of(scheme: Scheme, key: str) -> Any:
     """A hyper-parameter of a scheme by the word of the command line: `lr`, `rule.beta1`, `server.lr`, …."""
     known = {field.name: hint for field, hint in fields(type(scheme))}
     head, _, option = _own_key(key, type(scheme), known).partition(".")
-    owner = getattr(scheme, head) if option and is_component(known.get(head)) else scheme
-    name = option if owner is not scheme else head
-    if not hasattr(owner, name) or (owner is scheme and (name not in known or option)):
+    if head not in known or (option and not is_component(known[head])):
         raise UnknownName(f"hyper-parameter of {scheme.name}", key, keys_of(type(scheme)))
-    return getattr(owner, name)
+    value = getattr(scheme, head)
+    if not option:
+        return value
+    options = {one.name for one in dataclasses.fields(value)}
+    if option not in options:
+        raise UnknownName(f"option of {value.kind} {value.name}", option, options)
+    return getattr(value, option)
 
 
 def _own_key(key: str, cls: type[Scheme], known: Mapping[str, Any]) -> str:

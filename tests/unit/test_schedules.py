@@ -12,7 +12,7 @@ import torch
 
 import paceline
 from paceline.config import build
-from paceline.errors import UsageError
+from paceline.errors import UnknownName, UsageError
 from paceline.rules import SGD
 from paceline.schedules import Schedule
 from paceline.scheme import Rate, Scheme, State, Vector, on_server
@@ -171,3 +171,13 @@ def test_a_schedule_shows_its_base_to_warnings() -> None:
     assert f"{schedule:.2g}" == "0.25"
     assert schedule * 4 == 1.0
     assert math.isclose(schedule, 0.25)
+
+
+def test_a_hyper_parameter_by_its_word() -> None:
+    scheme = build.scheme_of("agn", {"lr": 0.2, "rule.lr": 0.3, "server.lr": "linear:1,over=10"})
+    found = [build.value_of(scheme, key) for key in ("lr", "rule.lr", "server.lr")]
+    assert found == [0.2, 0.3, Schedule.read("linear:1,over=10")]
+    assert build.value_of(build.scheme_of("async", {"lr": 0.2}), "server.lr") == 0.2
+    for scheme_name, key in (("allreduce", "server.lr"), ("allreduce", "step"), ("async", "rule.beta1")):
+        with pytest.raises(UnknownName, match=key.rpartition(".")[2]):
+            build.value_of(build.scheme_of(scheme_name, {}), key)
