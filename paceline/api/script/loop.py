@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -187,16 +186,15 @@ class Pace:
                 "pass the loss: pace.step(loss)"
             )
         g, self._out = self._out, None
-        given, self._losses = self._losses, None
-        self._task.loss = math.nan if given is None else given
+        self._task.loss, self._losses = self._losses, None
         size, self._seen = size or self._seen or 1, 0
         session = self._session
         if self.chief and not self._board.gradients[0]:
             session.control.send({"batch": size})
-            if given is None:
+            if self._task.loss is None:
                 self.say("the loss is not shown: pass it, as in pace.step(loss.detach())")
         with torch.no_grad():
-            request = session.give(given, g, size)
+            request = session.give(self._task.loss, g, size)
             del g  # or its buffer would never be free
             self._turn(request)
         return not self.done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ class ScriptTask(Task):
         module = getattr(model, "_orig_mod", model)  # of torch.compile, which would prefix all names
         self.name, self.flat, self._evaluate = name, FlatModule(module), evaluate
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-        self.loss = math.nan  # of the last step
+        self.loss: float | None = None  # of the last step, if the script gives it
         self.device = self.flat.parameters[0].device
         self._x, self._out = self.flat.vector(), torch.zeros(self.flat.size, dtype=self.dtype, device=self.device)
         self._scratch = self._out  # for gradients that are not used
@@ -49,8 +48,9 @@ class ScriptTask(Task):
 
     def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """The metrics of the script's function at x; afterwards the model is as before."""
+        shown = {} if self.loss is None else {"loss": self.loss}
         if self._evaluate is None:
-            return {"loss": self.loss}
+            return shown
         module = self.flat.module
         modes = [(one, one.training) for one in module.modules()]
         self.flat.bind(x.detach(), self._scratch)
@@ -67,7 +67,7 @@ class ScriptTask(Task):
             self.flat.bind_buffers(self._buffers)
         if not isinstance(found, Mapping):
             raise UsageError(f"evaluate() must give metrics by name, such as {{'accuracy': 0.97}}, not {found!r}")
-        return {"loss": self.loss} | {name: float(value) for name, value in found.items()}
+        return shown | {name: float(value) for name, value in found.items()}
 
     def _here(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: buffer.to(self.device) for name, buffer in buffers.items()}
