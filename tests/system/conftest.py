@@ -17,6 +17,7 @@ QUICK = frozenset(
         "test_attach_alone.py::TestByItself::test_it_is_a_run_of_one_worker",
         "test_attach.py::TestTheLoop::test_every_scheme_lives_in_a_script[async]",
         "test_examples.py::test_one_worker_has_the_bits_of_the_plain_script[gan]",
+        "test_script_display.py::test_the_prints_of_the_chief_reach_people_and_others_by_option[chief-names0]",
         "test_cli.py::test_a_mistake_in_a_real_process_shows_no_traceback",
         # deaths, signals, damaged files
         "test_kills.py::test_every_role_is_killed_again_and_again[async]",
