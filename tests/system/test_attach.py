@@ -174,6 +174,18 @@ class TestTheCommandLine:
             "the script's aggregate=1 is dropped: allreduce has no such hyper-parameter",
         ]
 
+    def test_another_scheme_keeps_the_optimizer_and_says_that_it_has_its_own_rate(self, launch):
+        said: list[str] = []
+        asked = '"sync", optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)'
+        result = launch(PLAIN.replace('"sync", lr=0.2', asked), said=said, scheme="allreduce", hyper={"lr": "0.5"})
+        assert result.hyper["rule"] == "torch.optim:AdamW"
+        assert said == [
+            "the command line's --scheme allreduce takes the place of the script's sync; "
+            "kept of the script: rule=torch.optim:AdamW",
+            "the command line sets lr=0.5 (instead of 0.1)",
+            "lr does not change the rates of the script's optimizer, which has its own",
+        ]
+
     def test_hyper_parameters_alone(self, launch):
         result = launch(PLAIN, hyper={"lr": "0.1"}, hooks=["stop-at-step:last_step=4"])
         assert result.updates == 4

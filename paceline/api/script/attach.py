@@ -174,7 +174,8 @@ def _chosen(plan: Plan, script: _Script) -> tuple[str, Scheme, list[str]]:
         given = build.given_to(own) if isinstance(script.scheme, Scheme) else script.hyper
         chosen, dropped = build.adopted(discovery.scheme(plan.scheme), given)
         name = _absolute(plan.scheme)
-        kept = ", ".join(_word(key, value) for key, value in given.items() if key not in dropped)
+        hidden = {key for key in given if key.endswith(".grouped")}  # the groups of an optimizer: a long text
+        kept = ", ".join(_word(key, value) for key, value in given.items() if key not in {*dropped, *hidden})
         told.append(
             f"the command line's --scheme {plan.scheme} takes the place of the script's {asked}"
             + (f"; kept of the script: {kept}" if kept else "")
@@ -187,6 +188,8 @@ def _chosen(plan: Plan, script: _Script) -> tuple[str, Scheme, list[str]]:
     ]
     if changed:
         told.append(f"the command line sets {', '.join(changed)}")
+    if "lr" in plan.hyper and getattr(getattr(final, "rule", None), "grouped", False):
+        told.append("lr does not change the rates of the script's optimizer, which has its own")
     return name, final, told
 
 
