@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import UnknownName, UsageError
-from paceline.schedules import Schedule, is_schedule
+from paceline.schedules import KINDS, Schedule, is_schedule
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -128,7 +128,7 @@ def converted(owner: str, name: str, value: Any, hint: Any) -> Any:
     """A value, or the text of one, as the hinted type and within its bounds; UsageError names what is allowed."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        if FOLLOWS in args and is_schedule(value):
+        if FOLLOWS in args and (is_schedule(value) or (isinstance(value, str) and value in KINDS)):
             return value if isinstance(value, Schedule) else Schedule.read(value)
         value = converted(owner, name, value, args[0])
         for bound in filter(lambda note: isinstance(note, Bound), args[1:]):

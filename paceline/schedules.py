@@ -129,7 +129,8 @@ class Schedule(float):
 
 def is_schedule(value: object) -> bool:
     """Whether a value, or the text of one, is a schedule."""
-    return isinstance(value, Schedule) or (isinstance(value, str) and value.partition(":")[0] in KINDS)
+    kind, colon, _ = value.partition(":") if isinstance(value, str) else ("", "", "")
+    return isinstance(value, Schedule) or (bool(colon) and kind in KINDS)
 
 
 def _number(kind: str, name: str, value: Any) -> float:

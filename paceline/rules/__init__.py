@@ -232,6 +232,7 @@ class TorchRule(Rule, listed=False):
 
     prepared: ClassVar[bool] = False
     path: ClassVar[str] = ""
+    separate: ClassVar[bool] = False
     _shapes: ClassVar[Shapes] = ()
 
     def groups(self) -> tuple[ParameterGroup, ...]:
@@ -256,10 +257,13 @@ class TorchRule(Rule, listed=False):
         return other
 
     def whole(self) -> str | None:
+        if self.separate:
+            return "optimizers that are stepped in turns need the whole gradient of a parameter"
         return optimizers.indivisible(self.groups())
 
     def cells(self, x: Vector) -> dict[str, Tensor]:
-        found = optimizers.cells_of(self.groups(), self._shapes or (tuple(x.shape),), x)
+        shapes = self._shapes or (tuple(x.shape),)
+        found = optimizers.cells_of(self.groups(), shapes, x, separate=self.separate)
         return {f"{self._label}_{name}": cell for name, cell in found.items()}
 
     @property
@@ -371,18 +375,23 @@ class Rprop(TorchRule):
     path = "torch.optim:Rprop"
 
 
+OWN_OPTIONS = ("grouped", "schedule", "separate")  # not the optimizer's
+
+
 @dataclass(frozen=True)
 class OptimizerRule(TorchRule, listed=False):
     """An optimizer by the path of its class, with options of its own: `rule=torch.optim:Adam rule.amsgrad=true`.
 
     `grouped`: groups of parameters as JSON, with their options and rates; `schedule`: how these change, as JSON. Both
-    are what `optimizer=` and `schedule=` of Python make.
+    are what `optimizer=` and `schedule=` of Python make. `separate`: a parameter whose gradient is 0 throughout is not
+    stepped, as one without a gradient: for optimizers that a script steps in turns.
     """
 
     path: str = ""  # type: ignore[misc]
     options: Options = ()
     grouped: str = ""
     schedule: str = ""
+    separate: bool = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.path)
@@ -407,7 +416,7 @@ class OptimizerRule(TorchRule, listed=False):
         return _scheduled(self.grouped, self.schedule).values(v) if self.schedule else [{} for _ in self.groups()]
 
     def given(self) -> dict[str, Any]:
-        own = {name: text for name in ("grouped", "schedule") if (text := getattr(self, name))}
+        own = {name: value for name in OWN_OPTIONS if (value := getattr(self, name))}
         rate = {} if self.lr is None else {"lr": self.lr}
         return rate | dict(self.options) | own
 
@@ -415,8 +424,8 @@ class OptimizerRule(TorchRule, listed=False):
         options, changed = dict(self.options), dict[str, Any]()
         signature = inspect.signature(optimizers.optimizer_class(self.path)).parameters
         for name, value in given.items():
-            if name in ("grouped", "schedule"):
-                changed[name] = value
+            if name in OWN_OPTIONS:
+                changed[name] = converted(self.path, name, value, bool) if name == "separate" else value
             elif name == "lr":
                 changed["lr"] = converted(self.path, "lr", value, Rate)
             elif name not in signature or name == "params":

@@ -185,10 +185,17 @@ def _kept(name: str, value: Any) -> StateKind:
     raise UsageError(f"the optimizer keeps {name!r}, a {type(value).__name__}: only tensors and numbers can be saved")
 
 
-def cells_of(groups: tuple[ParameterGroup, ...], shapes: Shapes, x: Vector) -> dict[str, Tensor]:
-    """The cells of the optimizers at the start; names are without the rule's own."""
+def cells_of(
+    groups: tuple[ParameterGroup, ...], shapes: Shapes, x: Vector, *, separate: bool = False
+) -> dict[str, Tensor]:
+    """The cells of the optimizers at the start; names are without the rule's own. `separate`: optimizers are stepped in
+    turns, so that each parameter has a first step of its own."""
     layout = layout_of(groups, shapes, x.dtype, x.device.type)
     cells: dict[str, Tensor] = {"begun": torch.zeros((), dtype=torch.int64)}
+    if separate:
+        if layout.grouped:
+            raise UsageError("an optimizer that counts its steps in its groups cannot be stepped in turns with another")
+        cells["begun_each"] = torch.zeros((len(shapes), 1), dtype=torch.int64)
     flat = list(itertools.chain.from_iterable((len(shape), *shape) for shape in shapes))
     cells["shapes"] = torch.tensor(flat, dtype=torch.int64)
     for name, kind in layout.kinds.items():
@@ -217,6 +224,7 @@ class BoundOptimizers:
 
     def __init__(self, groups: tuple[ParameterGroup, ...], x: Vector, cells: Mapping[str, Tensor], first: int) -> None:
         self._groups, self._x, self._cells = groups, x, cells
+        self._begun_each = cells.get("begun_each")
         shapes = shapes_in(cells["shapes"])
         sizes = [math.prod(shape) for shape in shapes]
         whole = sum(sizes)
@@ -263,7 +271,7 @@ class BoundOptimizers:
 
     def _adopt(self) -> None:
         """Give the optimizers the state in the cells: views of them, where their device and sort allow."""
-        for tensor, own, views, kept in self._each():
+        for tensor, own, views, kept in self._each(begun=True):
             if own is None:
                 continue
             for name, view in views.items():
@@ -279,7 +287,7 @@ class BoundOptimizers:
 
     def _keep(self) -> None:
         """Put what the optimizers keep outside the cells into them."""
-        for tensor, own, views, _ in self._each():
+        for tensor, own, views, _ in self._each(begun=True):
             if own is None:
                 continue
             state = own.state[tensor]
@@ -293,12 +301,19 @@ class BoundOptimizers:
         for number, key, _ in self._layout.grouped:
             self._cells[f"group{number}_{key}"].fill_(self.param_groups[number][key])
 
-    def _each(self) -> Any:
-        return zip(self._tensors, self._own, self._views, self._layout.per_parameter, strict=True)
+    def _each(self, *, begun: bool) -> Any:
+        """Parameters, and what is kept of them; `begun`: of those that have been stepped."""
+        every = zip(self._tensors, self._own, self._views, self._layout.per_parameter, strict=True)
+        if self._begun_each is None:
+            return every
+        return itertools.compress(every, (flag == begun for flag in self._begun_each[:, 0].bool().tolist()))
 
     def step(self, g: Vector, values: Sequence[Mapping[str, Any]]) -> None:
         """One step with a gradient; `values` are options of each group for this step."""
         begun = bool(self._cells["begun"].item())
+        for tensor, own, _, _ in () if self._begun_each is None else self._each(begun=False):
+            if own is not None:
+                own.state.pop(tensor, None)  # the run has returned to before its first step
         if not begun and any(optimizer.state for optimizer, _ in self._optimizers):
             self._make()  # the run has returned to its beginning
         elif begun:
@@ -308,6 +323,12 @@ class BoundOptimizers:
         g = g.clone() if self._copies else g
         for tensor, (low, high), shape in zip(self._tensors, self._ranges, self._shapes, strict=True):
             tensor.grad = g[low:high].view(shape)
+        if self._begun_each is not None:
+            for place, tensor in enumerate(self._tensors):
+                if tensor.grad is not None and tensor.grad.any():
+                    self._begun_each[place] = 1
+                else:
+                    tensor.grad = None  # of an optimizer that another step is for
         version = self._x._version
         for optimizer, _ in self._optimizers:
             stepped(optimizer)

@@ -86,7 +86,7 @@ class World:
 
 
 def copied(to: Path) -> Path:
-    for folder in ("paceline", "docs", "tests"):
+    for folder in ("paceline", "docs", "examples", "tests"):
         shutil.copytree(ROOT / folder, to / folder)  # with __pycache__: else every process would compile all of it
     shutil.copy(ROOT / "pyproject.toml", to)
     return to

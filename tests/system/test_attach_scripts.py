@@ -289,3 +289,62 @@ weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy(
 def test_it_is_not_stepped_or_changed_in_the_block(line, message, launch):
     with pytest.raises(UsageError, match=message):
         launch(SCRIPT + OPTIMIZED.replace("LINE", line), workers=1)
+
+
+GAN = """
+torch.manual_seed(3)
+generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 64))
+critic = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+opt = {"critic": torch.optim.Adam(critic.parameters(), lr=0.01),
+       "generator": torch.optim.OPTIMIZER(generator.parameters(), lr=0.003, weight_decay=0.1)}
+both = nn.ModuleDict({"generator": generator, "critic": critic})
+ONE, ZERO = torch.ones(32, 1), torch.zeros(32, 1)
+
+def losses(images):
+    "Two steps of the critic for one of the generator."
+    for _ in range(2):
+        fake = generator(torch.randn(32, 4)).detach()
+        yield "critic", (F.binary_cross_entropy_with_logits(critic(images), ONE)
+                         + F.binary_cross_entropy_with_logits(critic(fake), ZERO))
+    yield "generator", F.binary_cross_entropy_with_logits(critic(generator(torch.randn(32, 4))), ONE)
+"""
+GAN_PLAIN = """
+for images, _ in items[:20]:
+    for name, loss in losses(images):
+        opt[name].zero_grad(); loss.backward(); opt[name].step()
+weights = torch.cat([p.detach().reshape(-1) for p in both.parameters()]).numpy().tobytes()
+"""
+GAN_PACED = """
+with attach(both, "SCHEME", optimizer=opt) as pace:
+    for images, _ in pace.share(items[:20], epochs=1):
+        for name, loss in losses(images):
+            STEP
+keep("weights", both)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "AdamW"])
+@pytest.mark.parametrize(
+    ("scheme", "step"),
+    [("allreduce", "pace.step(loss, of=name)"), ("async", "loss.backward(); pace.optimizers[name].step()")],
+)
+def test_two_models_are_stepped_in_turns_each_by_its_own_optimizer(scheme, step, optimizer, launch):
+    script = GAN.replace("OPTIMIZER", optimizer)
+    result = launch(script + GAN_PACED.replace("SCHEME", scheme).replace("STEP", step), workers=1)
+    scope: dict[str, object] = {}
+    exec(PRELUDE + script + GAN_PLAIN, scope)
+    assert Path("weights").read_bytes() == scope["weights"]
+    assert result.updates == 60
+
+
+def test_two_models_train_in_two_processes(launch):
+    script = GAN.replace("OPTIMIZER", "RMSprop") + GAN_PACED.replace("SCHEME", "allreduce")
+    launch(script.replace("STEP", "pace.step(loss, of=name)").replace('"weights"', 'f"{pace.rank}.weights"'))
+    assert Path("0.weights").read_bytes() == Path("1.weights").read_bytes()
+
+
+@pytest.mark.parametrize("step", ["pace.step(loss)", "pace.step(loss, of='teacher')"])
+def test_an_optimizer_of_several_must_be_named(step, launch):
+    script = GAN.replace("OPTIMIZER", "SGD") + GAN_PACED.replace("SCHEME", "allreduce").replace("STEP", step)
+    with pytest.raises(UsageError, match="must be one of 'critic', 'generator'"):
+        launch(script, workers=1)

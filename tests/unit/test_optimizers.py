@@ -306,3 +306,42 @@ def test_a_run_of_a_network_is_a_plain_loop() -> None:
             optimizer.step()
         assert torch.equal(run.vector, start(module))
     assert math.isfinite(run.loss)
+
+
+class TestSeparate:
+    """Optimizers that are stepped in turns: a gradient of zeros is none."""
+
+    GROUPS = (ParameterGroup("torch.optim:Adam", (), (0, 1)), ParameterGroup("torch.optim:Rprop", (), (2, 3)))
+
+    def rule(self) -> Rule:
+        words = {"rule": "torch.optim:Adam", "rule.grouped": optimizers.written(self.GROUPS), "rule.separate": True}
+        return rule_of(words).fitted(shapes(model()))
+
+    def gradients(self) -> list[torch.Tensor]:
+        size, first = sum(math.prod(shape) for shape in shapes(model())), 24  # numbers of the first two parameters
+        found = [torch.randn(size, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
+        for turn, g in enumerate(found):
+            (g[first:] if turn % 3 < 2 else g[:first]).zero_()  # the second optimizer begins with the third step
+        return found
+
+    def test_each_has_the_bits_of_its_own_loop_also_after_a_return(self) -> None:
+        module = model()
+        parameters = list(module.parameters())
+        plain = [torch.optim.Adam(parameters[:2], lr=0.001), torch.optim.Rprop(parameters[2:], lr=0.01)]
+        rule, start = self.rule(), torch.cat([p.detach().reshape(-1) for p in parameters])
+        state = State(x=start.clone(), **rule.cells(start))
+        saved: list[dict[str, Any]] = []
+        for turn, g in enumerate(self.gradients()):
+            for parameter, part in zip(parameters, g.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad = part.view(parameter.shape).clone()
+            plain[turn % 3 == 2].step()
+            if turn == 1:  # the second one has not begun; go on, and return
+                saved.append({name: cell.clone() for name, cell in state.saved().items()})
+                for later in self.gradients()[1:5]:
+                    rule.apply(state, later, LR)
+                state.restore(saved[0])
+            rule.apply(state, g, LR)
+        assert torch.equal(state.x, torch.cat([p.detach().reshape(-1) for p in parameters]))
+
+    def test_it_needs_whole_parameters(self) -> None:
+        assert "stepped in turns" in str(self.rule().whole())

@@ -181,3 +181,12 @@ def test_a_hyper_parameter_by_its_word() -> None:
     for scheme_name, key in (("allreduce", "server.lr"), ("allreduce", "step"), ("async", "rule.beta1")):
         with pytest.raises(UnknownName, match=key.rpartition(".")[2]):
             build.value_of(build.scheme_of(scheme_name, {}), key)
+
+
+def test_a_word_of_another_option_is_no_schedule() -> None:
+    result = paceline.simulate(
+        "digits-mlp", "dynsgd", workers=2, steps=3, weight="constant", lr=0.1, warn=lambda _: None
+    )
+    assert result.updates == 3
+    with pytest.raises(UsageError, match="schedule cosine: rate must be a number"):
+        build.scheme_of("async", {"lr": "cosine"})

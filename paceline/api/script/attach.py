@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,7 @@ def attach(
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
-    optimizer: OptimizerArgument | None = None,
+    optimizer: OptimizerArgument | Mapping[str, Optimizer] | None = None,
     schedule: ScheduleArgument | None = None,
     **hyper: Any,
 ) -> Pace:
@@ -58,20 +58,25 @@ def attach(
     steps:     updates of the centre after which the run ends;   evaluate: a function of the model, gives metrics;
     directory: of a script that runs by itself (`python script.py`); resume=True resumes the run in it. A launched
                script has that of `paceline run`, whose --scheme, --steps and hyper-parameters replace these.
-    optimizer: of torch.optim over the model, or a function of the model that makes one: the scheme's rule;
+    optimizer: of torch.optim over the model, or a function of the model that makes one: the scheme's rule. Several by
+               name are stepped in turns, `pace.step(loss, of="generator")`;
     schedule:  a function of the optimizer that gives a torch.optim.lr_scheduler, stepped once per update of the centre.
     After the block the model holds the final weights of the centre, in memory of its own.
     """
     if hyper.keys() & {"exact", "micro"}:
         raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
-    if optimizer is not None or schedule is not None:
-        hyper |= hyper_for(build.scheme_of(scheme, hyper), hyper, model, optimizer, schedule, steps=steps)
+    named = dict(optimizer) if isinstance(optimizer, Mapping) else {}
+    rule = list(named.values()) if isinstance(optimizer, Mapping) else optimizer
+    if rule is not None or schedule is not None:
+        hyper |= hyper_for(build.scheme_of(scheme, hyper), hyper, model, rule, schedule, steps=steps)
+    if named:
+        hyper["rule.separate"] = True
     own = [build.hook_of(hook) for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks)]
     role = script_role.role()
     attached = _by_itself if role is None else partial(_launched, role)
-    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    given = rule if isinstance(rule, list | tuple) else [rule]
     optimizers = [one for one in given if isinstance(one, Optimizer)]
-    return attached(_Script(model, scheme, hyper, steps, evaluate, own, seed, directory, resume, optimizers))
+    return attached(_Script(model, scheme, hyper, steps, evaluate, own, seed, directory, resume, optimizers, named))
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class _Script:
     directory: str | Path | None
     resume: bool
     optimizers: list[Optimizer]
+    named: dict[str, Optimizer]  # those that are stepped in turns
 
 
 def _launched(role: ScriptRole, script: _Script) -> Pace:
@@ -119,7 +125,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     wait_until_joined(memory)
     hooks = role.hooks_with(script.hooks)
     session = WorkerSession(memory, task, role.rank, hooks, control)
-    role.loop = pace = Pace(session, task, hooks, ExitStack(), script.optimizers)
+    role.loop = pace = Pace(session, task, hooks, ExitStack(), script.optimizers, script.named)
     _seed(session)
     return pace
 
@@ -149,7 +155,7 @@ def _by_itself(script: _Script) -> Pace:
     with ExitStack() as around:
         session = standalone.session_of(plan, chosen, task, hooks, {"parameters": task.flat.named()}, around)
         print(f"paceline: {name} runs by itself, as the only worker of {chosen.name}, in {place.path}", flush=True)
-        _alone = Pace(session, task, hooks, around.pop_all(), script.optimizers)
+        _alone = Pace(session, task, hooks, around.pop_all(), script.optimizers, script.named)
     _seed(session)
     return _alone
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -60,10 +60,14 @@ class Pace:
         hooks: list[Hook],
         around: ExitStack,
         optimizers: Sequence[Optimizer] = (),
+        named: Mapping[str, Optimizer] | None = None,
     ) -> None:
         self._session, self._task, self._around = session, task, around
         self._board = session.board
         self._guard = OptimizerGuard(task.flat.parameters, optimizers)
+        self._turns = {
+            name: [p for group in one.param_groups for p in group["params"]] for name, one in (named or {}).items()
+        }
         self._fed = any(type(hook).feed is not Hook.feed for hook in hooks)
         self._room = GradientBuffers(session)
         self._out: Vector | None = None  # where the next gradient goes
@@ -91,6 +95,11 @@ class Pace:
     def optimizer(self) -> ScriptOptimizer:
         """An optimizer whose step() is `pace.step()`, for GradScaler and the like. The scheme has the learning rate."""
         return ScriptOptimizer(self._task.flat.parameters, self.step)
+
+    @property
+    def optimizers(self) -> dict[str, ScriptOptimizer]:
+        """The same for optimizers that are stepped in turns: the step() of each is `pace.step(of=NAME)`."""
+        return {name: ScriptOptimizer(own, partial(self.step, of=name)) for name, own in self._turns.items()}
 
     def say(self, text: str) -> None:
         """Show a message to the user; what a script prints goes to the log of its role."""
@@ -163,15 +172,22 @@ class Pace:
             self._backward(loss)
             self._losses = loss.item() if self._losses is None else self._losses + loss.item()
 
-    def step(self, loss: Tensor | float | None = None, size: int | None = None) -> bool:
+    def step(self, loss: Tensor | float | None = None, size: int | None = None, of: str | None = None) -> bool:
         """Give the gradient to the session, and set the model to the parameters of the next step; False at the end.
 
         loss: of autograd: its backward pass is run first. A number, or a tensor without a graph (`loss.detach()`): the
               script has run the backward pass itself, and this is shown. None: that of `pace.backward`, or none.
-        size: samples that the gradient is of; default: those from share() since the last step."""
+        size: samples that the gradient is of; default: those from share() since the last step.
+        of:   the optimizer that makes this step, where attach() was given several by name. Gradients of parameters that
+              are not its own are dropped."""
         self._inside("step()")
         if self._out is None:
             return False
+        if of not in (self._turns or {None}):
+            known = (
+                f"one of {', '.join(map(repr, self._turns))}" if self._turns else "None: attach() was given no names"
+            )
+            raise UsageError(f"of={of!r} is no optimizer of this run; it must be {known}")
         if isinstance(loss, Tensor) and (loss.requires_grad or not self._touched()):
             self.backward(loss)
         elif loss is not None:
@@ -185,6 +201,8 @@ class Pace:
                 "there is no gradient to give: no backward pass since the last step. Call loss.backward() first, or "
                 "pass the loss: pace.step(loss)"
             )
+        if of is not None:
+            self._task.drop_gradients(self._turns[of])
         g, self._out = self._out, None
         self._task.loss, self._losses = self._losses, None
         size, self._seen = size or self._seen or 1, 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,6 +109,13 @@ class ScriptTask(Task):
             if buffer is not self._shared[name]:  # on another device
                 self._shared[name].copy_(buffer)
         return found
+
+    def drop_gradients(self, kept: Sequence[Tensor]) -> None:
+        """Set the gradients of all other parameters to 0."""
+        own = {id(parameter) for parameter in kept}
+        for parameter in self.flat.parameters:
+            if id(parameter) not in own and parameter.grad is not None:
+                parameter.grad.zero_()
 
     def check_parameters(self) -> None:
         """UsageError if the script has changed which parameters train, or has moved them."""
