@@ -348,3 +348,25 @@ def test_an_optimizer_of_several_must_be_named(step, launch):
     script = GAN.replace("OPTIMIZER", "SGD") + GAN_PACED.replace("SCHEME", "allreduce").replace("STEP", step)
     with pytest.raises(UsageError, match="must be one of 'critic', 'generator'"):
         launch(script, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "workers", "updates"), [("allreduce", 1, 80), ("allreduce", 2, 40), ("async", 2, 80), ("sync", 2, 40)]
+)
+def test_epochs_are_equal_work_for_any_scheme_and_number_of_workers(scheme, workers, updates, launch):
+    result = launch(
+        f"""
+with attach(model, "{scheme}", lr=0.1, epochs=2, loader=items) as pace:
+    for images, labels in pace.share(items):
+        pace.step(F.cross_entropy(model(images), labels))
+""",
+        workers=workers,
+    )
+    assert result.updates == updates  # of forty batches in an epoch
+
+
+def test_epochs_need_the_loader(launch):
+    with pytest.raises(UsageError, match="give attach"):
+        launch('attach(model, "sync", epochs=2)')
+    with pytest.raises(UsageError, match="one unit"):
+        launch('attach(model, "sync", epochs=2, steps=3, loader=items)')

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from paceline.api.script.loader_sharding import Shard, size_of
+from paceline.api.script.loader_sharding import Shard, size_of, work_of
 from paceline.errors import UsageError
 
 SAMPLES = torch.arange(40)
@@ -173,3 +173,22 @@ def test_epochs_continue_where_the_last_call_ended():
     once = [item for _ in range(3) for item in shard.items(epochs=1)]
     assert shard.epoch == 2
     assert [batch.tolist() for (batch,) in once] == [batch.tolist() for (batch,) in whole]
+
+
+@pytest.mark.parametrize(
+    ("loader", "batch", "epoch"),
+    [
+        (DataLoader(TensorDataset(SAMPLES), batch_size=12), 12, 40),
+        (DataLoader(TensorDataset(SAMPLES), batch_size=12, drop_last=True), 12, 36),
+        (TestDistributedSampler.loader(2, 0), 4, 40),
+        ([torch.zeros(8), torch.zeros(8), torch.zeros(3)], 8, 19),
+    ],
+)
+def test_the_samples_of_a_batch_and_of_an_epoch(loader, batch, epoch):
+    assert work_of(loader) == (batch, epoch)
+
+
+@pytest.mark.parametrize("loader", [iter([1]), lambda: [1], [], DataLoader(Numbers(), batch_size=2)])
+def test_data_that_do_not_tell_their_size(loader):
+    with pytest.raises(UsageError, match="samples and epochs need a loader with a length and a batch size"):
+        work_of(loader)

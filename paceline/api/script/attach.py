@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.api.script import standalone
+from paceline.api.script.loader_sharding import Loader, work_of
 from paceline.api.script.loop import Pace
 from paceline.api.script.script_task import Evaluate, ScriptTask
-from paceline.config import build, discovery
+from paceline.config import build, discovery, work
 from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, hyper_for
 from paceline.config.plan import Plan
 from paceline.config.validate import check
@@ -40,6 +41,9 @@ def attach(
     scheme: str | Scheme | type[Scheme] = "async",
     *,
     steps: int | None = None,
+    samples: int | None = None,
+    epochs: float | None = None,
+    loader: Loader | None = None,
     evaluate: Evaluate | None = None,
     hooks: Iterable[str | Hook] = (),
     seed: int = 0,
@@ -56,6 +60,8 @@ def attach(
             pace.step(F.cross_entropy(model(images), labels))
 
     steps:     updates of the centre after which the run ends;   evaluate: a function of the model, gives metrics;
+    samples, epochs: the length of the run in place of steps, converted to updates: equal work for any scheme and number
+               of workers. They need `loader`, the one that `pace.share` gets, for the size of a batch and of an epoch;
     directory: of a script that runs by itself (`python script.py`); resume=True resumes the run in it. A launched
                script has that of `paceline run`, whose --scheme, --steps and hyper-parameters replace these.
     optimizer: of torch.optim over the model, or a function of the model that makes one: the scheme's rule. Several by
@@ -71,12 +77,21 @@ def attach(
         hyper |= hyper_for(build.scheme_of(scheme, hyper), hyper, model, rule, schedule, steps=steps)
     if named:
         hyper["rule.separate"] = True
+    work.one_unit({"steps": steps, "samples": samples, "epochs": epochs})
+    length = None
+    if samples is not None or epochs is not None:
+        if loader is None:
+            raise UsageError("samples and epochs need the data's size: give attach() the loader too, loader=…")
+        batch, size = work_of(loader)
+        length = partial(work.in_updates, batch=batch, feed="shared", epoch_size=size, samples=samples, epochs=epochs)
     own = [build.hook_of(hook) for hook in ([hooks] if isinstance(hooks, str | Hook) else hooks)]
     role = script_role.role()
     attached = _by_itself if role is None else partial(_launched, role)
     given = rule if isinstance(rule, list | tuple) else [rule]
     optimizers = [one for one in given if isinstance(one, Optimizer)]
-    return attached(_Script(model, scheme, hyper, steps, evaluate, own, seed, directory, resume, optimizers, named))
+    return attached(
+        _Script(model, scheme, hyper, steps, length, evaluate, own, seed, directory, resume, optimizers, named)
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,7 @@ class _Script:
     scheme: str | Scheme | type[Scheme]
     hyper: dict[str, Any]
     steps: int | None
+    length: Callable[[Scheme, int], int] | None  # updates, of a scheme and a number of workers
     evaluate: Evaluate | None
     hooks: list[Hook]
     seed: int
@@ -94,6 +110,10 @@ class _Script:
     resume: bool
     optimizers: list[Optimizer]
     named: dict[str, Optimizer]  # those that are stepped in turns
+
+    def updates(self, scheme: Scheme, workers: int) -> int | None:
+        """After which the run ends."""
+        return self.steps if self.length is None else self.length(scheme, workers)
 
 
 def _launched(role: ScriptRole, script: _Script) -> Pace:
@@ -103,7 +123,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     name, chosen, replaced = _chosen(plan, script)
     task = ScriptTask(script.model, script.evaluate, Path(plan.script[0]).stem)
     decided: dict[str, Any] = {
-        "steps": script.steps if plan.steps is None else plan.steps,
+        "steps": script.updates(chosen, plan.workers) if plan.steps is None else plan.steps,
         "seed": plan.seed or script.seed,
         "servers": plan.servers if chosen.methods else 0,
         "device": str(task.device),
@@ -142,7 +162,7 @@ def _by_itself(script: _Script) -> Pace:
         hyper=build.hyper_of(chosen),
         workers=1,
         servers=1 if chosen.methods else 0,
-        steps=script.steps,
+        steps=script.updates(chosen, 1),
         seed=script.seed,
         device=str(task.device),
         script=sys.argv[:1],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
@@ -95,6 +95,22 @@ def _use(sampler: DistributedSampler[Any], rank: int, workers: int) -> str:
         f"the loader has a DistributedSampler for process {sampler.rank} of {sampler.num_replicas}, and this is worker "
         f"{rank} of {workers}: its data would be sharded twice. Remove the sampler (share() shards the data), or make "
         "it with num_replicas=pace.workers, rank=pace.rank"
+    )
+
+
+def work_of(loader: Loader) -> tuple[int, int]:
+    """The samples of a batch, and those of an epoch; UsageError for a loader that does not tell."""
+    if isinstance(loader, DataLoader) and loader.batch_size is not None and isinstance(loader.sampler, Sized):
+        batch, samples = loader.batch_size, len(loader.sampler)
+        own = _distributed_sampler(loader)
+        samples *= 1 if own is None else own.num_replicas
+        return batch, samples - samples % batch if loader.drop_last else samples
+    if isinstance(loader, Sequence) and loader:
+        sizes = [size_of(item) for item in loader]
+        return max(sizes), sum(sizes)
+    raise UsageError(
+        f"samples and epochs need a loader with a length and a batch size (a DataLoader, or a list of batches), not a "
+        f"{type(loader).__name__}; give steps"
     )
 
 
