@@ -12,7 +12,7 @@ SEED ?= 0
 SECONDS ?= 60
 RUNS ?= 1000000
 
-.PHONY: setup demo test test-long test-all test-engines chaos chaos-sim check size docs clean help
+.PHONY: setup demo test test-long test-all matrix test-engines chaos chaos-sim check size docs clean help
 
 help:          ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SS
 	$(BIN)/python -m pytest $(THREES) tests/system -m long
 
 test-all: test test-long ## both
+
+matrix: $(READY) ## every update rule under every scheme with that side, in the simulator; make test has a part of it
+	$(BIN)/python -m pytest -n auto tests/matrix
 
 chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)

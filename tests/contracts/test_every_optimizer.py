@@ -1,6 +1,6 @@
 """Every rule under every scheme with that side: it trains, is killed, returns to a checkpoint, and repeats.
 
-The other pairs are in tests/system/test_optimizers_in_processes.py.
+The other pairs are in tests/matrix: `make matrix`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ WORKERS = 4
 @pytest.mark.parametrize("compute", ["constant:1.0", "exponential:1.0"])
 def test_as_many_gradients_enter_an_update_as_the_scheme_says(name: str, compute: str) -> None:
     made, workers = scheme_named(name), crew(name, WORKERS)
-    wanted = 6_000
+    wanted = 1_500
     if made.gradients_per_update(workers) is None:  # a scheme need not say it
         with pytest.raises(UsageError, match="does not say how many gradients enter one update"):
             work.in_updates(made, workers, BATCH, "shared", None, samples=wanted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,6 @@ from torch.optim import Optimizer, lr_scheduler
 from paceline import Result, TorchTask, replay, simulate
 from paceline.config import build
 from paceline.config.optimizer_argument import with_optimizer
-
-sys.path.append(str(Path(__file__).parents[1] / "contracts"))  # the rest of a matrix, a slice of which is there
-
-import optimizer_runs
-from optimizer_runs import ALIKE, EXACT, LOCAL, SERVED, pairs
 
 __all__ = ["launch", "one_thread"]  # fixtures
 
@@ -87,16 +81,6 @@ def test_killed_resumed_and_repeated(scheme: str, tmp_path: Path) -> None:
 
 def virtual(scheme: str, hyper: dict[str, Any], servers: int) -> Result:
     return simulate(task(), scheme, workers=2, servers=max(servers, 1), steps=STEPS, **hyper)
-
-
-@pytest.mark.parametrize(("scheme", "rule"), pairs(SERVED + LOCAL + ALIKE, quick=False))
-def test_every_rule_under_every_scheme(scheme: str, rule: str) -> None:
-    optimizer_runs.trains_and_repeats_after_deaths(scheme, rule)
-
-
-@pytest.mark.parametrize(("scheme", "rule"), pairs(EXACT, quick=False))
-def test_every_rule_in_exact_runs(scheme: str, rule: str) -> None:
-    optimizer_runs.a_death_changes_no_bit_of_an_exact_run(scheme, rule)
 
 
 OWN = """
