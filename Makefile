@@ -36,7 +36,7 @@ test: $(READY) ## every unit, paper, contract and golden test, and a few system 
 	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m "not long"
 
 test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
-	$(BIN)/python -m pytest $(THREES) tests/system -m long
+	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m long
 
 test-all: test test-long ## both
 

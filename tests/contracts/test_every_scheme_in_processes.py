@@ -29,6 +29,7 @@ def at_most(name: str, workers: int, asked: int) -> int:
     return asked + (workers - 1 if direct else 0)
 
 
+@pytest.mark.long
 def test_it_learns_what_it_learns_in_virtual_time(name: str, tmp_path: Path) -> None:
     workers, asked = crew(name), enough_updates(name)
     real = [
@@ -54,7 +55,12 @@ def test_it_learns_what_it_learns_in_virtual_time(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("shards", "rule", "kind"), [(1, None, "float32"), (2, "momentum", "float32"), (3, "adam", "float64")]
+    ("shards", "rule", "kind"),
+    [
+        (1, None, "float32"),
+        pytest.param(2, "momentum", "float32", marks=pytest.mark.long),
+        (3, "adam", "float64"),
+    ],
 )
 def test_where_the_order_is_fixed_it_gives_the_simulators_bits(
     name: str, shards: int, rule: str | None, kind: str, tmp_path: Path
