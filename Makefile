@@ -31,7 +31,7 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 	@echo
 	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
-test: $(READY) ## every unit, paper, contract and golden test, and a few system tests of each world: minutes
+test: $(READY) ## every unit, paper and golden test, most contracts, and a few system tests of each world: minutes
 	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES))
 	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m "not long"
 

@@ -19,7 +19,7 @@ from paceline.hooks._periodic import EveryOrSeconds, Timer
 @dataclass
 class Tracker(EveryOrSeconds):
     """Sends the chief's values every `every` updates (100 if neither is given) or `seconds`. With `evaluate` it also
-    evaluates every so many updates, and at the end. `run` is the name of the run there."""
+    evaluates every N updates, and at the end. `run` is the name of the run there."""
 
     evaluate: Natural = 0
     run: str = ""

@@ -58,7 +58,7 @@ def mapped(function: Callable[[Tensor], Tensor], part: Any) -> Any:
     return part
 
 
-def size_of(parts: Parts) -> int:
+def size_of(parts: Any) -> int:
     """The number of samples: the length of the first tensor."""
     first = next((one for one in tensors_in(parts) if one.dim()), None)
     return 1 if first is None else len(first)

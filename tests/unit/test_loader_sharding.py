@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from paceline.api.script.loader_sharding import Shard, size_of, work_of
+from paceline.api.script.loader_sharding import Shard, work_of
 from paceline.errors import UsageError
+from paceline.torch_task.batch_parts import size_of
 
 SAMPLES = torch.arange(40)
 

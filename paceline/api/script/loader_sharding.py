@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from paceline.errors import UsageError
 from paceline.sampling import mixed
 from paceline.torch_task import seeded
+from paceline.torch_task.batch_parts import size_of
 
 Loader = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -112,20 +112,6 @@ def work_of(loader: Loader) -> tuple[int, int]:
         f"samples and epochs need a loader with a length and a batch size (a DataLoader, or a list of batches), not a "
         f"{type(loader).__name__}; give steps"
     )
-
-
-def size_of(item: Any) -> int:
-    """The number of samples of an item: the length of its first tensor."""
-    first = next(_tensors(item), None)
-    return len(first) if first is not None and first.dim() else 1
-
-
-def _tensors(item: Any) -> Iterator[Tensor]:
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, Mapping | tuple | list):
-        for value in item.values() if isinstance(item, Mapping) else item:
-            yield from _tensors(value)
 
 
 def _iterator(source: Loader) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.api.script.loader_sharding import Loader, Shard, size_of
+from paceline.api.script.loader_sharding import Loader, Shard
 from paceline.api.script.optimizer_guard import OptimizerGuard, ScriptOptimizer
 from paceline.api.script.script_task import ScriptTask
 from paceline.errors import UsageError
@@ -26,6 +26,7 @@ from paceline.result import Staleness
 from paceline.state import Vector
 from paceline.task import Batch
 from paceline.torch_task import checked_loss
+from paceline.torch_task.batch_parts import size_of
 
 
 class SharedItems:
