@@ -43,6 +43,7 @@ class RunMemory:
         self._descriptor = descriptor
         self._versions: list[int] = []  # words that hold the centre's version
         self._direct = False
+        self._on_gpu = plan.device.startswith("cuda")
         self.segment: Segment
         self.layout: Layout
 
@@ -250,6 +251,12 @@ class RunMemory:
         """Stop the run, and wake every process of it."""
         self.board.stop(how)
         self.wakeup.ring_all()
+
+    def synchronize(self) -> None:
+        """Wait until this process's work on a GPU is finished: before other processes are told of a tensor that it has
+        written or read. Without a GPU there is nothing to wait for."""
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
 
     def now(self) -> int:
         return time.monotonic_ns()
