@@ -1,0 +1,317 @@
+"""What the benchmarks of whole runs compare: models, paceline's schemes, and the same training by other means.
+
+Every number is samples per second of all workers together. `share_rounds` measures the limit (as many processes, which
+never communicate) before and after each contender, because the speed of a machine drifts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.api.execute import execute
+from paceline.config import build
+from paceline.config.validate import planned
+from paceline.datasets import load
+from paceline.runs.run_directory import RunDirectory
+from paceline.torch_task import TorchTask
+
+LR = 0.05
+WINDOW = 10  # local steps between two means of local SGD
+ASKED = 0.05  # seconds of training between two questions of processes that must stop at the same step
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data, and how long a gradient takes at most on a core of today."""
+
+    name: str
+    task: TorchTask
+    gradient: float
+
+    @property
+    def warm(self) -> int:
+        """Gradients of a worker before the clock starts."""
+        return max(3, min(100, int(0.2 / self.gradient)))
+
+    @property
+    def asked(self) -> int:
+        """Steps between two questions whether all processes stop."""
+        return max(1, min(50, int(ASKED / self.gradient)))
+
+
+def workload(name: str, batch: int | None = None) -> Workload:
+    """mnist-mlp (0.4 MB of parameters), mnist-cnn (13 MB), or wide-mlp (40 MB)."""
+    if name == "wide-mlp":
+        return Workload(name, wide_mlp(batch or 50), 0.06)
+    seconds = {"mnist-mlp": (100, 0.001), "mnist-cnn": (50, 0.05)}
+    if name not in seconds:
+        raise SystemExit(f"no workload {name!r}: mnist-mlp, mnist-cnn, wide-mlp")
+    usual, gradient = seconds[name]
+    task = build.task_of(name, {}).configured(batch=batch or usual)
+    assert isinstance(task, TorchTask)
+    return Workload(name, task, gradient)
+
+
+def wide_mlp(batch: int) -> TorchTask:
+    """MNIST, a network of 784-2816-2720-10: 9,897,850 parameters."""
+    data = load("mnist", None)
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            *(nn.Flatten(), nn.Linear(784, 2816), nn.ReLU()),
+            *(nn.Linear(2816, 2720), nn.ReLU(), nn.Linear(2720, 10)),
+        )
+
+    def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return images.float() / 255, labels
+
+    return TorchTask(
+        model, nn.functional.cross_entropy, data.train, data.test, batch=batch, prepare=prepare, name="wide-mlp"
+    )
+
+
+def paced(work: Workload, words: str, workers: int, servers: int, seconds: float) -> float:
+    """A scheme of paceline; `words`: its name and hyper-parameters."""
+    name, *pairs = words.split()
+    plan, scheme, objects = planned(
+        work.task, name, hyper=build.pairs(pairs), workers=workers, servers=servers, seconds=seconds, steps=None
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = RunDirectory.create(Path(folder) / "run", "benchmark")
+        plan = dataclasses.replace(plan, directory=str(place.path), batch=work.task.batch)
+        result = execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+    assert result.samples_per_second is not None
+    return result.samples_per_second
+
+
+More = Callable[[], bool]  # called after each gradient: counts it, and says whether there is time for another
+Play = Callable[[Workload, int, int, More, Any], None]  # of workload, rank, workers, more, what they share
+
+
+def others(play: Play, work: Workload, workers: int, seconds: float) -> float:
+    """As many processes that each run `play`."""
+    context = get_context("fork")
+    counts = context.Array("d", workers)
+    shared = _module(work).share_memory() if play is torch_hogwild else None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = [*range(workers), *([workers] if play is torch_rpc else [])]  # the last one is the server
+    crew = [
+        context.Process(target=_begin, args=(play, work, rank, workers, seconds, counts, shared, port))
+        for rank in names
+    ]
+    for process in crew:
+        process.start()
+    for process in crew:
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"{play.__name__} failed with exit code {process.exitcode}")
+    return sum(counts)
+
+
+def _begin(
+    play: Play, work: Workload, rank: int, workers: int, seconds: float, counts: Any, shared: Any, port: int
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    play(work, rank, workers, _clock(work, rank, seconds, counts), shared)
+
+
+def _clock(work: Workload, rank: int, seconds: float, counts: Any) -> More:
+    """Counts the gradients after the first ones, and says when the time is over."""
+    state = {"gradients": 0, "since": 0.0}
+    warm, batch = work.warm, work.task.batch
+
+    def more() -> bool:
+        state["gradients"] += 1
+        if state["gradients"] == warm:
+            state["since"] = time.perf_counter()
+        if state["gradients"] <= warm:
+            return True
+        passed = time.perf_counter() - state["since"]
+        counts[rank] = (state["gradients"] - warm) * batch / passed
+        return passed < seconds
+
+    return more
+
+
+def no_communication(work: Workload, rank: int, workers: int, more: More, _: Any) -> None:
+    """The limit: SGD in every process by itself."""
+    x = work.task.start(0)
+    out = torch.empty_like(x)
+    with torch.no_grad():
+        for batch in work.task.batches(rank, workers, 0):
+            work.task.grad(x, batch, out)
+            x.add_(out, alpha=-LR)
+            if not more():
+                return
+
+
+def _module(work: Workload) -> nn.Module:
+    return work.task.module(work.task.start(0)).train()
+
+
+def _steps(model: nn.Module, work: Workload, rank: int, workers: int) -> Any:
+    """A user's own loop in torch: one step of SGD for each item."""
+    optimizer, loss = torch.optim.SGD(model.parameters(), lr=LR), work.task.loss
+    assert loss is not None
+    for batch in work.task.batches(rank, workers, 0):
+        optimizer.zero_grad()
+        loss(model(batch.data[0]), batch.data[1]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield
+
+
+def torch_hogwild(work: Workload, rank: int, workers: int, more: More, model: nn.Module) -> None:
+    """A module in shared memory that every process changes, as in torch's own example."""
+    for _ in _steps(model, work, rank, workers):
+        if not more():
+            return
+
+
+class _Together:
+    """Ends all processes of a group at the same step."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.step, self.going = every, 0, torch.ones(1)
+
+    def over(self, more: bool) -> bool:
+        if not more:
+            self.going.zero_()
+        self.step += 1
+        if self.step % self.every:
+            return False
+        dist.all_reduce(self.going, op=dist.ReduceOp.MIN)
+        return not self.going.item()
+
+
+def torch_ddp(work: Workload, rank: int, workers: int, more: More, _: Any) -> None:
+    """DistributedDataParallel over Gloo."""
+    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    together = _Together(work.asked)
+    for _ in _steps(nn.parallel.DistributedDataParallel(_module(work)), work, rank, workers):
+        if together.over(more()):
+            break
+    dist.destroy_process_group()
+
+
+def local_sgd(work: Workload, rank: int, workers: int, more: More, _: Any) -> None:
+    """Local SGD: after every WINDOW steps the mean of the parameters by Gloo's all_reduce."""
+    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    x = work.task.start(0)
+    out, together = torch.empty_like(x), _Together(max(work.asked, WINDOW))
+    with torch.no_grad():
+        for number, batch in enumerate(work.task.batches(rank, workers, 0), 1):
+            work.task.grad(x, batch, out)
+            x.add_(out, alpha=-LR)
+            if number % WINDOW == 0:
+                dist.all_reduce(x)
+                x.div_(workers)
+            if together.over(more()):
+                break
+    dist.destroy_process_group()
+
+
+CENTRE: list[Tensor] = []  # of the process that is the server of torch RPC
+
+
+def _push(g: Tensor) -> Tensor:
+    CENTRE[0].add_(g, alpha=-LR)
+    return CENTRE[0]
+
+
+def torch_rpc(work: Workload, rank: int, workers: int, more: More, _: Any) -> None:
+    """Asynchronous SGD with a parameter server of torch.distributed.rpc: one call pushes a gradient and pulls x."""
+    from torch.distributed import rpc
+
+    warnings.filterwarnings("ignore", message="You are using a Backend")  # torch warns of its own call
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=max(4, workers))
+    name = "server" if rank == workers else f"worker{rank}"
+    if rank == workers:
+        CENTRE.append(work.task.start(0))
+    rpc.init_rpc(name, rank=rank, world_size=workers + 1, rpc_backend_options=options)
+    if rank < workers:
+        x = work.task.start(0)
+        out = torch.empty_like(x)
+        with torch.no_grad():
+            for batch in work.task.batches(rank, workers, 0):
+                work.task.grad(x, batch, out)
+                x = rpc.rpc_sync("server", _push, args=(out,))
+                if not more():
+                    break
+    rpc.shutdown()
+
+
+LIMIT = "no communication"
+PEERS: dict[str, Play] = {
+    "torch DDP (Gloo)": torch_ddp,
+    "torch HogWild": torch_hogwild,
+    "torch RPC server": torch_rpc,
+    f"Gloo local SGD window={WINDOW}": local_sgd,
+}
+
+
+@dataclass
+class Shares:
+    """Of each contender: its part of the limit, once for every round; and the limits in samples per second."""
+
+    shares: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    limits: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def limit(self) -> float:
+        return statistics.median(self.limits)
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = {
+            name: {"median": round(statistics.median(each), 4), "rounds": [round(one, 4) for one in each]}
+            for name, each in self.shares.items()
+        }
+        return {"limit_samples_per_second": round(self.limit), "shares": rows}
+
+
+def contenders(
+    work: Workload, schemes: Sequence[str], peers: Mapping[str, Play], workers: int, servers: int, seconds: float
+) -> dict[str, Callable[[], float]]:
+    """Functions that measure paceline's schemes, then the others, by name."""
+    runs: dict[str, Callable[[], float]] = {}
+    for words in schemes:
+        runs[words] = lambda words=words: paced(work, words, workers, servers, seconds)  # type: ignore[misc]
+    for name, play in peers.items():
+        runs[name] = lambda play=play: others(play, work, workers, seconds)  # type: ignore[misc]
+    return runs
+
+
+def share_rounds(
+    work: Workload, runs: Mapping[str, Callable[[], float]], workers: int, seconds: float, rounds: int, found: Shares
+) -> None:
+    """Measure every contender once in each round, in turn, between two measurements of the limit."""
+    for number in range(rounds):
+        before = others(no_communication, work, workers, seconds)
+        found.limits.append(before)
+        for name, run in runs.items():
+            speed = run()
+            after = others(no_communication, work, workers, seconds)
+            found.shares.setdefault(name, []).append(speed / ((before + after) / 2))
+            found.limits.append(after)
+            share = found.shares[name][-1]
+            where = f"{work.name}, {workers} workers, round {number + 1}"
+            print(f"{where}: {name}: {share:.3f}", file=sys.stderr, flush=True)
+            before = after
