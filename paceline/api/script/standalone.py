@@ -77,7 +77,7 @@ def session_of(
     fingerprint.write(directory.path, launched, first.step if first else 0, _warn)
     made = LaunchMemory(plan, scheme, {}, ALONE)
     around.callback(made.close)
-    memory = RunMemory(plan, scheme, made.board, Wakeup(made.board, made.pipes, 0), made.state)
+    memory = RunMemory(plan, scheme, made.board, Wakeup(made.board, made.pipes, 0), made.state, letters=made.letters)
     memory.board.put("restarts", totals.restarts)
     memory.board.put("rolled_back", totals.rolled_back)
     control = Records(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from paceline.config import build, discovery
 from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
 from paceline.processes.memory.board import MAILBOXES, Board
+from paceline.processes.memory.gpu_memory import GpuMemory, NoSharing
 from paceline.processes.memory.segment import WORD, Layout, Segment
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.transport import Transport
@@ -29,26 +30,46 @@ MAILBOX_VECTORS = 4  # vectors that a call may carry each way, and
 MAILBOX_BYTES = 1 << 22  # bytes beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
+GPU_BYTES = 1 << 20  # bytes beside one vector that a mean may carry on a GPU
 
 
 class RunMemory:
     """One process's view of the run. The chief lays the memory out and fills it; the others open it."""
 
     def __init__(
-        self, plan: Plan, scheme: Scheme, board: Board, wakeup: Wakeup, descriptor: int, node: Endpoint = ALONE
+        self,
+        plan: Plan,
+        scheme: Scheme,
+        board: Board,
+        wakeup: Wakeup,
+        descriptor: int,
+        node: Endpoint = ALONE,
+        letters: tuple[int, int] | None = None,
     ) -> None:
+        """`letters`: where the descriptors of GPU memory are; None: this run shares none."""
         self.plan, self.board, self.wakeup, self.node = plan, board, wakeup, node
         self.transport: Transport = discovery.transport(node.transport)
         self.first_scheme = self.scheme = scheme
-        self._descriptor = descriptor
+        self._descriptor, self._letters = descriptor, letters
         self._versions: list[int] = []  # words that hold the centre's version
         self._direct = False
-        self._on_gpu = plan.device.startswith("cuda")
+        self.no_sharing: str | None = None  # why the state is not in the memory of the GPUs that compute
         self.segment: Segment
         self.layout: Layout
 
     def lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
-        """Decide the offset of every tensor, and size the memory for them. Only the chief does this."""
+        """Decide the offset of every tensor, and allocate the memory for them. Only the chief does this."""
+        gpus: list[int] = []
+        if self.plan.device != "cpu" and self.node == ALONE and self._letters is not None:
+            gpus = [self.device(rank).index or 0 for rank in range(self.plan.workers)]
+        try:
+            self._lay_out(x0, buffers, notes, gpus)
+        except NoSharing as error:
+            self.no_sharing = str(error)
+            self._lay_out(x0, buffers, notes, [])
+
+    def _lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any], gpus: Sequence[int]) -> None:
+        """`gpus`: the number of each worker's GPU, if their memory holds the state."""
         plan, scheme, layout = self.plan, self.scheme.fitted(notes.get("parameters") or ()), Layout()
         cap = MAILBOX_VECTORS * x0.numel() * x0.element_size() + MAILBOX_BYTES
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
@@ -78,16 +99,19 @@ class RunMemory:
             stream = torch.Generator().manual_seed(mixed(plan.seed, "worker", rank))
             saved[f"rng.{rank}"] = stream.get_state()
             saved[f"person.{rank}"] = torch.zeros(3, dtype=torch.int64)  # t, gradients, samples
+            gpu = gpus[rank] if gpus else None
             for number in range(2):
-                layout.like(f"grad.{rank}.{number}", x0)
-            layout.add(f"slot.{rank}", (cap,), torch.uint8)
-            layout.add(f"sum.{rank}", (cap,), torch.uint8)
+                layout.like(f"grad.{rank}.{number}", x0, gpu)
+            # memory of a GPU is taken at once, that of the host when it is written
+            room = cap if gpu is None else 2 * (x0.nbytes + GPU_BYTES)
+            layout.add(f"slot.{rank}", (room,), torch.uint8, gpu)
+            layout.add(f"sum.{rank}", (room if gpu is None else room // 2,), torch.uint8, gpu)
             for mailbox in range(MAILBOXES):
                 layout.add(f"lane.{rank}.{mailbox}.head", (2 * HEAD_WORDS,), torch.int64)
                 layout.add(f"lane.{rank}.{mailbox}.args", (cap,), torch.uint8)
                 layout.add(f"lane.{rank}.{mailbox}.reply", (cap,), torch.uint8)
         for name, tensor in saved.items():
-            layout.like(name, tensor)
+            layout.like(name, tensor, self._home(name, tensor, gpus))
             layout.like(f"keep.{name}", tensor)
         for name, tensor in copies.items():
             layout.like(name, tensor)
@@ -96,6 +120,10 @@ class RunMemory:
         os.ftruncate(self._descriptor, 0)  # discard what a chief that died had begun to fill
         os.ftruncate(self._descriptor, layout.size)
         self.segment, self.layout = Segment(self._descriptor, layout.size), layout
+        if layout.gpus:
+            assert self._letters is not None
+            self.segment.gpus = GpuMemory.create(self._letters, layout.gpus)
+            layout.gpus = self.segment.gpus.sizes
         layout.write(self.segment)
         for name, tensor in (saved | copies).items():
             self.tensor(name).copy_(tensor)
@@ -103,12 +131,31 @@ class RunMemory:
             if name.startswith(("ledger.", "tally.")) and name.endswith(".held"):
                 for rank in range(plan.workers):
                     self.tensor(name)[scheme.holder(rank)] = 0
+        self.synchronize()
         self.board.put("size", layout.size)
+
+    def _home(self, name: str, tensor: Tensor, gpus: Sequence[int]) -> int | None:
+        """The GPU that holds a tensor of the state; None: it is in the memory of the host, where single numbers are
+        read and written without waiting for a GPU."""
+        kind, _, rest = name.partition(".")
+        if not gpus or kind not in ("worker", "buffer", "server"):
+            return None
+        if kind == "server":  # several servers work on the CPU
+            return gpus[0] if self.plan.servers == 1 and tensor.dim() and tensor.is_floating_point() else None
+        return gpus[int(rest.partition(".")[0])] if tensor.dim() or kind == "buffer" else None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether workers' cells, gradients and, with one server, its vectors are in the memory of GPUs."""
+        return bool(self.layout.gpus)
 
     def open(self) -> None:
         """Map what the chief has laid out."""
         self.segment = Segment(self._descriptor, self.board.get("size"))
         self.layout = Layout.read(self.segment)
+        if self.layout.gpus:
+            assert self._letters is not None
+            self.segment.gpus = GpuMemory(self._letters, self.layout.gpus)
         if "scheme" in self.layout.notes:  # a script's own choice, which its chief alone knew
             named = self.layout.notes["scheme"]
             self.first_scheme = self.scheme = build.scheme_of(named["name"], named["hyper"])
@@ -255,8 +302,8 @@ class RunMemory:
     def synchronize(self) -> None:
         """Wait until this process's work on a GPU is finished: before other processes are told of a tensor that it has
         written or read. Without a GPU there is nothing to wait for."""
-        if self._on_gpu:
-            torch.cuda.current_stream().synchronize()
+        if self.segment.gpus is not None:
+            self.segment.gpus.synchronize()
 
     def now(self) -> int:
         return time.monotonic_ns()

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError
+from paceline.processes.memory import gpu_memory
+from paceline.processes.memory.gpu_memory import GpuMemory
 
 ALIGN = 64  # as torch's own allocator: the same alignment gives the same bits
 HEAD = 1 << 20  # bytes at the start of a segment, for the layout itself
@@ -26,10 +28,11 @@ KNOWN = 1024  # cached views: making a view costs more than a small copy
 
 
 class Segment:
-    """One mapping of shared memory."""
+    """One mapping of shared memory. Offsets from `gpu_memory.FIRST` on are addresses in the memory of GPUs."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor, self.size = descriptor, size
+        self.gpus: GpuMemory | None = None
         self.memory = mmap.mmap(descriptor, size)
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.base = self.bytes.data_ptr()
@@ -40,7 +43,7 @@ class Segment:
     def offset(self, tensor: Tensor) -> int | None:
         """The offset of a contiguous tensor of this segment; None for any other tensor."""
         if tensor.device.type != "cpu":
-            return None
+            return None if self.gpus is None else self.gpus.place(tensor)
         place = tensor.data_ptr() - self.base
         return place if 0 <= place < self.size and tensor.is_contiguous() else None
 
@@ -56,6 +59,8 @@ class Segment:
 
     def _view(self, offset: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> Tensor:
         count = math.prod(sizes)
+        if self.gpus is not None and offset >= gpu_memory.FIRST:
+            return self.gpus.tensor(offset, dtype, sizes)
         if not count:
             return torch.empty(sizes, dtype=dtype)
         if offset < 0 or offset + count * dtype.itemsize > self.size:
@@ -88,21 +93,28 @@ class Layout:
     def __init__(self) -> None:
         self.places: dict[str, TensorPlace] = {}
         self.size = HEAD
+        self.gpus: dict[int, int] = {}  # bytes on each GPU, by its number
         self.notes: dict[str, Any] = {}
 
-    def add(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> None:
-        self.places[name] = place = TensorPlace(self.size, dtype, tuple(shape))
-        self.size += -(-max(place.nbytes, 1) // ALIGN) * ALIGN
+    def add(self, name: str, shape: Iterable[int], dtype: torch.dtype, gpu: int | None = None) -> None:
+        """Place a tensor in shared memory of the host, or of a GPU."""
+        offset = self.size if gpu is None else gpu_memory.address(gpu, self.gpus.setdefault(gpu, 0))
+        self.places[name] = place = TensorPlace(offset, dtype, tuple(shape))
+        if gpu is None:
+            self.size += -(-max(place.nbytes, 1) // ALIGN) * ALIGN
+        else:
+            self.gpus[gpu] += -(-max(place.nbytes, 1) // gpu_memory.ALIGN) * gpu_memory.ALIGN
 
-    def like(self, name: str, tensor: Tensor) -> None:
-        self.add(name, tensor.shape, tensor.dtype)
+    def like(self, name: str, tensor: Tensor, gpu: int | None = None) -> None:
+        self.add(name, tensor.shape, tensor.dtype, gpu)
 
     def write(self, segment: Segment) -> None:
         places = {
             name: [place.offset, str(place.dtype).removeprefix("torch."), list(place.shape)]
             for name, place in self.places.items()
         }
-        text = json.dumps({"places": places, "notes": self.notes, "size": self.size}).encode()
+        gpus = {"gpus": list(self.gpus.items())} if self.gpus else {}
+        text = json.dumps({"places": places, "notes": self.notes, "size": self.size, **gpus}).encode()
         if len(text) > HEAD - WORD:
             raise RunError(f"{len(self.places)} cells are too many to lay out in shared memory")
         segment.memory[WORD : WORD + len(text)] = text
@@ -113,6 +125,7 @@ class Layout:
         described = json.loads(segment.memory[WORD : WORD + segment.words[0]])
         layout = cls()
         layout.size, layout.notes = described["size"], described["notes"]
+        layout.gpus = dict(described.get("gpus", ()))
         layout.places = {
             name: TensorPlace(offset, getattr(torch, dtype), tuple(shape))
             for name, (offset, dtype, shape) in described["places"].items()

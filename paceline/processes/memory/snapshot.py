@@ -88,6 +88,7 @@ def steady(memory: RunMemory) -> Vector:
     while True:
         before = mark.tolist()
         copy = model_of(memory).clone()
+        memory.synchronize()
         fence()
         if direct or not memory.scheme.methods or memory.board.run[STOP] == FAILED:
             return copy
@@ -228,6 +229,7 @@ def restore_shard(memory: RunMemory, shard: int, saved: Checkpoint) -> None:
         for name in memory.layout.places:
             if name.startswith(f"{part}.{shard}."):
                 memory.tensor(name).copy_(tensors[f"{part}.0." + name.split(".", 2)[2]])
+    memory.synchronize()
 
 
 def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
@@ -235,6 +237,7 @@ def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
     board = memory.board
     for name in own_names(memory, rank):
         memory.tensor(name).copy_(saved.tensors[name])
+    memory.synchronize()
     board.t[rank], board.gradients[rank], board.samples[rank] = memory.tensor(f"person.{rank}").tolist()
     board.direct[rank] = 0
 
@@ -244,6 +247,7 @@ def take_over(memory: RunMemory, rank: int, donor: int) -> None:
     memory.worker_state(rank).restore(memory.worker_state(donor).saved())
     for name, buffer in memory.buffers(donor).items():
         memory.buffers(rank)[name].copy_(buffer)
+    memory.synchronize()
     memory.board.t[rank] = memory.board.t[donor]
 
 

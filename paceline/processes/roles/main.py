@@ -57,11 +57,13 @@ class RoleContext:
     state: int  # the descriptor of the memory for the state
     objects: dict[str, Any] = field(default_factory=dict)  # task, scheme, hooks that have no name
     node: Endpoint = ALONE
+    letters: tuple[int, int] | None = None  # where the descriptors of GPU memory are
 
     def memory(self, number: int) -> RunMemory:
         """The run's memory, for the process or worker whose wakeup pipe has this number."""
         wakeup = Wakeup(self.board, self.wakeup, number)
-        return RunMemory(self.plan, scheme_of(self.plan, self.objects), self.board, wakeup, self.state, self.node)
+        scheme = scheme_of(self.plan, self.objects)
+        return RunMemory(self.plan, scheme, self.board, wakeup, self.state, self.node, self.letters)
 
 
 def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
@@ -92,6 +94,8 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
             _schedule(serves=role.kind == "server")
         if role.kind == "server":
             wait_until_ready(memory)
+            if memory.on_gpu:
+                torch.cuda.set_device(memory.device(0))
             if memory.scheme.methods:
                 Server(memory, role.index).run()
         elif role.kind == "evaluator":
@@ -160,6 +164,7 @@ def _on(task: Task, device: torch.device) -> Task:
         return task
     if not torch.cuda.is_available():
         raise UsageError(f"device '{device.type}' was asked for, but torch finds no GPU here; omit --device")
+    torch.cuda.set_device(device)
     return task.on(device)
 
 

@@ -21,6 +21,9 @@ def prepare(memory: RunMemory, task: Task, notes: dict[str, Any], control: Contr
     for text in task.warnings(plan.workers):
         control.send({"warn": text})
     memory.lay_out(x0, task.buffers(), notes)
+    if memory.no_sharing is not None:
+        what = "the memory of the GPUs cannot be shared between processes here"
+        control.send({"warn": f"{what} ({memory.no_sharing}): the state is copied to the host after every step"})
     if not _resumed(memory, control):
         snapshot.keep_all(memory)
         snapshot.write(memory, task.buffer_policy, {})

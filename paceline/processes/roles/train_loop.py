@@ -88,7 +88,7 @@ class GradientBuffers:
 
     def __init__(self, session: WorkerSession) -> None:
         self._like = session.worker.state.x
-        shared = session.cells.device.type == "cpu"
+        shared = session.cells.device.type == "cpu" or session.memory.on_gpu
         self._places = [session.memory.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
         self._returned = session.returned
         # references to a buffer that no step holds

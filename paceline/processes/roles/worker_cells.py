@@ -9,7 +9,8 @@ from paceline.worker import Worker
 
 
 class WorkerCells:
-    """`worker` and `live` are what training changes: on a CPU the shared memory itself, else copies on the device."""
+    """`worker` and `live` are what training changes: the shared memory itself, of the host or of the GPU that computes;
+    where processes cannot share the GPU's memory, copies on the GPU."""
 
     def __init__(self, memory: RunMemory, rank: int) -> None:
         self._memory, self._board, self._rank = memory, memory.board, rank
@@ -17,7 +18,7 @@ class WorkerCells:
         self.device = memory.device(rank)
         self.shared = memory.worker_state(rank)
         state = self.shared
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" and not memory.on_gpu:
             cells = {name: state.cell(name) for name in state}
             state = State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
         self.worker = Worker(rank, plan.workers, state, plan.seed)

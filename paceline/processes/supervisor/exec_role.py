@@ -38,11 +38,13 @@ def become(part: Role, context: RoleContext, control: Control) -> int:
         "control": control.fileno(),
         "objects": objects,
         "node": context.node.to_json(),
+        "letters": context.letters,
     }
     data = json.dumps(handle).encode()
     descriptor = anonymous("paceline-handle", len(data))
     os.pwrite(descriptor, data, 0)
-    for one in (descriptor, context.board.descriptor, *context.wakeup, context.state, control.fileno(), objects):
+    memory = (context.board.descriptor, *context.wakeup, context.state, *(context.letters or ()))
+    for one in (descriptor, *memory, control.fileno(), objects):
         if one >= 0:
             os.set_inheritable(one, True)
     os.execv(sys.executable, [sys.executable, "-m", "paceline", "role", str(part), "--handle", str(descriptor)])
@@ -62,4 +64,5 @@ def play(name: str, handle: int) -> int:
         ) from error
     objects = pickled_objects.unpacked(data["objects"]) if data["objects"] >= 0 else {}
     node = Endpoint.from_json(data["node"])
-    return main(part, RoleContext(plan, board, data["wakeup"], data["state"], objects, node), control)
+    letters = tuple(data["letters"]) if data["letters"] else None
+    return main(part, RoleContext(plan, board, data["wakeup"], data["state"], objects, node, letters), control)

@@ -6,8 +6,9 @@ import os
 import time
 from typing import Any
 
-from paceline.config.endpoint import Endpoint
+from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
+from paceline.processes.memory import gpu_memory
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
@@ -32,13 +33,16 @@ class LaunchMemory:
         self.pipes = Wakeup.create(board.roles)
         self.wakeup = Wakeup(board, self.pipes, board.launcher)
         self.state = anonymous("paceline-state")
-        self.context = RoleContext(plan, board, self.pipes, self.state, objects, node)
+        # a script chooses its device itself, later
+        self.letters = gpu_memory.letterbox() if node == ALONE else None
+        self.context = RoleContext(plan, board, self.pipes, self.state, objects, node, self.letters)
         self._memory: RunMemory | None = None
 
     def opened(self) -> bool:
         """Whether the state can be read."""
         if self._memory is None and self.board.get("ready"):
-            memory = RunMemory(self.plan, self.scheme, self.board, self.wakeup, self.state, self.context.node)
+            node = self.context.node
+            memory = RunMemory(self.plan, self.scheme, self.board, self.wakeup, self.state, node, self.letters)
             memory.open()
             self._memory = memory
             self.plan, self.scheme = memory.plan, memory.first_scheme  # a script has chosen them by now
@@ -59,9 +63,9 @@ class LaunchMemory:
 
     @property
     def descriptors(self) -> list[int]:
-        """All that a process needs to work on this memory."""
+        """All that a process of another node of this host needs to work on this memory."""
         return [self.board.descriptor, self.state, *self.pipes]
 
     def close(self) -> None:
-        for descriptor in self.descriptors:
+        for descriptor in (*self.descriptors, *(self.letters or ())):
             os.close(descriptor)

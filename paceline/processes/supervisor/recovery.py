@@ -111,8 +111,10 @@ class Recovery:
 
     def restore_absent(self, part: Role) -> None:
         """Set back the cells of a worker that died before it had followed the others to the checkpoint. A worker on
-        another node does it itself when it starts."""
+        another node, or on a GPU, does it itself when it starts."""
         board, generation = self._launched.board, self._launched.board.get("generation")
+        if self.restored is not None and self._launched.memory.on_gpu:
+            return
         for rank in ranks(part, self._launched.plan):
             if board.parted[rank]:  # the chief sets back its last part together with the servers'
                 continue
