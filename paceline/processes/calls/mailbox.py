@@ -21,6 +21,7 @@ from paceline.processes.memory.byte_ranges import Piece
 from paceline.processes.memory.call_codec import decode
 from paceline.processes.memory.packed_words import method_of, only_asks_when
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
+from paceline.processes.memory.segment import ALIGN, LARGE, PAGE, aligned
 from paceline.scheme import ServerMethod
 
 
@@ -61,8 +62,9 @@ class Mailbox:
 
         def room(nbytes: int) -> int:
             nonlocal used
-            place = offset + used
-            used += -(-nbytes // 64) * 64
+            unit = PAGE if nbytes >= LARGE else ALIGN
+            place = aligned(offset + used, unit)
+            used = place - offset + aligned(nbytes, unit)
             if used > size:
                 raise SchemeError(f"a call carries {used} bytes of tensors; {size} fit: send fewer vectors in one call")
             return place
@@ -70,7 +72,9 @@ class Mailbox:
         return room
 
     def copy_in(self, tensor: Tensor, room: Callable[[int], int]) -> int:
-        place = room(tensor.numel() * tensor.element_size())
+        place = room(tensor.nbytes)
+        if tensor.is_cuda:
+            self._segment.pin(place, tensor.nbytes)
         self._segment.tensor(place, tensor.dtype, tensor.shape).copy_(tensor)
         return place
 

@@ -225,3 +225,9 @@ class GpuMemory:
 def _start(gpu: int) -> None:
     """Start CUDA on a GPU in this process."""
     torch.zeros((), device=torch.device("cuda", gpu))
+
+
+def registered(pointer: int, nbytes: int) -> bool:
+    """Register memory of the host with the GPU's driver; False if that fails."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return bool(int(runtime.cudaHostRegister(pointer, nbytes, 0)) == 0)

@@ -37,21 +37,62 @@ def own_names(memory: RunMemory, rank: int) -> list[str]:
 
 def keep_worker(memory: RunMemory, rank: int, generator: torch.Generator | None) -> None:
     """Copy a worker's part to `keep.…`; call it between two steps of the worker."""
+    start_keeping_worker(memory, rank, generator).finish()
+
+
+def start_keeping_worker(memory: RunMemory, rank: int, generator: torch.Generator | None) -> KeptPart:
+    """The same, but what is in the memory of a GPU is copied while the worker computes."""
     board = memory.board
     if generator is not None:
         memory.tensor(f"rng.{rank}").copy_(generator.get_state())
     counted = [board.t[rank], board.gradients[rank], board.samples[rank]]
     memory.tensor(f"person.{rank}").copy_(torch.tensor(counted))
-    for name in own_names(memory, rank):
-        memory.tensor(KEEP + name).copy_(memory.tensor(name))
+    names = own_names(memory, rank)
+    return KeptPart(memory, [(memory.tensor(KEEP + name), memory.tensor(name)) for name in names])
 
 
 def keep_shard(memory: RunMemory, shard: int) -> None:
     """Copy a server's part to `keep.…`; call it between two calls."""
-    for kept, tensor in zip(shard_part(memory, shard, KEEP), shard_part(memory, shard), strict=True):
-        kept.copy_(tensor)
+    part = zip(shard_part(memory, shard, KEEP), shard_part(memory, shard), strict=True)
+    KeptPart(memory, list(part)).finish()
     if shard == 0:
         memory.tensor(f"{KEEP}server.0.v").add_(sum(memory.board.direct))
+
+
+class KeptPart:
+    """A part of the state on its way to `keep.…`. Tensors of the host are copied at once. Tensors of a GPU are copied
+    there first, and leave it on a stream of their own: training continues meanwhile."""
+
+    def __init__(self, memory: RunMemory, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        leaving = [(kept, tensor) for kept, tensor in pairs if tensor.is_cuda]
+        for kept, tensor in pairs:
+            if not tensor.is_cuda:
+                kept.copy_(tensor)
+        self._event: torch.cuda.Event | None = None
+        if leaving:
+            self._leave(memory, leaving)
+
+    def _leave(self, memory: RunMemory, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        device = pairs[0][1].device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        copies = [(kept, tensor.clone()) for kept, tensor in pairs]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for kept, copy in copies:
+                place = memory.segment.offset(kept)
+                pinned = place is not None and memory.segment.pin(place, kept.nbytes)
+                kept.copy_(copy, non_blocking=pinned)
+                copy.record_stream(stream)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(stream)
+
+    def done(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def finish(self) -> None:
+        """Wait until all is copied."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 def shard_part(memory: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:

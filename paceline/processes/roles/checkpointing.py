@@ -43,6 +43,7 @@ class Checkpointing:
     _writing: int = 0  # number of the snapshot that the chief has asked for and not yet written
     _asked_at: int = 0  # when it did, ns
     _requests: int = 0  # checkpoints that the supervisor had asked for when this worker last looked
+    _leaving: tuple[int, snapshot.KeptPart] | None = None  # the number and the part of a snapshot that is being copied
     _reported_late: Set[int] = frozenset()  # workers whose part is the one of an earlier checkpoint
 
     def __post_init__(self) -> None:
@@ -89,23 +90,39 @@ class Checkpointing:
             self._requests = asked
             self.ask()
         wanted = board.get("snapshot")
-        if wanted > board.saved[self._rank] and self._due(wanted):
-            self.keep(wanted)
+        if self._leaving is not None:
+            self._note_departure()
+        elif wanted > board.saved[self._rank] and self._due(wanted):
+            self.keep(wanted, at_once=self._exact)
             if self._exact:
                 self._meet(wanted)
         # in this order: a worker that has left because of a stop is not waited for, and its part is an old one
         if self._writing and self._all_saved() and not self._board.run[STOP]:
             self._write()
 
-    def keep(self, number: int) -> None:
-        """Copy this worker's part of a snapshot."""
+    def keep(self, number: int, *, at_once: bool = True) -> None:
+        """Copy this worker's part of a snapshot. Unless `at_once`, a part that has to leave a GPU does so during the
+        next steps."""
         self._cells.mirror()
-        snapshot.keep_worker(self._memory, self._rank, self._worker._rng)
-        self._board.saved[self._rank] = number
+        if self._leaving is not None:
+            self._leaving[1].finish()
+        part = snapshot.start_keeping_worker(self._memory, self._rank, self._worker._rng)
+        self._leaving = number, part
+        if at_once:
+            part.finish()
+        self._note_departure()
+
+    def _note_departure(self) -> None:
+        """Tell the chief of this worker's part, once it is copied."""
+        if self._leaving is not None and self._leaving[1].done():
+            self._board.saved[self._rank], self._leaving = self._leaving[0], None
 
     def forget(self) -> None:
         """The run has returned to a checkpoint: the one that was asked for is void."""
         self._writing = 0
+        if self._leaving is not None:
+            self._leaving[1].finish()
+            self._leaving = None
 
     def _due(self, wanted: int) -> bool:
         """Whether this worker's part of a snapshot is to be taken at this step."""

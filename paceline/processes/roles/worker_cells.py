@@ -56,8 +56,11 @@ class WorkerCells:
     def mirror(self) -> None:
         """Copy the cells of a finished step from the device to shared memory, where they survive the process."""
         if self.worker.state is not self.shared:
+            segment, rank = self._memory.segment, self._rank
             for name in self.shared:
                 if self.shared.cell(name).dim():
+                    place = self._memory.layout.places[f"worker.{rank}.{name}"]
+                    segment.pin(place.offset, place.nbytes)
                     self.shared.cell(name).copy_(self.worker.state.cell(name))
             for name, buffer in self.live.items():
                 self.buffers[name].copy_(buffer)
