@@ -59,6 +59,12 @@ class State:
         object.__setattr__(state, "first_coordinate", first)
         return state
 
+    def on(self, device: torch.device) -> State:
+        """A state with the tensors of this one on another device; single numbers stay where the CPU reads them."""
+        return State.over(
+            {name: cell.to(device) if cell.dim() else cell for name, cell in self._cells.items()}, self.first_coordinate
+        )
+
     def __getattr__(self, name: str) -> Any:
         number = self._numbers.get(name)
         if number is not None:

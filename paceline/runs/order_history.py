@@ -50,6 +50,7 @@ class History:
     unseen: set[tuple[int, int, int]] = field(default_factory=set)  # (rank, life, number) that no other worker saw
     checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
     cut: bool = False
+    on_gpu: bool = False  # the server's vectors were in the memory of a GPU
 
     @property
     def start(self) -> Checkpoint | None:
@@ -124,6 +125,7 @@ def read(at: Path) -> History:
     in_order = sorted(logs, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     server, cut = _server([logs[name] for name in in_order if name.startswith("server-")])
     history = History(at, plan, about, server, [], cut=cut)
+    history.on_gpu = any(log.header.get("gpu") for log in logs.values())
     for name in in_order:
         if name.startswith("worker-"):
             _add_life(history, logs[name])

@@ -138,11 +138,11 @@ class RunMemory:
         """The GPU that holds a tensor of the state; None: it is in the memory of the host, where single numbers are
         read and written without waiting for a GPU."""
         kind, _, rest = name.partition(".")
-        if not gpus or kind not in ("worker", "buffer", "server"):
+        if not gpus or kind not in ("worker", "buffer", "server") or (kind != "buffer" and not tensor.dim()):
             return None
-        if kind == "server":  # several servers work on the CPU
-            return gpus[0] if self.plan.servers == 1 and tensor.dim() and tensor.is_floating_point() else None
-        return gpus[int(rest.partition(".")[0])] if tensor.dim() or kind == "buffer" else None
+        if kind == "server":
+            return gpus[0] if self.plan.servers == 1 else None  # several servers work on the CPU
+        return gpus[int(rest.partition(".")[0])]
 
     @property
     def on_gpu(self) -> bool:

@@ -73,7 +73,8 @@ def journal_of(memory: RunMemory, role: str, **header: Any) -> tuple[OrderLogWri
     for life in count(1):
         path = at / f"{role}-{life}.log"
         try:
-            return OrderLogWriter(path, {"role": role, "life": life, **header}), life
+            on_gpu = {"gpu": True} if memory.on_gpu else {}  # where calls and means are computed: it decides their bits
+            return OrderLogWriter(path, {"role": role, "life": life, **header, **on_gpu}), life
         except FileExistsError:
             trim(path)  # of an earlier life
     raise AssertionError("unreachable")

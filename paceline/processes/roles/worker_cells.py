@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.sampling import mixed
-from paceline.state import State
 from paceline.worker import Worker
 
 
@@ -19,8 +18,7 @@ class WorkerCells:
         self.shared = memory.worker_state(rank)
         state = self.shared
         if self.device.type != "cpu" and not memory.on_gpu:
-            cells = {name: state.cell(name) for name in state}
-            state = State.over({name: cell.to(self.device) if cell.dim() else cell for name, cell in cells.items()})
+            state = state.on(self.device)
         self.worker = Worker(rank, plan.workers, state, plan.seed)
         self.worker.t = board.t[rank]
         if board.begun[rank] and not plan.exact:  # restarted: not the random numbers of its first life again

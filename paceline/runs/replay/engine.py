@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import build
+from paceline.config.plan import Plan
 from paceline.errors import DataError
 from paceline.ops import Call, mapped
 from paceline.result import digest
@@ -64,8 +65,13 @@ class ReplayEngine:
         start = history.start
         x0 = task.start(plan.seed).cpu()
         self.scheduler: CallScheduler | None = None
+        if plan.device != "cpu" and not torch.cuda.is_available():
+            raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
         if scheme.methods:
-            self.scheduler = CallScheduler(scheme, scheme.server(x0, plan.workers), plan.workers)
+            state = scheme.server(x0, plan.workers)
+            if history.on_gpu and plan.servers == 1:
+                state = state.on(_device(plan, 0))
+            self.scheduler = CallScheduler(scheme, state, plan.workers)
             x = self.scheduler.state.x
             self._probe = probe_of(x[: x.numel() // max(plan.servers, 1)])  # the lead server has only its own shard
         if start is not None:
@@ -73,14 +79,10 @@ class ReplayEngine:
         self._start, self._begun_at = (x0, 0) if start is None else (start.tensors["model"], start.step)
         if claimed == self._begun_at:
             self.saved = digest(self._start)
-        if plan.device != "cpu" and not torch.cuda.is_available():
-            raise DataError(f"the run computed on {plan.device}, and there is no GPU here: its bits cannot be had")
         self._players: list[WorkerReplay] = []
         self._offered: dict[tuple[int, int], tuple[Vector, float]] = {}  # contributions that are in several means
         for life in history.lives:
-            device = torch.device(plan.device)
-            if plan.device == "cuda":
-                device = torch.device("cuda", life.rank % torch.cuda.device_count())
+            device = _device(plan, life.rank)
             own = task.on(device) if device.type != "cpu" else task
             resumed = None if life.begun["generation"] else start
             self._players.append(WorkerReplay(history, life, scheme, own, x0, device, resumed, self._judge))
@@ -104,7 +106,7 @@ class ReplayEngine:
     def model(self) -> Vector:
         """The model of the centre now."""
         if self.scheduler is not None:
-            return self.scheduler.scheme.model(self.scheduler.state).clone()
+            return self.scheduler.scheme.model(self.scheduler.state).cpu().clone()
         if self._centre is None:  # no worker has made a step
             return self._start.clone()
         return self.scheme.model(self._centre).cpu().clone()
@@ -255,7 +257,8 @@ class ReplayEngine:
             scheduler.scheme = build.scheme_of(scheduler.scheme, self.what_if[1])
             self.what_if = (1 << 62, {})
         version, refused = scheduler.state.v, scheduler.ledger.cells.refused
-        answer = scheduler.perform(rank, Call(call.method, mapped(Tensor.cpu, call.args)))
+        there = scheduler.state.x.device
+        answer = scheduler.perform(rank, Call(call.method, mapped(lambda tensor: tensor.to(there), call.args)))
         now = (ROSE if scheduler.state.v != version else 0) | (
             REFUSED if scheduler.ledger.cells.refused != refused else 0
         )
@@ -296,3 +299,9 @@ class ReplayEngine:
         where = "the server" if player is None else f"worker:{player.rank}, step {player.worker.t}"
         self.difference = ReplayDifference(self.updates, where, text)
         raise _Over
+
+
+def _device(plan: Plan, rank: int) -> torch.device:
+    """The device of a worker; of the server, that of worker 0."""
+    device = torch.device(plan.device)
+    return torch.device("cuda", rank % torch.cuda.device_count()) if device == torch.device("cuda") else device

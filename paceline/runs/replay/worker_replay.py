@@ -85,10 +85,8 @@ class WorkerReplay:
                 where = f"what worker {self.rank} began with in {self._folder}"
                 raise DataError(f"{where} has no {error.args[0]}") from error
         self._kinds, self._plain_buffers = cells, buffers
-        over = {name: cells.cell(name) for name in cells}
-        if self.device.type != "cpu":
-            over = {name: cell.to(self.device) if cell.dim() else cell for name, cell in over.items()}
-        self.worker = Worker(self.rank, self.workers, State.over(over), self.seed)
+        # on a CPU another state of the same tensors
+        self.worker = Worker(self.rank, self.workers, cells.on(self.device), self.seed)
         self.worker.t = begun["t"]
         if "rng" in saved:
             self.worker.rng.set_state(saved["rng"])
