@@ -20,7 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
+from paceline.processes.supervisor.waits import named
 
+WAITS = 3  # lines about waiting workers, at most
 WORTH_TELLING = 5.0  # smallest age of a checkpoint, in seconds, that is shown
 NOTHING = "–"  # for NaN
 AFTER_LOOP = "training has ended; your script goes on after the loop"
@@ -62,6 +64,7 @@ class Display:
         self._told: Status | None = None  # the last status that was printed as a line
         self._told_at = clock()
         self._bar = ""  # the progress bar of a script
+        self._waits = 0  # lines about waiting workers that have been shown: they stay, so that the rest does not move
         self._owner = os.getpid()
         self._live = Live(
             get_renderable=self._frame,
@@ -137,13 +140,17 @@ class Display:
     def _frame(self) -> RenderableType:
         if self._status is None:
             return Text()
-        return frame(self._status, self._left(self._status), self._bar, *self._console.size)
+        self._waits = max(self._waits, len(waits(self._status)))
+        return frame(self._status, self._left(self._status), self._bar, *self._console.size, self._waits)
 
 
-def frame(status: Status, left: float, bar: str, width: int, height: int) -> RenderableType:
-    """All of the live display. `left`: seconds, NaN if unknown; `bar`: the progress bar of a script."""
+def frame(status: Status, left: float, bar: str, width: int, height: int, lines: int = 0) -> RenderableType:
+    """All of the live display. `left`: seconds, NaN if unknown; `bar`: the progress bar of a script; `lines`: kept for
+    what workers wait for."""
     parts = _head(status, left)
-    below = [_cut(bar)] if bar.strip() else []
+    waiting = waits(status)
+    below = [_cut(text, "yellow") for text in waiting] + [Text()] * (lines - len(waiting))
+    below += [_cut(bar)] if bar.strip() else []
     room = height - len(parts) - len(below) - 3  # an empty line, the headings, and one that stays free
     return Group(*parts, Text(), *_table(status.roles, width, max(room, 2)), *below)
 
@@ -170,6 +177,17 @@ def _after_loop(status: Status) -> bool:
     """Whether all training has ended and a script does what follows its loop."""
     states = {role.state for role in status.roles if role.name.startswith(("chief", "worker"))}
     return RoleState.AFTER in states and states <= {RoleState.AFTER, RoleState.DONE}
+
+
+def waits(status: Status) -> list[str]:
+    """What workers wait for, if for long: a line for each reason."""
+    who: dict[str, list[str]] = {}
+    for role in status.roles:
+        if role.waits_for:
+            who.setdefault(role.waits_for, []).append(role.name)
+    lines = [f"{named(names)} waiting for {reason}" for reason, names in who.items()]
+    more = [f"… and {sum(map(len, list(who.values())[WAITS - 1 :]))} more waiting"] if len(lines) > WAITS else []
+    return lines[: WAITS - len(more)] + more
 
 
 def _apart(left: RenderableType, right: str) -> Table:
@@ -240,7 +258,7 @@ def _line(status: Status, left: float) -> str:
     ]
     if status.metrics:
         parts.append("evaluated: " + "  ".join(_metrics(status)))
-    return "  ".join(parts)
+    return "  ".join([*parts, *waits(status)])
 
 
 def _troubles(before: Status | None, now: Status) -> list[str]:

@@ -133,7 +133,8 @@ def _status_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for one in told.get("roles", ()):
         step = f", step {one['step']:,}" if one["step"] >= 0 else ""
         again = f", {one['restarts']} restarts" if one["restarts"] else ""
-        yield str(one["name"]), f"{one['state']}{step}{again}"
+        reason = f" for {one['waits_for']}" if one.get("waits_for") else ""
+        yield str(one["name"]), f"{one['state']}{reason}{step}{again}"
     yield from _metric_rows(told.get("metrics") or {})
 
 

@@ -420,3 +420,53 @@ def test_the_age_of_the_newest_checkpoint_is_told_when_something_could_be_lost()
             screen.clock.now += 6
             screen.display.update(status(updates=updates, checkpoint=800, checkpoint_age=age))
     assert ["checkpoint 1 min 40 s old" in line for line in screen.lines()] == [False, False, True, False]
+
+
+class TestWaits:
+    """Workers that wait for long are told under the table, a line for each reason."""
+
+    REASON = "worker 1 at a mean"
+
+    def test_workers_with_one_reason_share_a_line(self) -> None:
+        screen = Screen()
+        with screen.display as display:
+            waiting = [role(name, "waiting", waits_for=self.REASON) for name in ("chief", "worker:2")]
+            display.update(status(*waiting, role("worker:1")))
+            assert screen.lines()[-1] == "chief, worker:2 waiting for worker 1 at a mean"
+
+    def test_a_long_reason_is_cut(self) -> None:
+        screen = Screen()
+        with screen.display as display:
+            display.update(status(role("chief", "waiting", waits_for="pull(r=1200): guard s.v >= r" + " and more" * 9)))
+            lines = screen.lines()
+        assert lines[-1].startswith("chief waiting for pull(r=1200): guard s.v >= r and more")
+        assert lines[-1].endswith("…")
+        assert max(map(len, lines)) <= 80
+
+    def test_more_reasons_than_lines(self) -> None:
+        screen = Screen()
+        with screen.display as display:
+            roles = [role(f"worker:{n}", "waiting", waits_for=f"worker {n - 1} at a mean") for n in range(1, 7)]
+            display.update(status(*roles))
+            lines = screen.lines()
+        assert lines[-3:] == [
+            "worker:1 waiting for worker 0 at a mean",
+            "worker:2 waiting for worker 1 at a mean",
+            "… and 4 more waiting",
+        ]
+
+    def test_its_line_stays_so_that_nothing_moves(self) -> None:
+        screen = Screen()
+        with screen.display as display:
+            heights = []
+            for reason in ("", self.REASON, "", self.REASON):
+                display.update(status(role(waits_for=reason)))
+                heights.append(screen.file.getvalue().count("\n"))
+                screen.lines()
+        assert heights == [heights[0], heights[0] + 1, heights[0] + 1, heights[0] + 1]
+
+    def test_lines_of_a_log_tell_it_too(self) -> None:
+        screen = Screen(terminal=False, every=0.0)
+        with screen.display as display:
+            display.update(status(role("chief", "waiting", waits_for=self.REASON), role("worker:1")))
+        assert screen.lines()[0].endswith("chief waiting for worker 1 at a mean")

@@ -19,6 +19,7 @@ from paceline.processes.roles import evaluator
 from paceline.processes.roles.roles import ranks
 from paceline.processes.supervisor.children import Child
 from paceline.processes.supervisor.status import RoleState, RoleStatus, Status, UpdateRate, duration, time_left
+from paceline.processes.supervisor.waits import Waits
 from paceline.runs import atomic_files
 from paceline.runs.run_directory import STATUS, RunDirectory
 
@@ -43,6 +44,8 @@ class Watcher:
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, list[int], int]] = []
+        self._waits = Waits()
+        self._waiting: dict[int, str] = {}  # the workers that wait for long, and for what
 
     def status(self, launcher: Supervisor) -> Status:
         board, plan = launcher.board, launcher.plan
@@ -54,7 +57,10 @@ class Watcher:
         self._seen.append((now, samples, updates))
         span = now - then
         speeds = [max(a - b, 0) / span if span else 0.0 for a, b in zip(samples, before, strict=True)]
-        staleness = launcher.launched.memory.staleness().mean if launcher.launched.opened() else math.nan
+        staleness = math.nan
+        if launcher.launched.opened():
+            staleness = launcher.launched.memory.staleness().mean
+            self._waiting = self._waits.at(now, launcher.launched.memory)
         left, first = math.nan, board.get("first_step")
         if plan.seconds is not None:  # of training: they begin with the first gradient of this launch
             left = max(0.0, plan.seconds - (now - first / 1e9)) if first else plan.seconds
@@ -75,7 +81,7 @@ class Watcher:
         )
 
     def _role(self, launcher: Supervisor, child: Child, speeds: list[float], staleness: float) -> RoleStatus:
-        board, part, speed, loss = launcher.board, child.part, math.nan, math.nan
+        board, part, speed, loss, waits_for = launcher.board, child.part, math.nan, math.nan, ""
         words = board.evaluator_words
         if part.kind == "server":
             state = STATES[board.server_state[part.index]]
@@ -97,11 +103,14 @@ class Watcher:
             speed, staleness = sum(speeds[rank] for rank in mine), math.nan
             losses = [board.loss[rank] for rank in mine if board.gradients[rank]]
             loss = sum(losses) / len(losses) if losses else math.nan
+            if state in (RoleState.TRAINING, RoleState.WAITING) and all(rank in self._waiting for rank in mine):
+                state, waits_for = RoleState.WAITING, self._waiting[mine[0]]
         if child.done:
             state = RoleState.DONE if launcher.outcome.error is None else RoleState.GONE
+            waits_for = ""
         elif child.restarts and state == RoleState.STARTING:
             state = RoleState.RESTARTING
-        return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts)
+        return RoleStatus(str(part), state, pid, step, speed, loss, staleness, child.restarts, waits_for)
 
 
 class Progress:

@@ -36,6 +36,7 @@ class RoleStatus:
     loss: float
     staleness: float
     restarts: int
+    waits_for: str = ""  # what it has been waiting for, if for long: "worker 1 at a mean"
 
 
 @dataclass(frozen=True)
