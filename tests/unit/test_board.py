@@ -21,6 +21,7 @@ from paceline.processes.memory.board import (
     WORKER,
     Board,
 )
+from paceline.processes.memory.spinning import Spinning
 from paceline.processes.memory.wakeup import Wakeup
 
 
@@ -122,8 +123,7 @@ class TestBells:
         rounds = 5000
 
         def player(me: int) -> None:
-            wakeup = Wakeup(board, ends, me)
-            wakeup.spin = spin
+            wakeup = Wakeup(board, ends, me, Spinning(spin))
             for number in range(me, 2 * rounds, 2):
                 if not wakeup.wait(lambda number=number: board.get("ordered") == number, PATIENCE):
                     raise AssertionError(f"slept through round {number}")

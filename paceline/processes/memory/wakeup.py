@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.processes.memory.board import Board, fence
+from paceline.processes.memory.spinning import Spinning
 
 SOON = 50  # ms between two calls of `restless`
-LONG = 400_000  # ns of spinning before sleeping
 
 
 class Wakeup:
     """One pipe per role. A role that waits spins for a while, then sleeps until another role rings."""
 
-    def __init__(self, board: Board, descriptors: Sequence[int], me: int) -> None:
+    def __init__(self, board: Board, descriptors: Sequence[int], me: int, spinning: Spinning | None = None) -> None:
         self.board, self.descriptors, self.me = board, descriptors, me
-        # where every role has a core to itself, spinning is cheaper than sleeping; elsewhere others need the core
-        enough = len(os.sched_getaffinity(0)) >= board.workers + board.servers
-        self.spin = LONG if enough else 0
+        self._spinning = spinning or Spinning(0)
         self._poll = select.poll()
         self._own = descriptors[2 * me]
         self._poll.register(self._own, select.POLLIN)
@@ -57,13 +55,26 @@ class Wakeup:
         """Wait until `ready()`; gives its last answer, False after `seconds`."""
         if ready():
             return True
-        until = time.perf_counter_ns() + self.spin if self.spin else 0
-        while until > time.perf_counter_ns():
+        spinning, clock = self._spinning, time.perf_counter_ns
+        if not spinning.limit:
+            return self._sleep(ready, seconds)
+        began = now = clock()
+        until, sources = began + spinning.nanoseconds, self._sources
+        while now < until:
             os.sched_yield()  # let another process have this core
-            if self._sources:
+            if sources:
                 self._take_in(self._poll.poll(0))
-            if ready():
+            there, now = ready(), clock()
+            if there:
+                spinning.waited(now - began, now)
                 return True
+        there = self._sleep(ready, seconds)
+        now = clock()
+        spinning.waited(now - began, now)
+        return there
+
+    def _sleep(self, ready: Callable[[], bool], seconds: float | None) -> bool:
+        """Sleep until `ready()`, or for `seconds`."""
         sleeping, me = self.board.sleeping, self.me
         deadline = None if seconds is None else time.perf_counter() + seconds
         try:

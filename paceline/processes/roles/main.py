@@ -27,8 +27,10 @@ from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
 from paceline.hooks.summary_saver import SummarySaver
 from paceline.hooks.validation import Validation
+from paceline.processes.memory import cores
 from paceline.processes.memory.board import FAILED, Board
 from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.memory.spinning import Spinning
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles import evaluator, script_role
 from paceline.processes.roles.control_channel import Control, report_of, text_of
@@ -59,11 +61,21 @@ class RoleContext:
     node: Endpoint = ALONE
     letters: tuple[int, int] | None = None  # where the descriptors of GPU memory are
 
-    def memory(self, number: int) -> RunMemory:
-        """The run's memory, for the process or worker whose wakeup pipe has this number."""
-        wakeup = Wakeup(self.board, self.wakeup, number)
+    def memory(self, number: int, *, spins: bool = True) -> RunMemory:
+        """The run's memory, for the process or worker whose wakeup pipe has this number. `spins`: it may spin where it
+        waits."""
+        spinning = Spinning.for_processes(cores.available(), self._busy(number)) if spins else None
+        wakeup = Wakeup(self.board, self.wakeup, number, spinning)
         scheme = scheme_of(self.plan, self.objects)
         return RunMemory(self.plan, scheme, self.board, wakeup, self.state, self.node, self.letters)
+
+    def _busy(self, number: int) -> int:
+        """How many cores are busy on this node if this process spins: the workers compute, in all their threads. Where
+        one of them may spin, it does so instead of computing; a server does so beside them."""
+        plan, board, here = self.plan, self.board, self.node.number
+        workers = sum(board.node[rank] == here for rank in range(plan.hosts))
+        servers = sum(board.server_node[shard] == here for shard in range(board.servers))
+        return workers * plan.threads + (servers if number >= board.workers else 0)
 
 
 def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
@@ -192,8 +204,7 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
 
     def play(rank: int) -> None:
         torch.set_num_threads(plan.threads)
-        own = context.memory(rank)
-        own.wakeup.spin = 0  # a thread that spins keeps the others of this process from computing
+        own = context.memory(rank, spins=False)  # a thread that spins keeps the others of this process from computing
         own.open()
         copies = {"hooks": copy.deepcopy(context.objects.get("hooks", []))}  # each worker has its own
         hooks = hooks_of(plan, context.objects | copies, "worker" if rank else "chief")
