@@ -100,6 +100,25 @@ def letterbox() -> tuple[int, int]:
     return ends[0].detach(), ends[1].detach()
 
 
+def send_letter(letters: tuple[int, int], descriptors: Mapping[int, int]) -> None:
+    """Put a descriptor for each GPU into the letterbox; the sender may close its own."""
+    with socket.socket(fileno=os.dup(letters[1])) as end:
+        socket.send_fds(end, [bytes(descriptors)], list(descriptors.values()))
+
+
+def read_letter(letters: tuple[int, int], *, leave: bool = False) -> dict[int, int]:
+    """The descriptors of the first letter, by GPU, as this process's own; BlockingIOError if there is none. `leave`:
+    the letter stays there for other processes."""
+    room = socket.CMSG_SPACE(_MOST * array.array("i").itemsize)
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC | (socket.MSG_PEEK if leave else 0)
+    with socket.socket(fileno=os.dup(letters[0])) as end:
+        gpus, ancillary, *_ = end.recvmsg(_MOST, room, flags)
+    descriptors = array.array("i")
+    for _, _, content in ancillary:
+        descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return dict(zip(gpus, descriptors, strict=True))
+
+
 def address(gpu: int, offset: int) -> int:
     return FIRST * (1 + gpu) + offset
 
@@ -128,18 +147,16 @@ class GpuMemory:
         try:
             for gpu in gpus:
                 descriptors += [made._allocate(gpu)]
-            with socket.socket(fileno=os.dup(letters[1])) as end:
-                socket.send_fds(end, [bytes(gpus)], descriptors)
+            send_letter(letters, dict(zip(gpus, descriptors, strict=True)))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         return made
 
     def _discard(self) -> None:
-        with socket.socket(fileno=os.dup(self._letters[0])) as end, suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             while True:
-                _, descriptors, *_ = socket.recv_fds(end, _MOST, _MOST, socket.MSG_DONTWAIT)
-                for descriptor in descriptors:
+                for descriptor in read_letter(self._letters).values():
                     os.close(descriptor)
 
     def _allocate(self, gpu: int) -> int:
@@ -199,18 +216,10 @@ class GpuMemory:
         return self._pointers[gpu]
 
     def _descriptor(self, gpu: int) -> int:
-        """A descriptor of a block, which stays in the letterbox as well."""
-        with socket.socket(fileno=os.dup(self._letters[0])) as end:
-            room = socket.CMSG_SPACE(_MOST * array.array("i").itemsize)
-            gpus, ancillary, *_ = end.recvmsg(_MOST, room, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        descriptors = array.array("i")
-        for _, _, content in ancillary:
-            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-        mine = gpus.index(gpu)
-        for number, descriptor in enumerate(descriptors):
-            if number != mine:
-                os.close(descriptor)
-        return descriptors[mine]
+        found = read_letter(self._letters, leave=True)
+        for other in found.keys() - {gpu}:
+            os.close(found[other])
+        return found[gpu]
 
     def _map(self, gpu: int, handle: ctypes.c_uint64) -> None:
         size, pointer = _size(self._sizes[gpu]), ctypes.c_uint64()
