@@ -1,4 +1,4 @@
-"""Tests that need a GPU: skipped where there is none. Their runs are forks of this process, which must not start CUDA."""
+"""Tests that need a GPU: skipped where there is none. Runs are forks of this process, which must not start CUDA."""
 
 from __future__ import annotations
 
