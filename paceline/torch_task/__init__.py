@@ -133,7 +133,9 @@ class TorchTask(Task):
         self._compile = {} if compile is True else dict(compile) if compile else None
         self._build = model if callable(model) and not isinstance(model, nn.Module) else None
         mine = self._cast(copy.deepcopy(complete(model))) if self._build is None else self._built(0)
-        self.flat = FlatModule(mine)
+        # a launcher that has a tensor on a GPU could not fork processes that use one: `on` moves the task there
+        self._given_on = next((str(one.device) for one in mine.parameters() if one.device.type != "cpu"), None)
+        self.flat = FlatModule(mine.cpu() if self._given_on else mine)
         self.originals = Originals([] if self._build is not None else model.parameters())  # type: ignore[union-attr]
         self._compiled: Callable[..., Any] | None = None
         self._first = self.flat.vector()
@@ -213,8 +215,13 @@ class TorchTask(Task):
     def _cast(self, module: nn.Module) -> nn.Module:
         return module if self.dtype is None else module.to(self.dtype)
 
+    def warnings(self, workers: int) -> Iterator[str]:
+        yield from super().warnings(workers)
+        if self._given_on is not None and self._device.type == "cpu":
+            yield f"the model was on {self._given_on} and trains on the CPU: give device='cuda'"
+
     def start(self, seed: int) -> Vector:
-        return self._first.clone() if self._build is None else FlatModule(self._built(seed)).vector()
+        return self._first.clone() if self._build is None else FlatModule(self._built(seed).cpu()).vector()
 
     def parameters(self) -> list[tuple[str, list[int]]]:
         """Names and shapes of the parameters, in the order of the vector."""

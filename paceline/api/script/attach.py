@@ -142,6 +142,11 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
         prepare(memory, task, notes, control)
     else:
         wait_until_ready(memory)
+    if task.device != memory.device(role.rank):
+        raise UsageError(
+            f"the model of worker:{role.rank} is on {task.device}, that of the chief on {memory.plan.device}; a script "
+            "uses the same device name on all workers. For a GPU each, give every worker one by CUDA_VISIBLE_DEVICES"
+        )
     wait_until_joined(memory)
     hooks = role.hooks_with(script.hooks)
     session = WorkerSession(memory, task, role.rank, hooks, control)
