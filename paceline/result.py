@@ -131,6 +131,8 @@ class Result:
     peak_rss_mb: float | None = field(default=None, metadata=_REAL)  # of the largest process
     directory: str | None = field(default=None, metadata=_REAL)
     fingerprint: str | None = field(default=None, metadata=_REAL)  # hash of what determined the result
+    batched: bool = False  # of simulations: gradients in flight were computed at once; bits differ by rounding
+    device: str = "cpu"  # of simulations: where they computed
     fates: dict[str, int] | None = None  # of simulations with faults: number of gradients used, dropped, lost, …
 
     def __post_init__(self) -> None:
@@ -164,6 +166,10 @@ class Result:
             yield name, f"{value:.2%}" if name == "accuracy" else f"{value:.6g}"
         yield "updates of the centre", f"{self.updates:,}"
         yield "gradients", f"{self.gradients:,}" + (f" ({self.dropped:,} came too late)" if self.dropped else "")
+        if self.batched:
+            yield "gradients in flight", "computed at once"
+        if self.device != "cpu":
+            yield "device", self.device
         if self.virtual_seconds is not None:
             yield "virtual time", f"{self.virtual_seconds:,.6g} s"
         real = (
@@ -220,6 +226,7 @@ class Result:
         """Plain data for JSON; numbers that JSON cannot write (NaN, infinity) become None."""
         real, faulty = self.wall_seconds is not None, self.fates is not None
         shown = {"micro": self.micro is not None, "fates": faulty}
+        shown |= {"batched": self.batched, "device": self.device != "cpu"}
         shown |= dict.fromkeys(("servers", "rolled_back_updates"), real or faulty)
         plain: dict[str, Any] = {}
         for name in (one.name for one in fields(self) if shown.get(one.name, real or not one.metadata)):

@@ -155,7 +155,16 @@ class Stream:
         return found
 
     def _keys(self, epoch: int, epochs: int) -> Words:
-        return np.array([mixed("order", *self.key, epoch + e) for e in range(epochs)], np.uint64)
+        return np.array([self.epoch_key(epoch + e) for e in range(epochs)], np.uint64)
+
+    def epoch_key(self, epoch: int) -> int:
+        """The key of the permutation that orders an epoch."""
+        return mixed("order", *self.key, epoch)
+
+    @property
+    def in_key_order(self) -> bool:
+        """Whether a key alone determines the order of an epoch."""
+        return self._order is None
 
 
 def permute(places: Words, n: int, key: Words) -> Words:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,25 @@ class Batch:
     size: int
     seed: int = 0  # of dropout and augmentation, so that a batch gives the same gradient in every process
     weight: float = 1.0  # under `slice`: workers * size / global size, so that the mean over workers is exact
+
+
+@dataclass(frozen=True, slots=True)
+class GradientBlock:
+    """Gradients that were computed at once: a row each, with their losses and the samples of their batches."""
+
+    losses: Tensor
+    gradients: Tensor
+    sizes: list[int]
+
+
+class BatchedGradients(Protocol):
+    """Computes the gradients of many workers at once, each at its own point and on its own mini-batch."""
+
+    def capacity(self) -> int:
+        """The number of gradients that fit into memory at once."""
+
+    def compute(self, points: Tensor, ranks: Sequence[int], numbers: Sequence[int]) -> GradientBlock:
+        """The gradients at the rows of `points`, each on the batch with this number of the worker with this rank."""
 
 
 class Task(ABC):
@@ -99,6 +118,10 @@ class Task(ABC):
     def on(self, device: torch.device) -> Self:
         """This task on another device."""
         raise UsageError(f"task {self.name!r} computes on the cpu only, not on {device}")
+
+    def batched(self, workers: int, seed: int) -> BatchedGradients:
+        """What computes the gradients of many workers at once, equal to those of `grad` up to rounding."""
+        raise UsageError(f"task {self.name!r} computes its gradients one by one; omit batched")
 
     def limited(self, samples: int) -> Self:
         """This task, evaluated on the first `samples` test samples only."""

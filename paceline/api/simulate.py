@@ -18,6 +18,7 @@ from paceline.config.exact import check_task, settled
 from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, with_optimizer
 from paceline.config.options import Quorum, checked, declared
 from paceline.config.simulation import Simulation
+from paceline.config.validate import check_device
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
@@ -66,6 +67,8 @@ def simulate(
     seconds: float = math.inf,
     every: int = 0,
     curvature: float | None = None,
+    batched: bool = False,
+    device: str = "cpu",
     threads: int = 1,
     warn: Callable[[str], None] | None = None,
     watch: Watch | None = None,
@@ -90,6 +93,9 @@ def simulate(
     every update, in place of the progress bar of terminals and notebooks; `hooks` run around the workers' steps
     (`"target:value=0.9"`) and write messages by `say`.
 
+    `batched` computes the gradients that are in flight in one call of torch.func.vmap: times, orders and staleness are
+    the same, values are equal to rounding. `device`: where the run computes and keeps its vectors ("cuda").
+
     `optimizer`, of torch.optim or a function of the model, takes the place of the scheme's rule; `schedule` (a function
     of the optimizer, or text) counts `schedule_unit`: docs/optimizers.md.
     """
@@ -104,6 +110,7 @@ def simulate(
     job = build.task_of(task, task_options or {}).configured(
         batch=settings.get("batch"), feed=settings.get("feed"), shuffle=settings.get("shuffle")
     )
+    place = _placed(settings["device"])
     length = {unit: settings[unit] for unit in ("samples", "epochs") if unit in settings}
     steps = settings.get("steps", steps)
     if length:
@@ -122,11 +129,15 @@ def simulate(
     )
     cost.check(crew)
     crew_hooks = [build.hook_of(hook) for hook in _listed(hooks)]
+    if settings["batched"]:
+        _check_batched(crew_hooks, exact=exact)
     servers = _servers(chosen, settings["servers"])
     there = RunSize(settings["processes"] if exact else crew, servers if chosen.methods else 0, steps)
     struck = planned(_listed(faults), there)
     check_faults(struck, there.workers, there.servers)
-    shown: dict[str, Any] = {"workers": settings["processes"], "micro": crew} if exact else {}
+    shown: dict[str, Any] = {"batched": settings["batched"], "device": settings["device"]}
+    if exact:
+        shown |= {"workers": settings["processes"], "micro": crew}
     if exact:
         check_task(job, crew)
     said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
@@ -140,6 +151,8 @@ def simulate(
             warnings.warn(text, StabilityWarning, stacklevel=2)
         else:
             warn(text)
+    if place.type != "cpu":
+        job = job.on(place)
     with _threads(settings["threads"]):
         engine = SimulationEngine(
             job,
@@ -152,6 +165,8 @@ def simulate(
             servers=servers,
             checkpoint_every=settings["checkpoint_steps"],
             processes=settings["processes"] if exact else None,
+            batched=settings["batched"],
+            device=place,
         )
         history = Evaluations()
         try:
@@ -177,6 +192,24 @@ def _servers(scheme: Scheme, servers: int) -> int:
     if servers > 1 and (reason := scheme.indivisible()):
         raise UsageError(f"{scheme.name} takes one server: {reason}")
     return servers
+
+
+def _placed(device: str) -> torch.device:
+    check_device("device", device)
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UsageError(f"device {device!r} was asked for, but torch finds no GPU here; omit --device")
+    return torch.device(device)
+
+
+def _check_batched(hooks: Sequence[Hook], *, exact: bool) -> None:
+    if exact:
+        raise UsageError("an exact run has the bits of single gradients, and batched ones differ by rounding; omit one")
+    for hook in hooks:
+        if type(hook).feed is not Hook.feed:
+            raise UsageError(
+                f"the hook {hook.name!r} changes a batch at the moment at which its gradient is due; batched gradients "
+                "are computed before that: omit batched, or the hook"
+            )
 
 
 def _law(given: str | float | ComputeTime) -> ComputeTime:
@@ -216,7 +249,7 @@ def _result(engine: SimulationEngine, metrics: dict[str, float], history: Evalua
         virtual_seconds=engine.now,
         staleness=engine.staleness,
         metrics=metrics,
-        vector=engine.scheme.model(engine.centre).clone(),
+        vector=engine.scheme.model(engine.centre).to("cpu", copy=True),
         dropped=0 if scheduler is None else scheduler.ledger.cells.refused,
         seed=engine.seed,
         batch=task.batch,

@@ -58,4 +58,11 @@ class Simulation:
     )
     every: int = option(0, "Updates between two evaluations.", EVALUATION, default="only at the end", bound=NATURAL)
     curvature: float | None = options.CURVATURE.field(None)
+    batched: bool = option(
+        False,
+        "Compute the gradients that are in flight at once, by torch.func.vmap: the same times and orders, values equal "
+        "to rounding.",
+        page="simulator.md#thousands-of-workers",
+    )
+    device: str = option("cpu", "Where the run computes and keeps its vectors: cpu, cuda or cuda:K.")
     threads: int = option(1, "Threads of torch; another number may give other bits.", bound=COUNT)

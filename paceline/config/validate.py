@@ -88,5 +88,9 @@ def check(plan: Plan, scheme: Scheme) -> None:
             raise UsageError(f"{scheme.name} cannot be sharded over {plan.servers} servers: {reason}; use --servers 1")
     scheme.check(plan.workers)
     for name, device in (("device", plan.device), ("eval-device", plan.eval_device or "cpu")):
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-            raise UsageError(f"{name} must be cpu, cuda or cuda:K, not {device!r}")
+        check_device(name, device)
+
+
+def check_device(name: str, device: str) -> None:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"{name} must be cpu, cuda or cuda:K, not {device!r}")

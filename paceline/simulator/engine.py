@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import Deadlock, RunError
+from paceline.errors import RunError
 from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
 from paceline.result import Staleness
 from paceline.runtime.call_scheduler import CallScheduler, Reply
@@ -24,8 +24,10 @@ from paceline.runtime.step_driver import StepDriver
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, size
+from paceline.simulator.deadlock import stuck
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
+from paceline.simulator.gradients import Gradients, GradientsInFlight, SingleGradients
 from paceline.simulator.hook_session import SimulatedSession
 from paceline.simulator.means import Met, SimulatedMeans
 from paceline.simulator.recovery import SimulatedRecovery
@@ -35,14 +37,14 @@ from paceline.state import State, Vector
 from paceline.task import Task, average_buffers
 from paceline.worker import Worker
 
-_SHOWN = 20  # workers in the report of a deadlock
-
 
 class SimulationEngine:
     """Runs `workers` copies of a scheme's step against one call scheduler. `run` may be called again to continue.
 
     `checkpoint_every`: the number of updates after which the chief asks for a virtual checkpoint; the start is one.
     `processes`: makes the run exact, with its workers in this number of processes.
+    `batched`: gradients in flight are computed at once; times and orders are the same, values up to rounding.
+    `device`: where the task computes, and where all vectors are.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class SimulationEngine:
         servers: int = 1,
         checkpoint_every: int = 0,
         processes: int | None = None,
+        batched: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         scheme = scheme.fitted(task.parameters())
         self.task, self.scheme, self.cost, self.seed, self.shrink = task, scheme, cost, seed, shrink
@@ -69,7 +73,8 @@ class SimulationEngine:
         self.recorded: list[dict[str, float]] = []  # what hooks put into the history, with update and seconds
         self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
         self._sequence = count()
-        self._x0 = task.start(seed)
+        self._device = device or torch.device("cpu")
+        self._x0 = task.start(seed).to(self._device)
         # a run without faults keeps no accounts and no checkpoints, and submits calls to the scheduler directly
         self.watched = bool(faults) or servers > 1 or checkpoint_every > 0
         self.accounts = Accounts()
@@ -86,6 +91,9 @@ class SimulationEngine:
         self.choose_centre()
         self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
         self.injector = FaultInjector(self, faults)
+        self._drawn: Gradients = SingleGradients(task)
+        if batched:
+            self._drawn = GradientsInFlight(task.batched(workers, seed), workers, self._useful)
         for seat in self.seats:
             self.begin(seat)
 
@@ -151,7 +159,7 @@ class SimulationEngine:
                     injector.before_event(self.events)
                 if not heap:
                     if park_at is None:
-                        raise _stuck(self)
+                        raise stuck(self)
                     return
                 entry = pop(heap)
                 time, rank, _, generation, handler, payload = entry
@@ -195,6 +203,11 @@ class SimulationEngine:
         """The updates after which `run` ends; infinity if none are given."""
         return self._goal
 
+    def _useful(self) -> float:
+        """About how many gradients the rest of the run can use."""
+        updates = self._goal - self.updates
+        return updates * (self.scheme.gradients_per_update(self.workers) or math.inf)
+
     @property
     def over(self) -> bool:
         """The goal is reached: servers take no more calls."""
@@ -208,7 +221,7 @@ class SimulationEngine:
             trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
             rows = trained or [chief]  # not of workers that are dead or have seen no data
             buffers = chief if task.buffer_policy == "chief" else average_buffers(rows)
-        return task.evaluate(self.scheme.model(self.centre) if x is None else x, buffers)
+        return task.evaluate(self.scheme.model(self.centre) if x is None else x.to(self._device), buffers)
 
     def begin(self, seat: SimulatedWorker) -> None:
         """Schedule a worker's next step, after the events of this moment that are in the heap already."""
@@ -275,6 +288,7 @@ class SimulationEngine:
             case Grad():
                 seat.issued += 1
                 seconds = self.cost.compute(seat.worker.rank, seat.issued - 1, seat.rng)
+                self._drawn.begin(seat, op, self.now + seconds)
                 self.later(seat, seconds, self._on_grad, op, target)
             case Call():
                 assert self.servers is not None
@@ -301,22 +315,12 @@ class SimulationEngine:
 
     def _on_grad(self, seat: SimulatedWorker, op: Grad, target: Pending[Any]) -> None:
         worker = seat.worker
-        try:
-            batch = next(seat.batches)
-        except StopIteration:
-            raise RunError(f"worker:{worker.rank}, step {worker.t}: the task has no more mini-batches") from None
-        batch = seat.hooks.feed(batch)
-        out = torch.empty_like(op.x)  # all workers share one task, and each keeps its own gradient
-        try:
-            loss, g = self.task.grad(op.x, batch, out, seat.buffers or None)
-        except Exception as error:
-            error.add_note(f"in the gradient of worker:{worker.rank}, step {worker.t}")
-            raise
+        loss, g, number = self._drawn.take(seat, op)
         seat.hooks.check_loss(loss)
         seat.gradients += 1
-        seat.samples += batch.size
+        seat.samples += number
         self.gradients += 1
-        self.samples += batch.size
+        self.samples += number
         if self.watched:
             self.accounts.draw(seat)
         worker.loss = self.loss = loss
@@ -364,36 +368,3 @@ class SimulationEngine:
         """When the means arrive that are on their way to living workers."""
         events = (event for event in self._heap if event[4] == self.on_met)
         return [when for when, rank, _, generation, *_ in events if generation == self.seats[rank].generation]
-
-
-def _stuck(engine: SimulationEngine) -> RunError:
-    """The error for an engine that has no more events."""
-    when = f"at {engine.now:g} s, after {engine.updates} updates"
-    alive = [seat for seat in engine.seats if seat.worker.alive]
-    if not alive:
-        return RunError(f"no worker is left alive {when}")
-    lost = [shard for shard, dead in enumerate(engine.servers.dead) if dead] if engine.servers is not None else []
-    if lost:
-        return RunError(f"server:{lost[0]} is dead {when}, and nothing restarts it")
-    if engine.recovery.returning:
-        absent = next(seat.worker.rank for seat in engine.seats if not seat.worker.alive)
-        return RunError(f"worker:{absent} is dead {when}, and nothing restarts it: an exact run waits for all")
-    lines = [f"deadlock {when}: every living worker waits"]
-    lines += [
-        f"  worker:{seat.worker.rank} at {seat.driver.line()} for {_why(engine, seat)}" for seat in alive[:_SHOWN]
-    ]
-    if len(alive) > _SHOWN:
-        lines.append(f"  … and {len(alive) - _SHOWN} more")
-    dead = [str(seat.worker.rank) for seat in engine.seats if not seat.worker.alive]
-    if dead:
-        lines.append(f"  dead: worker {', '.join(dead[:_SHOWN])}")
-    return Deadlock("\n".join(lines))
-
-
-def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
-    op = None if seat.waits_for is None else seat.waits_for.op
-    if isinstance(op, Mean):
-        return engine.means.explain(op)
-    scheduler = engine.scheduler
-    call = scheduler.waits(seat.worker.rank) if scheduler is not None else None
-    return scheduler.explain(call) if scheduler is not None and call is not None else f"{op}"

@@ -56,7 +56,7 @@ class SimulatedSession:
         return self.engine.seats[self.worker.rank].norm.read()
 
     def model(self) -> Vector:
-        return self.engine.scheme.model(self.engine.centre).clone()
+        return self.engine.scheme.model(self.engine.centre).to("cpu", copy=True)
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         return self.engine.evaluate(x)

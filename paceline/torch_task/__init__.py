@@ -21,6 +21,8 @@ from paceline.task import Batch, BufferPolicy, Task
 from paceline.torch_task import loaders
 from paceline.torch_task.batch_parts import Parts, mapped, named, placed
 from paceline.torch_task.flat_module import FlatModule, Originals, complete
+from paceline.torch_task.losses import accuracy, checked_loss, own_loss
+from paceline.torch_task.many_gradients import ManyGradients
 from paceline.torch_task.random_numbers import all_seeded, seeded
 from paceline.torch_task.samples import Collate, Samples
 from paceline.torch_task.streams import States, StreamSamples, is_stream
@@ -33,39 +35,6 @@ Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], float]
 
 EVALUATION_CHUNK = 500  # samples per forward pass of an evaluation: fast, and small enough for any memory
-
-
-def accuracy(output: Tensor, target: Tensor) -> float:
-    """The share of samples whose largest output is the target; the classes are the last dimension."""
-    return (output.argmax(-1) == target).double().mean().item()
-
-
-def checked_loss(loss: Any, *, trains: bool) -> Tensor:
-    """The loss; UsageError unless it is one number, which depends on the weights if it `trains`."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = type(loss).__name__ + (f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "")
-        raise UsageError(f"the loss must be a tensor of one number, the mean over the samples, not a {found}")
-    if trains and not loss.requires_grad:
-        raise UsageError("the loss does not depend on the model's weights: autograd cannot follow it")
-    return loss
-
-
-def own_loss(output: Any) -> Any:
-    """The loss that a model gives itself: `.loss`, the key "loss", a tensor, or the only single number of a tuple."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping) and "loss" in output:
-        return output["loss"]
-    if getattr(output, "loss", None) is not None:
-        return output.loss
-    if isinstance(output, tuple | list):
-        single = [one for one in output if isinstance(one, Tensor) and one.dim() == 0]
-        if len(single) == 1:
-            return single[0]
-    raise UsageError(
-        f"the model gives a {type(output).__name__} without a loss: give a loss function, or let the model return "
-        "its loss (a tensor, `.loss`, or the key 'loss')"
-    )
 
 
 class TorchTask(Task):
@@ -300,22 +269,30 @@ class TorchTask(Task):
     ) -> tuple[float, Vector]:
         out = self._out if out is None else out
         with self._at(x, out, buffers, training=True), torch.enable_grad(), seeded(batch.seed):
-            out.zero_()
-            with self._precision():
-                loss = checked_loss(self._output_and_loss(batch.data)[1], trains=True)
-            if batch.weight != 1.0:
-                loss = loss * batch.weight
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.clip is not None:
-                nn.utils.clip_grad_norm_(self.flat.parameters, self.clip)
-        return loss.item(), out
+            return self._differentiated(batch, out).item(), out
+
+    def _differentiated(self, batch: Batch, out: Vector) -> Tensor:
+        """The loss at the vector that the module is bound to; its gradient is written into `out`."""
+        out.zero_()
+        with self._precision():
+            loss = checked_loss(self._output_and_loss(batch.data)[1], trains=True)
+        if batch.weight != 1.0:
+            loss = loss * batch.weight
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.flat.parameters, self.clip)
+        return loss
+
+    def batched(self, workers: int, seed: int) -> ManyGradients:
+        return ManyGradients(self, workers, seed)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)
 
-    def _output_and_loss(self, parts: Parts) -> tuple[Any, Any]:
-        """The model's output for a batch, and the loss."""
-        module: Callable[..., Any] = self.flat.module
+    def _output_and_loss(self, parts: Parts, module: Callable[..., Any] | None = None) -> tuple[Any, Any]:
+        """The output for a batch, and the loss, of the model or of a function that takes its place."""
+        if module is None:
+            module = self.flat.module
         if self._compile is not None:
             if self._compiled is None:  # in the process that computes: compiled code is not handed to another
                 self._compiled = torch.compile(self.flat.module, **self._compile)

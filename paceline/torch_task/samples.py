@@ -36,7 +36,7 @@ class Samples:
             data = data.tensors
         self.tensors: tuple[Tensor, ...] | None = None
         self._columns: tuple[Tensor | np.ndarray, ...] | None = None
-        self._names: list[str] | None = None
+        self.names: list[str] | None = None  # of the columns of a dictionary
         self._collate = collate
         if (columns := _columns(data)) is not None:
             if collate is not None and what == "train":  # test data may need none
@@ -46,9 +46,9 @@ class Samples:
             lengths = [len(one) for one in columns]
             if len(set(lengths)) > 1:
                 raise UsageError(f"the {what} tensors must be equally long, not {lengths}")
-            self._names = list(data) if isinstance(data, Mapping) else None
+            self.names = list(data) if isinstance(data, Mapping) else None
             self._columns = tuple(_in_memory(one) for one in columns)
-            if self._names is None and all(isinstance(one, Tensor) for one in self._columns):
+            if self.names is None and all(isinstance(one, Tensor) for one in self._columns):
                 self.tensors = cast("tuple[Tensor, ...]", self._columns)
             self.length = lengths[0] if lengths else 0
         elif isinstance(data, IterableDataset) or not all(hasattr(data, one) for one in ("__getitem__", "__len__")):
@@ -103,7 +103,7 @@ class Samples:
                 yield self.take(np.arange(first, last)), last - first
 
     def _named(self, parts: Sequence[Tensor]) -> Parts:
-        return tuple(parts) if self._names is None else (dict(zip(self._names, parts, strict=True)),)
+        return tuple(parts) if self.names is None else (dict(zip(self.names, parts, strict=True)),)
 
 
 def _columns(data: Any) -> list[Any] | None:
