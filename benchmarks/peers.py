@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from speed import Speed
 from torch import Tensor, nn
 
 from paceline.api.execute import execute
@@ -33,6 +34,7 @@ from paceline.torch_task import TorchTask
 
 LR = 0.05
 WINDOW = 10  # local steps between two means of local SGD
+EVALUATED = 500  # test samples at the end of a run: its time is not measured
 ASKED = 0.05  # seconds of training between two questions of processes that must stop at the same step
 
 
@@ -58,14 +60,14 @@ class Workload:
 def workload(name: str, batch: int | None = None) -> Workload:
     """mnist-mlp (0.4 MB of parameters), mnist-cnn (13 MB), or wide-mlp (40 MB)."""
     if name == "wide-mlp":
-        return Workload(name, wide_mlp(batch or 50), 0.06)
+        return Workload(name, wide_mlp(batch or 50).limited(EVALUATED), 0.06)
     seconds = {"mnist-mlp": (100, 0.001), "mnist-cnn": (50, 0.05)}
     if name not in seconds:
         raise SystemExit(f"no workload {name!r}: mnist-mlp, mnist-cnn, wide-mlp")
     usual, gradient = seconds[name]
     task = build.task_of(name, {}).configured(batch=batch or usual)
     assert isinstance(task, TorchTask)
-    return Workload(name, task, gradient)
+    return Workload(name, task.limited(EVALUATED), gradient)
 
 
 def wide_mlp(batch: int) -> TorchTask:
@@ -89,15 +91,16 @@ def wide_mlp(batch: int) -> TorchTask:
 def paced(work: Workload, words: str, workers: int, servers: int, seconds: float) -> float:
     """A scheme of paceline; `words`: its name and hyper-parameters."""
     name, *pairs = words.split()
+    speed, warm = Speed(), min(0.2, seconds / 4)
+    length = seconds + 2 * warm
     plan, scheme, objects = planned(
-        work.task, name, hyper=build.pairs(pairs), workers=workers, servers=servers, seconds=seconds, steps=None
+        work.task, name, hyper=build.pairs(pairs), workers=workers, servers=servers, seconds=length, steps=None
     )
     with tempfile.TemporaryDirectory() as folder:
         place = RunDirectory.create(Path(folder) / "run", "benchmark")
         plan = dataclasses.replace(plan, directory=str(place.path), batch=work.task.batch)
-        result = execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
-    assert result.samples_per_second is not None
-    return result.samples_per_second
+        result = execute(plan, scheme, objects, tell=lambda *_: None, watch=speed.watch)
+    return speed.samples_per_second(warm) or result.samples_per_second or 0.0
 
 
 More = Callable[[], bool]  # called after each gradient: counts it, and says whether there is time for another
@@ -108,10 +111,8 @@ def others(play: Play, work: Workload, workers: int, seconds: float) -> float:
     """As many processes that each run `play`."""
     context = get_context("fork")
     counts = context.Array("d", workers)
-    shared = _module(work).share_memory() if play is torch_hogwild else None
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    shared = module(work).share_memory() if play is torch_hogwild else None
+    port = free_port()
     names = [*range(workers), *([workers] if play is torch_rpc else [])]  # the last one is the server
     crew = [
         context.Process(target=_begin, args=(play, work, rank, workers, seconds, counts, shared, port))
@@ -126,15 +127,21 @@ def others(play: Play, work: Workload, workers: int, seconds: float) -> float:
     return sum(counts)
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def _begin(
     play: Play, work: Workload, rank: int, workers: int, seconds: float, counts: Any, shared: Any, port: int
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    play(work, rank, workers, _clock(work, rank, seconds, counts), shared)
+    play(work, rank, workers, clock(work, rank, seconds, counts), shared)
 
 
-def _clock(work: Workload, rank: int, seconds: float, counts: Any) -> More:
+def clock(work: Workload, rank: int, seconds: float, counts: Any) -> More:
     """Counts the gradients after the first ones, and says when the time is over."""
     state = {"gradients": 0, "since": 0.0}
     warm, batch = work.warm, work.task.batch
@@ -164,13 +171,13 @@ def no_communication(work: Workload, rank: int, workers: int, more: More, _: Any
                 return
 
 
-def _module(work: Workload) -> nn.Module:
+def module(work: Workload) -> nn.Module:
     return work.task.module(work.task.start(0)).train()
 
 
-def _steps(model: nn.Module, work: Workload, rank: int, workers: int) -> Any:
+def steps(model: nn.Module, work: Workload, rank: int, workers: int, optimizer: Any = None) -> Iterator[None]:
     """A user's own loop in torch: one step of SGD for each item."""
-    optimizer, loss = torch.optim.SGD(model.parameters(), lr=LR), work.task.loss
+    optimizer, loss = optimizer or torch.optim.SGD(model.parameters(), lr=LR), work.task.loss
     assert loss is not None
     for batch in work.task.batches(rank, workers, 0):
         optimizer.zero_grad()
@@ -181,7 +188,7 @@ def _steps(model: nn.Module, work: Workload, rank: int, workers: int) -> Any:
 
 def torch_hogwild(work: Workload, rank: int, workers: int, more: More, model: nn.Module) -> None:
     """A module in shared memory that every process changes, as in torch's own example."""
-    for _ in _steps(model, work, rank, workers):
+    for _ in steps(model, work, rank, workers):
         if not more():
             return
 
@@ -206,7 +213,7 @@ def torch_ddp(work: Workload, rank: int, workers: int, more: More, _: Any) -> No
     """DistributedDataParallel over Gloo."""
     dist.init_process_group("gloo", rank=rank, world_size=workers)
     together = _Together(work.asked)
-    for _ in _steps(nn.parallel.DistributedDataParallel(_module(work)), work, rank, workers):
+    for _ in steps(nn.parallel.DistributedDataParallel(module(work)), work, rank, workers):
         if together.over(more()):
             break
     dist.destroy_process_group()

@@ -1,7 +1,8 @@
 """Checkpoints on disk: named tensors and plain numbers, written atomically and never pickled.
 
 checkpoints/0000000400/state.safetensors    the tensors
-checkpoints/0000000400/manifest.json        the numbers, and SHA-256 sums to detect damage
+checkpoints/0000000400/manifest.json        the numbers, SHA-256 sums to detect damage, and `aliases`: names of tensors
+                                            that are in the file once, under the name of another one with the same bits
 best/0000000400/                            a copy of the best checkpoint so far, and `best.json`: its metrics
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline import __version__
-from paceline.errors import DataError, RunError, UnknownName, UsageError
-from paceline.runs import atomic_files
+from paceline.errors import DataError, UnknownName, UsageError
+from paceline.runs import atomic_files, tensor_file
 
 R = TypeVar("R")
 FORMAT = 1
@@ -93,6 +93,7 @@ def load(path: Path) -> Checkpoint:
         # copied out of the file: a later deletion cannot reach them, and they are aligned in memory like new tensors,
         # on which the last bits of a matrix product can depend
         tensors = {name: tensor.clone() for name, tensor in load_file(path / STATE).items()}
+        tensors |= {name: tensors[other].clone() for name, other in manifest.get("aliases", {}).items()}
     except (OSError, SafetensorError) as error:
         raise _damaged(path, f"{STATE} cannot be read: {atomic_files.cause(error)}") from error
     return Checkpoint(path, manifest["step"], tensors, manifest["numbers"])
@@ -200,37 +201,20 @@ def _prune(directory: Path, step: int, keep: int) -> None:
 
 
 def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    _save_tensors(folder, tensors)
+    _text(numbers)  # refused before the tensors are written
+    written = tensor_file.write(folder / STATE, tensors, first=("model",))
     manifest = {
         "format": FORMAT,
         "step": step,
         "numbers": dict(numbers),
-        "sha256": atomic_files.sha256(folder / STATE),
+        "sha256": written.sha256,
         "sizes": {STATE: (folder / STATE).stat().st_size},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
+    if written.aliases:
+        manifest["aliases"] = written.aliases
     _save_json(folder / MANIFEST, manifest | {"manifest_sha256": _sum_of(manifest)})
-
-
-def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    plain: dict[str, Tensor] = {}
-    memories: set[int] = set()
-    for name, tensor in tensors.items():
-        one = tensor.detach().cpu().contiguous()
-        memory = one.untyped_storage().data_ptr()
-        if memory in memories and one.numel():  # safetensors refuses tensors that share memory
-            one = one.clone()
-        memories.add(memory)
-        plain[name] = one
-    try:
-        save_file(plain, folder / STATE)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise RunError(f"the tensors could not be written to {folder.parent}: {error}") from error
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-    atomic_files.sync(folder / STATE)
 
 
 def _save_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -239,8 +223,6 @@ def _save_json(path: Path, content: Mapping[str, Any]) -> None:
         raise UsageError(f"{path.name} of {len(text):,} bytes is too large: put arrays into tensors, not into numbers")
     path.write_bytes(text)
     atomic_files.sync(path)
-    for other in path.parent.iterdir():  # safetensors makes private files; the user's umask decides here
-        other.chmod(path.stat().st_mode)
 
 
 def _text(content: Mapping[str, Any], indent: int | None = None) -> bytes:

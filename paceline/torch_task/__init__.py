@@ -107,7 +107,7 @@ class TorchTask(Task):
         self.flat = FlatModule(mine.cpu() if self._given_on else mine)
         self.originals = Originals([] if self._build is not None else model.parameters())  # type: ignore[union-attr]
         self._compiled: Callable[..., Any] | None = None
-        self._first = self.flat.vector()
+        self._first, self._first_seed = self.flat.vector(), 0
         if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):
             self.dtype = self._first.dtype  # data rarely have this type
         self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
@@ -190,7 +190,10 @@ class TorchTask(Task):
             yield f"the model was on {self._given_on} and trains on the CPU: give device='cuda'"
 
     def start(self, seed: int) -> Vector:
-        return self._first.clone() if self._build is None else FlatModule(self._built(seed).cpu()).vector()
+        if self._build is not None and seed != self._first_seed:
+            # kept: building a large model takes seconds, and the launcher and the chief both ask for its weights
+            self._first, self._first_seed = FlatModule(self._built(seed).cpu()).vector().to(self._device), seed
+        return self._first.clone()
 
     def parameters(self) -> list[tuple[str, list[int]]]:
         """Names and shapes of the parameters, in the order of the vector."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from paceline.errors import DataError, RunError, UsageError
-from paceline.runs import atomic_files, checkpoint
+from paceline.runs import atomic_files, checkpoint, tensor_file
 
 TENSORS = {
     "model": torch.tensor([1.0, -0.0, torch.nan, torch.inf]),
@@ -67,6 +68,30 @@ class TestRoundTrip:
         assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
         found.tensors["a"].zero_()
         assert found.tensors["same"].tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_large_tensors_with_the_same_bits_are_in_the_file_once(self, tmp_path):
+        x = torch.arange(1 << 18, dtype=torch.float32)
+        other, signed = x.clone(), torch.zeros(1 << 18)
+        other[-1] += 1
+        given = {"worker.0.x": x.clone(), "worker.1.x": other, "model": x, "shaped": x.view(2, -1).clone()}
+        given |= {"plus": signed, "minus": -signed, "whole": signed.view(torch.int32).clone()}
+        path = checkpoint.save(tmp_path, 1, given, {})
+        assert json.loads((path / "manifest.json").read_text())["aliases"] == {"worker.0.x": "model"}
+        assert load_file(path / "state.safetensors").keys() == given.keys() - {"worker.0.x"}
+        found = checkpoint.load(path).tensors
+        assert {name: bits(one) for name, one in found.items()} == {name: bits(one) for name, one in given.items()}
+        found["worker.0.x"].zero_()
+        assert bits(found["model"]) == bits(x)
+
+    def test_a_file_of_several_pieces(self, tmp_path):
+        large = torch.arange(tensor_file.PIECE // 4 + 5, dtype=torch.float64)
+        path = checkpoint.save(tmp_path, 1, {"large": large, "odd": torch.arange(3, dtype=torch.uint8)}, {})
+        assert bits(checkpoint.load(path).tensors["large"]) == bits(large)
+
+    def test_a_type_that_a_file_cannot_hold(self, tmp_path):
+        with pytest.raises(RunError, match=r"tensor 'z' .* cannot hold torch.complex128"):
+            checkpoint.save(tmp_path, 1, {"z": torch.zeros(2, dtype=torch.complex128)}, {})
+        assert names(tmp_path) == []
 
     def test_no_tensors_at_all(self, tmp_path):
         assert checkpoint.load(checkpoint.save(tmp_path, 0, {}, {})).tensors == {}
@@ -219,7 +244,7 @@ except RunError as error:
 KILLED = """
 import os, sys, torch
 from pathlib import Path
-from paceline.runs import atomic_files, checkpoint
+from paceline.runs import atomic_files, checkpoint, tensor_file
 atomic_files.put = lambda *_: os._exit(9)
 checkpoint.save(Path(sys.argv[1]), 2, {"model": torch.ones(10)}, {})
 """

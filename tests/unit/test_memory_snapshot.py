@@ -253,3 +253,32 @@ def test_a_copy_of_the_model_is_of_one_moment(servers: int, tmp_path: Path) -> N
     finally:
         company.kill()
         made.close()
+
+
+def test_the_first_checkpoint_is_the_state_itself(tmp_path: Path) -> None:
+    made = theatre(Kept(), tmp_path)
+    memory = made.memory(0)
+    path = snapshot.write_first(memory, "average")
+    first = checkpoint.load(path)
+    assert not any(memory.tensor(name).any() for name in memory.layout.places if name.startswith("keep."))
+    snapshot.keep_all(memory)
+    again = checkpoint.load(snapshot.write(memory, "average", {}))
+    assert first.tensors.keys() == again.tensors.keys()
+    assert all(torch.equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
+
+
+def test_a_worker_that_has_copied_nothing_has_its_part_of_the_checkpoint_before(tmp_path: Path) -> None:
+    made = theatre(Kept(), tmp_path)
+    memory = made.memory(0)
+    snapshot.write_first(memory, "average")
+    first = torch.arange(float(LENGTH))
+    scribbled(memory, 3.0)
+    snapshot.keep_worker(memory, 0, None)
+    for shard in range(2):
+        snapshot.keep_shard(memory, shard)
+    saved = checkpoint.load(snapshot.write(memory, "average", {}))
+    assert saved.step == 3
+    assert torch.equal(saved.tensors["worker.0.x"], torch.full((LENGTH,), 3.0))
+    assert torch.equal(saved.tensors["worker.1.x"], first)
+    assert torch.equal(saved.tensors["rng.1"], memory.tensor("rng.1"))
+    assert saved.tensors["person.1"].tolist() == [0, 0, 0]

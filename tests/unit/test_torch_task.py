@@ -345,3 +345,19 @@ class TestData:
 
         with pytest.raises(UsageError, match="collated it is"):
             first_batch(TorchTask(net, cross_entropy, Named()))
+
+
+def test_a_model_is_built_once_for_each_seed_in_a_row() -> None:
+    built: list[int] = []
+
+    def build() -> nn.Module:
+        built.append(1)
+        return nn.Linear(3, 2)
+
+    task = TorchTask(build, nn.functional.mse_loss, (torch.zeros(4, 3), torch.zeros(4, 2)))
+    starts = {seed: [task.start(seed) for _ in range(2)] for seed in (0, 7, 7, 0)}
+    assert len(built) == 3
+    assert all(torch.equal(first, second) for first, second in starts.values())
+    assert not torch.equal(starts[0][0], starts[7][0])
+    starts[0][0].zero_()
+    assert task.start(0).any()

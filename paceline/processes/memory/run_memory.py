@@ -92,8 +92,8 @@ class RunMemory:
             if self.direct():
                 for rank in range(plan.workers):
                     saved |= {f"tally.{rank}.{name}": ledger.cell(name) for name in ledger}
+        cells = scheme.worker(x0, plan.workers)
         for rank in range(plan.workers):
-            cells = scheme.worker(x0, plan.workers)
             saved |= {f"worker.{rank}.{name}": cells.cell(name) for name in cells}
             saved |= {f"buffer.{rank}.{name}": buffer for name, buffer in buffers.items()}
             stream = torch.Generator().manual_seed(mixed(plan.seed, "worker", rank))
@@ -116,6 +116,7 @@ class RunMemory:
         for name, tensor in copies.items():
             layout.like(name, tensor)
         layout.add("overrides", (OVERRIDES,), torch.uint8)
+        layout.add("kept", (plan.workers,), torch.int64)  # 1: a worker's part in `keep.` is whole
         layout.add("owed", (plan.servers, plan.workers * MAILBOXES, 3), torch.int64)
         os.ftruncate(self._descriptor, 0)  # discard what a chief that died had begun to fill
         os.ftruncate(self._descriptor, layout.size)

@@ -48,7 +48,7 @@ def start_keeping_worker(memory: RunMemory, rank: int, generator: torch.Generato
     counted = [board.t[rank], board.gradients[rank], board.samples[rank]]
     memory.tensor(f"person.{rank}").copy_(torch.tensor(counted))
     names = own_names(memory, rank)
-    return KeptPart(memory, [(memory.tensor(KEEP + name), memory.tensor(name)) for name in names])
+    return KeptPart(memory, [(memory.tensor(KEEP + name), memory.tensor(name)) for name in names], rank)
 
 
 def keep_shard(memory: RunMemory, shard: int) -> None:
@@ -61,9 +61,12 @@ def keep_shard(memory: RunMemory, shard: int) -> None:
 
 class KeptPart:
     """A part of the state on its way to `keep.…`. Tensors of the host are copied at once. Tensors of a GPU are copied
-    there first, and leave it on a stream of their own: training continues meanwhile."""
+    there first, and leave it on a stream of their own: training continues meanwhile. A worker's part (`rank`) is marked
+    once it is whole: that of a worker that was killed while it copied is not used."""
 
-    def __init__(self, memory: RunMemory, pairs: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, memory: RunMemory, pairs: list[tuple[Tensor, Tensor]], rank: int | None = None) -> None:
+        self._whole = None if rank is None else memory.tensor("kept")[rank]
+        self._mark(whole=False)
         leaving = [(kept, tensor) for kept, tensor in pairs if tensor.is_cuda]
         for kept, tensor in pairs:
             if not tensor.is_cuda:
@@ -71,6 +74,13 @@ class KeptPart:
         self._event: torch.cuda.Event | None = None
         if leaving:
             self._leave(memory, leaving)
+        else:
+            self._mark(whole=True)
+
+    def _mark(self, *, whole: bool) -> None:
+        if self._whole is not None:
+            self._whole.fill_(int(whole))
+            fence()
 
     def _leave(self, memory: RunMemory, pairs: list[tuple[Tensor, Tensor]]) -> None:
         device = pairs[0][1].device
@@ -87,12 +97,18 @@ class KeptPart:
             self._event.record(stream)
 
     def done(self) -> bool:
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        if self._event is None:
+            return True
+        if not self._event.query():  # type: ignore[no-untyped-call]
+            return False
+        self.finish()
+        return True
 
     def finish(self) -> None:
         """Wait until all is copied."""
         if self._event is not None:
             self._event.synchronize()
+            self._mark(whole=True)
 
 
 def shard_part(memory: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
@@ -149,18 +165,31 @@ def buffers_of(memory: RunMemory, policy: str, *, prefix: str = "", late: Sequen
     return average_buffers(trained)
 
 
+def write_first(memory: RunMemory, policy: str) -> Path:
+    """Write the state itself as the first checkpoint; only before the first step, while no process changes it."""
+    return _write(memory, policy, {}, prefix="")
+
+
 def write(memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = ()) -> Path:
     """Write the tensors `keep.…` as the newest checkpoint. `own`: tensors of the chief's hooks. `late`: workers that
-    have not copied their part, and may do so at any moment: theirs is taken from the checkpoint before."""
+    have not copied their part, and may do so at any moment: theirs is taken from the checkpoint before, as that of
+    workers which have died before they copied any."""
+    kept = memory.tensor("kept").tolist()
+    return _write(memory, policy, own, sorted({*late, *(rank for rank, done in enumerate(kept) if not done)}))
+
+
+def _write(
+    memory: RunMemory, policy: str, own: dict[str, Tensor], late: Sequence[int] = (), prefix: str = KEEP
+) -> Path:
     names = [name for name in memory.layout.places if name.startswith(KEEP)]
-    tensors = {name.removeprefix(KEEP): memory.tensor(name) for name in names}
+    tensors = {name.removeprefix(KEEP): memory.tensor(prefix + name.removeprefix(KEEP)) for name in names}
     if late:
         before = find(memory, memory.board.get("checkpoint")).tensors
         tensors |= {name: before[name] for rank in late for name in own_names(memory, rank)}
     if not memory.scheme.methods and not memory.plan.script:  # only a script itself knows the state of its steps
         tensors |= _of_absent_workers(memory, tensors)
-    tensors["model"] = model_of(memory, prefix=KEEP).clone()
-    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(memory, policy, prefix=KEEP, late=late).items()}
+    tensors["model"] = model_of(memory, prefix=prefix)
+    tensors |= {f"model_buffer.{name}": t for name, t in buffers_of(memory, policy, prefix=prefix, late=late).items()}
     tensors |= {f"hook.{name}": tensor for name, tensor in own.items()}
     plan, scheme = memory.plan, memory.scheme
     centre = "server.0.v" if scheme.methods else f"worker.{memory.centre_of()}.v"

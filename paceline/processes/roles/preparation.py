@@ -25,8 +25,9 @@ def prepare(memory: RunMemory, task: Task, notes: dict[str, Any], control: Contr
         what = "the memory of the GPUs cannot be shared between processes here"
         control.send({"warn": f"{what} ({memory.no_sharing}): the state is copied to the host after every step"})
     if not _resumed(memory, control):
-        snapshot.keep_all(memory)
-        snapshot.write(memory, task.buffer_policy, {})
+        snapshot.write_first(memory, task.buffer_policy)
+        if memory.node.secret is not None:
+            snapshot.keep_all(memory)  # other nodes get their parts from there
     finished = plan.steps is not None and memory.updates >= plan.steps
     board.put("goal", -1 if plan.steps is None else plan.steps)
     board.put("ready", 1)
