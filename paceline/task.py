@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
@@ -94,6 +94,15 @@ class Task(ABC):
         Without `out` the gradient may be a buffer that the next call overwrites. `buffers` are the caller's own
         copies of the non-trainable state (see `buffers()`), updated in place.
         """
+
+    @property
+    def follows(self) -> bool:
+        """Whether `follow` has an effect."""
+        return False
+
+    def follow(self, final: Callable[[int, int], None] | None) -> None:  # noqa: B027
+        """While the next gradient is computed, call `final(index, version)` when the numbers of `out` from an index on
+        do not change any more; `version` is the count of writes to `out`. An index of -1 takes it all back."""
 
     @abstractmethod
     def evaluate(self, x: Vector, buffers: Buffers = None) -> dict[str, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from paceline.config.endpoint import Endpoint
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.runs.order_log import OrderLogWriter
     from paceline.state import Vector
 
+Final = Callable[[int, int], None]  # see Task.follow
 WaitFor = Callable[[Callable[[], bool], str], None]  # wait until something holds; what for, in words
 
 
@@ -142,6 +143,17 @@ class Means(Protocol):
 
     def forget(self) -> None:
         """The step was abandoned: this worker is at no mean."""
+
+
+@runtime_checkable
+class StreamedMeans(Protocol):
+    """Means that can begin while the gradient that they are of is computed."""
+
+    def early(self, v: Vector) -> Final | None:
+        """The next gradient is computed into `v`. Gives what is to be told of its progress; None: nothing is."""
+
+    def computed(self, g: Vector) -> None:
+        """A gradient is there. The step may do with it what it likes."""
 
 
 class Store(Protocol):

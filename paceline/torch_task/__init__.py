@@ -108,6 +108,7 @@ class TorchTask(Task):
         self.originals = Originals([] if self._build is not None else model.parameters())  # type: ignore[union-attr]
         self._compiled: Callable[..., Any] | None = None
         self._first, self._first_seed = self.flat.vector(), 0
+        self._final: Callable[[int, int], None] | None = None
         if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):
             self.dtype = self._first.dtype  # data rarely have this type
         self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
@@ -281,13 +282,25 @@ class TorchTask(Task):
             loss = checked_loss(self._output_and_loss(batch.data)[1], trains=True)
         if batch.weight != 1.0:
             loss = loss * batch.weight
+        final, self._final = self._final, None
+        if final is not None:
+            self.flat.progress().begin(out, final)
         loss.backward()  # type: ignore[no-untyped-call]
+        if final is not None:
+            self.flat.progress().end()
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.flat.parameters, self.clip)
         return loss
 
     def batched(self, workers: int, seed: int) -> ManyGradients:
         return ManyGradients(self, workers, seed)
+
+    @property
+    def follows(self) -> bool:
+        return self.clip is None  # which changes the whole gradient at the end
+
+    def follow(self, final: Callable[[int, int], None] | None) -> None:
+        self._final = final
 
     def _precision(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)

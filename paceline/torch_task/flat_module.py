@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.errors import UsageError
 from paceline.state import Vector
+from paceline.torch_task.backward_progress import BackwardProgress
 
 REMEMBERED = 2  # vectors of gradients whose views are cached
 
@@ -52,6 +53,7 @@ class FlatModule:
         self.size = sum(self.sizes)
         self._bound: tuple[int, ...] | None = None
         self._places: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
+        self._progress: BackwardProgress | None = None
         saved = module.state_dict(keep_vars=True).keys()
         self._slots = {
             name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
@@ -89,6 +91,12 @@ class FlatModule:
             for parameter, grad in zip(self.parameters, self._grads(out), strict=True):
                 parameter.grad = grad
         self._bound = places
+
+    def progress(self) -> BackwardProgress:
+        """What tells how far the gradient of a backward pass is."""
+        if self._progress is None:
+            self._progress = BackwardProgress(self.parameters)
+        return self._progress
 
     def _cut(self, vector: Vector) -> list[Tensor]:
         parts = torch.split_with_sizes(vector.detach(), self.sizes)

@@ -120,7 +120,11 @@ class Company:
 
     def mean(self, group: TcpGroup, v: Vector, header: Header) -> Vector:
         """One member's part in a mean, from beginning to end."""
-        self.wait(group.place, group.start(v, header))
+        return self.finished(group, v, group.start(v, header))
+
+    def finished(self, group: TcpGroup, v: Vector, first: Exchange) -> Vector:
+        """The mean, once the first half is over."""
+        self.wait(group.place, first)
         weights = [one.weight for one in group.headers()]
         if group.small:
             return group.small_mean(v, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -16,13 +17,13 @@ import torch
 from beds.commands import certificates
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from net_ends import SECRET
+from net_ends import PATIENCE, SECRET
 from tcp_ends import LOCAL, PLAIN, Recorder, company, until
 
 from paceline.errors import SchemeError
 from paceline.network.means import tcp_group
 from paceline.network.means.group import HEAD, Broken, Header
-from paceline.network.means.tcp_group import GIVEN, LIMITS, PART, START, SUM, TcpGroup
+from paceline.network.means.tcp_group import EARLY, GIVEN, LIMITS, PART, START, SUM, TcpGroup
 from paceline.network.secure.admission import Refused, enter
 from paceline.network.secure.channel import HEADER
 from paceline.network.secure.tls import contexts
@@ -100,6 +101,86 @@ def test_a_member_may_be_ahead_of_another(tls: Any, monkeypatch: pytest.MonkeyPa
             group.bury()
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_vector_that_is_still_computed_travels_and_has_the_bits_of_a_whole_one(
+    size: int, tls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members compute theirs from the end to the front, at a pace of their own; the last member begins with a whole
+    vector. Nobody has the mean before all are at it."""
+    monkeypatch.setattr(tcp_group, "SLICE", 100_000)
+    torch.manual_seed(size)
+    length, cuts = 1_000_003, [900_000, 899_999, 333_333, 5, 0]
+    rounds = [[torch.randn(length) for _ in range(size)] for _ in range(4)]
+
+    def computed(vector: Vector) -> tuple[Vector, Any]:
+        """A vector of other numbers, and what makes it final from an index on."""
+        out = torch.full((length,), math.nan)
+        return out, lambda low: out[low:].copy_(vector[low:])
+
+    with company(size, tls) as there:
+        groups = there.joined("0/all/1")
+
+        def member(place: int) -> list[Vector]:
+            group, means = groups[place], []
+            for k, vectors in enumerate(rounds):
+                header = Header(k, k, 1.0, shape=shape(vectors[place]))
+                if place == size - 1:
+                    means.append(there.mean(group, vectors[place], header))
+                    continue
+                out, write = computed(vectors[place])
+                final = group.open_early(out, header)
+                assert final is not None
+                for low in cuts:
+                    write(low)
+                    final(low)
+                means.append(there.finished(group, out, group.commit(header)))
+            return means
+
+        for means in there.each(member):
+            for mean, vectors in zip(means, rounds, strict=True):
+                assert torch.equal(mean, mean_of(vectors))
+        for group in groups:
+            group.bury()
+
+
+def test_slices_of_a_vector_that_is_still_computed_arrive_before_its_end(
+    tls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was added up of it is no mean as long as one member has not said that its vector is the mean's."""
+    monkeypatch.setattr(tcp_group, "SLICE", 100_000)
+    vectors = [torch.randn(1_000_000) for _ in range(2)]
+    with company(2, tls) as there:
+        groups = there.joined("0/all/1")
+        header = Header(1, 1, 1.0, shape=shape(vectors[0]))
+        early = [group.open_early(v, header) for group, v in zip(groups, vectors, strict=True)]
+        for final in early:
+            assert final is not None
+            final(500_000)
+        until(lambda: all(group._added >= 9 for group in groups), "nobody waits, and half of it is added up")
+        exchange = groups[0].commit(header)
+        early[1](0)  # type: ignore[misc]
+        there.wakeup[0].wait(lambda: groups[0]._added == len(groups[0]._used.mine), PATIENCE)
+        assert not exchange.over
+        groups[1].bury()
+        with pytest.raises(Broken):
+            there.wait(0, exchange)
+        groups[0].bury()
+
+
+def test_an_early_vector_of_another_mean_breaks_the_group_and_is_no_error_of_the_scheme() -> None:
+    """One member has expected another mean than comes: a larger one, or the next but one."""
+    for length, index in ((2_000_000, 1), (1_000_000, 2)):
+        with company(2) as there:
+            groups = there.joined("0/all/1")
+            v = torch.zeros(length)
+            assert groups[0].open_early(v, Header(index, 0, 1.0, shape=shape(v))) is not None
+            v = torch.zeros(1_000_000)
+            with pytest.raises(Broken):
+                there.wait(1, groups[1].start(v, Header(1, 1, 1.0, shape=shape(v))))
+            for group in groups:
+                group.bury()
+
+
 @pytest.mark.parametrize("count", [100, 2_000_000])
 def test_a_mean_proceeds_while_its_worker_does_something_else(count: int, tls: Any) -> None:
     vectors = [torch.randn(count) for _ in range(2)]
@@ -110,7 +191,7 @@ def test_a_mean_proceeds_while_its_worker_does_something_else(count: int, tls: A
             started.append(group.start(v, Header(1, 1, 1.0, shape=shape(v))))
             group.carry_on()
         until(lambda: all(one.over for one in started), "nobody waits, and it comes to its end")
-        until(lambda: all(group._idle() for group in groups), "the second half too")
+        until(lambda: all(group.idle() for group in groups), "the second half too")
         for group, v in zip(groups, vectors, strict=True):
             mean = group.small_mean(v, [1.0, 1.0]) if group.small else group.large_mean(v)
             assert torch.equal(mean, mean_of(vectors))
@@ -211,6 +292,12 @@ def refused(group: TcpGroup, exchange: Any) -> None:
         pytest.param(frame(START, b"short"), id="no whole header"),
         pytest.param(frame(START, b"\0" * HEAD) + frame(PART, b"x" * 17), id="a slice of another length"),
         pytest.param(frame(START, b"\0" * HEAD) + frame(SUM, b""), id="an empty slice"),
+        pytest.param(frame(EARLY, b"\0" * HEAD) * 2, id="two early headers"),
+        pytest.param(frame(START, b"\0" * HEAD) * 2, id="two headers"),
+        pytest.param(frame(START, b"\0" * HEAD) + frame(EARLY, b"\0" * HEAD), id="an early header that is late"),
+        pytest.param(
+            frame(EARLY, Header(0, 0, 2.0).packed()) + frame(START, Header(0, 0, 1.0).packed()), id="another weight"
+        ),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n" * 10, id="another protocol"),
         pytest.param(b"", id="nothing, and an end"),
     ],
@@ -272,6 +359,7 @@ def test_the_limits_of_messages_are_those_of_small_vectors_and_slices() -> None:
         PART: tcp_group.SLICE,
         SUM: tcp_group.SLICE,
         GIVEN: tcp_group.SLICE,
+        EARLY: HEAD,
     }
 
 

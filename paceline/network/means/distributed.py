@@ -16,6 +16,7 @@ import torch
 from paceline.config.endpoint import Endpoint
 from paceline.errors import RunError, SchemeError
 from paceline.network.means import group_record as circles
+from paceline.network.means.early_mean import EarlyMean, MeanForecast
 from paceline.network.means.group import Broken, Group, GroupRequest, Header
 from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
@@ -25,9 +26,9 @@ from paceline.network.secure.store_server import StoreServer
 from paceline.ops import Mean
 from paceline.processes.calls.client import Stopped
 from paceline.processes.calls.zero_copy import BufferPool
-from paceline.processes.memory.packed_words import mean_key
+from paceline.processes.memory.packed_words import mean_key, shape_word
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.processes.transport import WaitFor
+from paceline.processes.transport import Final, WaitFor
 from paceline.runs.order_log import OrderLogWriter, RecordKind
 from paceline.state import Vector, mean_into
 
@@ -64,6 +65,8 @@ class DistributedMeans:
         self._everybody = tuple(range(memory.plan.workers))
         self._serverless = not memory.scheme.methods
         self._recycled = BufferPool()
+        self._forecast = MeanForecast()
+        self._early: EarlyMean | None = None  # a mean whose vector is being computed
         self.rung, self.answer = self._groups.rung, self._groups.answer
         self.journal: OrderLogWriter | None = None
         self.generation = 0  # how often the run had returned to a checkpoint when this worker last did
@@ -78,6 +81,35 @@ class DistributedMeans:
         if meeting.group is not None:
             meeting.group.carry_on()
         return meeting
+
+    def early(self, v: Vector) -> Final | None:
+        """The next mean of all workers is perhaps of this vector, which is about to be computed: begin it, if the last
+        gradients went to means as they were. Gives a function that is told what of the vector is final."""
+        self._void_early()  # the step has not come to that mean
+        weight = self._forecast.weight()
+        circle = self._groups.circle(self._everybody, True, self.generation)
+        group = circle.groups.get(shape_word(v)) if weight is not None else None
+        changing = self.rung() or circle.called or circle.joiner is not None or self._groups.open is not None
+        if weight is None or group is None or changing:
+            return None
+        if circles.lost(self._board, circle.members, self.rank) or circles.parted(self._board, circle.members):
+            return None
+        tell = group.open_early(v, Header((circle.done or 0) + 1, 0, weight, shape=shape_word(v)))
+        if tell is None:
+            return None
+        self._early = EarlyMean(circle, group, v, weight, tell)
+        return self._early.final
+
+    def computed(self, g: Vector) -> None:
+        """A gradient is there."""
+        self._forecast.computed(g)
+
+    def _void_early(self) -> None:
+        """What was sent of a vector is not what its mean is of: the others wait for the rest of it, so leave them, and
+        form the group again."""
+        early, self._early = self._early, None
+        if early is not None and early.group in early.circle.groups.values():
+            early.circle.bury()
 
     def _arrived(self, op: Mean, *, first: bool) -> PendingMean:
         board, rank = self._board, self.rank
@@ -98,6 +130,11 @@ class DistributedMeans:
         board.finished[rank] = number - 1
         board.at_seq[rank] = number
         self._groups.open = meeting
+        self._forecast.mean(op)
+        if self._early is not None and not self._early.becomes(meeting):
+            self._forecast.missed()
+            self._void_early()
+        meeting.early, self._early = self._early, None
         if self._settled(meeting) and meeting.shape in circle.groups:
             self._begin(meeting)
         return meeting
@@ -124,6 +161,7 @@ class DistributedMeans:
         """The step was abandoned: this worker is at no mean and in no group."""
         self._board.at_key[self.rank] = 0
         self._board.finished[self.rank] = self._board.at_seq[self.rank]
+        self._early = None
         self._groups.forget()
 
     def returned(self, place: int) -> bool:
@@ -171,7 +209,11 @@ class DistributedMeans:
         joiner = self._joiner(circle) or (-1, 0)
         header = Header(index, meeting.number, meeting.op.weight, joiner[0] + 1, joiner[1], meeting.shape)
         meeting.group = circle.groups[meeting.shape]
-        meeting.exchange = meeting.group.start(meeting.v, header)
+        if meeting.early is not None and meeting.early.group is meeting.group:
+            meeting.exchange = meeting.group.commit(header)
+        else:
+            meeting.exchange = meeting.group.start(meeting.v, header)
+        meeting.early = None
 
     def _joiner(self, circle: MeanGroup) -> tuple[int, int] | None:
         """A worker that waits to join: without a server it needs the cells of another worker."""

@@ -66,12 +66,14 @@ class VectorPiece:
         return vector[low : low + self.cut[place]]
 
 
-def pieces(v: Vector, size: int, place: int, most: int) -> list[VectorPiece]:
-    """A vector in pieces of a limited size."""
+def pieces(v: Vector, size: int, place: int, most: int, *, backwards: bool = False) -> list[VectorPiece]:
+    """A vector in pieces of a limited size, all but the last equally long. `backwards`: from its end to its front."""
     step = max(most // v.element_size() // size, 1) * size
     found = []
-    for low in range(0, v.numel(), step):
-        high = min(low + step, v.numel())
+    for at in range(0, v.numel(), step):
+        low, high = at, min(at + step, v.numel())
+        if backwards:
+            low, high = v.numel() - high, v.numel() - low
         share = -(-(high - low) // size)
         cut = [max(min(share, high - low - k * share), 0) for k in range(size)]
         room = torch.empty((size, cut[place]), dtype=v.dtype, device=v.device)
@@ -104,6 +106,15 @@ class Group(ABC):
     @abstractmethod
     def start(self, v: Vector, header: Header) -> Exchange:
         """The first half: all vectors, or the slices that this member is to add up. v must stay as it is."""
+
+    def open_early(self, v: Vector, header: Header) -> Callable[[int], None] | None:
+        """Begin a mean of a vector that is still being computed. Gives a function that is to be told from which index
+        on the vector is final; None: not possible here. `commit` follows, or the group is left."""
+        return None
+
+    def commit(self, header: Header) -> Exchange:
+        """The vector of `open_early` is final, and the worker is at its mean: the first half, as of `start`."""
+        raise NotImplementedError
 
     @abstractmethod
     def headers(self) -> list[Header]:

@@ -33,6 +33,7 @@ from paceline.state import Vector
 
 if TYPE_CHECKING:
     from paceline.network.means.distributed import Connected
+    from paceline.network.means.early_mean import EarlyMean
 
 MOST_GROUPS = 16  # that are kept; a worker with more groups than these forms them again for each mean
 LAST = 2.0  # seconds that the rest of a mean may take to come when the run is stopped
@@ -44,6 +45,7 @@ class PendingMean:
     def __init__(self, op: Mean, v: Vector, number: int, first: bool, circle: MeanGroup) -> None:
         self.op, self.v, self.number, self.first, self.circle = op, v, number, first, circle
         self.shape = shape_word(v)
+        self.early: EarlyMean | None = None  # what has been sent of `v` while it was computed
         self.group: Group | None = None
         self.exchange: Exchange | None = None
         self.result: Vector | None = None

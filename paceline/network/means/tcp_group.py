@@ -1,7 +1,9 @@
 """Some workers joined by connections of our own: authenticated, and encrypted where the run uses TLS.
 
 Bytes go from the sender's vector into the receiver's memory without a copy between. Large vectors go in slices: as soon
-as a slice of everybody's vector is there it is added up, and its mean sent, while the next ones come in.
+as a slice of everybody's vector is there it is added up, and its mean sent, while the next ones come in. They go from
+the end of the vector to its front, as autograd computes a gradient: a vector that is still being computed is sent as
+far as it is final (`open_early`), by a thread. What comes of that is no mean before all members have sent their START.
 
 What a peer may send is known from the vector that this worker has brought; nothing else is received. A peer may be one
 step ahead: it has all that it needs of the mean under way, and begins the next. What it sends then is kept until this
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError, SchemeError
+from paceline.network.means.background_mover import BackgroundMover
 from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, pieces
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.memory.wakeup import Wakeup
@@ -30,17 +33,17 @@ from paceline.state import Vector, mean_into
 
 
 class MeanMessage(IntEnum):
-    """The kinds of messages: a header (and a small vector), a slice, a slice of the mean, a broadcast."""
+    """The kinds of messages: a header (and a small vector), a slice, a slice of the mean, a broadcast, and the header
+    of a vector that is still being computed, before its slices; its START follows when the worker is at the mean."""
 
-    START, PART, SUM, GIVEN = range(1, 5)
+    START, PART, SUM, GIVEN, EARLY = range(1, 6)
 
 
-START, PART, SUM, GIVEN = MeanMessage  # by themselves: looking up a member takes longer
+START, PART, SUM, GIVEN, EARLY = MeanMessage  # by themselves: looking up a member takes longer
 SMALL = 2 << 20  # bytes of all vectors together up to which every member adds them up itself
 SLICE = 1 << 20  # bytes of a message of a large vector
-LIMITS: dict[int, int] = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE}
+LIMITS: dict[int, int] = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE, EARLY: HEAD}
 MOST_ROOMS = 16  # lengths of vectors for which memory is kept
-LOOK = 100  # milliseconds between two looks at whether a group is still there
 
 
 class GroupPeer:
@@ -69,6 +72,11 @@ class GroupPeer:
     def owes(self) -> bool:
         return any(self.missing.values())
 
+    @property
+    def complete(self) -> bool:
+        """Whether all that is to come for the exchange under way has come, or begun to."""
+        return not any(into for kind, into in self.due.items() if kind != EARLY)
+
 
 class Rooms:
     """Memory for means of vectors of one length. It is used again for every such mean."""
@@ -78,13 +86,14 @@ class Rooms:
         self.small = length * size <= SMALL
         self.rows = torch.empty((size, HEAD + (-(-length // HEAD) * HEAD if self.small else 0)), dtype=torch.uint8)
         self.starts = [_bytes(row)[: HEAD + (length if self.small else 0)] for row in self.rows]
-        self.pieces = [] if self.small else pieces(like, size, place, SLICE * size)
+        self.pieces = [] if self.small else pieces(like, size, place, SLICE * size, backwards=True)
+        self.previews = [memoryview(bytearray(HEAD)) for _ in range(size)]
         self.mine = [piece for piece in self.pieces if piece.cut[place]]  # that this member adds up
-        self.theirs = [[piece for piece in self.pieces if piece.cut[other]] for other in range(size)]
+        theirs = [[piece for piece in self.pieces if piece.cut[other]] for other in range(size)]
         self.whole = torch.empty(0 if self.small else like.numel(), dtype=like.dtype)
         # where slices of each member's vector go, and its slices of the mean
         self.parts = [[_bytes(piece.slices[other]) for piece in self.mine] for other in range(size)]
-        self.sums = [[_bytes(piece.slice_of(self.whole, k)) for piece in self.theirs[k]] for k in range(size)]
+        self.sums = [[_bytes(piece.slice_of(self.whole, k)) for piece in theirs[k]] for k in range(size)]
 
 
 class TcpGroup(Group):
@@ -96,37 +105,79 @@ class TcpGroup(Group):
         self, place: int, size: int, connections: dict[int, socket.socket], *, watch: Wakeup, ring: Callable[[], None]
     ) -> None:
         super().__init__(place, size)
-        self._watch, self._ring = watch, ring
+        self._watch, self.ring = watch, ring
         self._lock = threading.RLock()  # a thread may be at it while the worker computes
         self._peers = [GroupPeer(other, connections[other], self._room) for other in sorted(connections)]
         self._rooms: dict[tuple[int, torch.dtype], Rooms] = {}
+        self._opened: Header | None = None  # of the exchange under way: this member's, as far as it is known
         self._headers: dict[int, Header] = {}
+        self._weights: dict[int, float] = {}
+        self._final = 0  # the index from which on this member's vector does not change any more
+        self._passed = 0  # of the pieces, how many have been sent
         self._added = 0  # of the pieces that this member adds up, how many are done
         self._error: Exception | None = None
         self._buried = False
+        self._mover: BackgroundMover | None = None
 
     # what the worker calls
 
     def start(self, v: Vector, header: Header) -> Exchange:
         v = v.detach().contiguous()
         with self._lock:
-            key = v.numel(), v.dtype
-            if key not in self._rooms:
-                if len(self._rooms) >= MOST_ROOMS:
-                    del self._rooms[next(iter(self._rooms))]
-                self._rooms[key] = Rooms(v, self.size, self.place)
-            self._used = rooms = self._rooms[key]
-            self.small, self._v, self._added = rooms.small, v, 0
-            self._headers = {self.place: header}
+            self._open(v, header, 0)
             for peer in self._peers:
-                peer.expect(START, [rooms.starts[peer.place]])
-                peer.expect(PART, rooms.parts[peer.place])
-                peer.expect(SUM, rooms.sums[peer.place])
-                self._send(peer, START, header.packed(), *([_bytes(v)] if rooms.small else ()))
-                for piece in rooms.theirs[peer.place]:
-                    self._send(peer, PART, _bytes(piece.slice_of(v, peer.place)))
+                self._send(peer, START, header.packed(), *([_bytes(v)] if self.small else ()))
+            self._headers[self.place] = header
             self._begun()
-        return _UnderWay(self, self._all_sent if rooms.small else lambda: True, (START, PART))
+            self.proceed()
+        return _UnderWay(self, self._all_sent if self.small else lambda: True, (START, PART))
+
+    def open_early(self, v: Vector, header: Header) -> Callable[[int], None] | None:
+        if v.numel() * v.element_size() * self.size <= SMALL or not v.is_contiguous() or v.device.type != "cpu":
+            return None
+        v = v.detach()
+        with self._lock:
+            self._open(v, header, v.numel())
+            for peer in self._peers:
+                self._send(peer, EARLY, header.packed())
+            self._begun()
+        self.carry_on()
+        return self._now_final
+
+    def commit(self, header: Header) -> Exchange:
+        if self._mover is not None:
+            self._mover.rest()
+        with self._lock:
+            self._final = 0
+            for peer in self._peers:
+                self._send(peer, START, header.packed())
+            self._headers[self.place] = header
+            self.proceed()
+        return _UnderWay(self, lambda: True, (START, PART))
+
+    def _open(self, v: Vector, header: Header, final: int) -> None:
+        """Expect what the others send for a mean of which `v` is this member's vector."""
+        key = v.numel(), v.dtype
+        if key not in self._rooms:
+            if len(self._rooms) >= MOST_ROOMS:
+                del self._rooms[next(iter(self._rooms))]
+            self._rooms[key] = Rooms(v, self.size, self.place)
+        self._used = rooms = self._rooms[key]
+        self.small, self._v, self._opened, self._final = rooms.small, v, header, final
+        self._passed = self._added = 0
+        self._headers, self._weights = {}, {self.place: header.weight}
+        for peer in self._peers:
+            peer.expect(START, [rooms.starts[peer.place]])
+            peer.expect(PART, rooms.parts[peer.place])
+            peer.expect(SUM, rooms.sums[peer.place])
+            peer.due[EARLY] = deque([] if rooms.small else [rooms.previews[peer.place]])
+
+    def _now_final(self, index: int) -> None:
+        """The vector is final from this index on."""
+        if self._passed < len(self._used.pieces) and self._used.pieces[self._passed].low >= index:
+            assert self._mover is not None
+            self._final = index
+            self._mover.wake()
 
     def headers(self) -> list[Header]:
         return [self._headers[place] for place in range(self.size)]
@@ -155,8 +206,10 @@ class TcpGroup(Group):
         return _UnderWay(self, self._all_sent, (GIVEN,))
 
     def carry_on(self) -> None:
-        if not self._idle():
-            threading.Thread(target=self._carry, name="means", daemon=True).start()
+        if not self.idle():
+            if self._mover is None:
+                self._mover = BackgroundMover(self)
+            self._mover.begin()
 
     def bury(self) -> None:
         with self._lock:
@@ -167,6 +220,8 @@ class TcpGroup(Group):
             for peer in self._peers:
                 self._watched(peer, 0)
                 peer.channel.close()
+        if self._mover is not None:
+            self._mover.end()
 
     # what comes and goes
 
@@ -174,6 +229,22 @@ class TcpGroup(Group):
         """Take what came early, and wait for the rest."""
         for peer in self._peers:
             self._guarded(peer, partial(self._take_early, peer))
+
+    def proceed(self) -> None:
+        """Send what has become final."""
+        with self._lock:
+            self._guarded(None, self._proceed)
+
+    def _proceed(self) -> None:
+        """Send the slices that are final, in the order of the pieces, and add up."""
+        found = self._used.pieces
+        while self._passed < len(found) and found[self._passed].low >= self._final:
+            piece = found[self._passed]
+            self._passed += 1
+            for peer in self._peers:
+                if piece.cut[peer.place]:
+                    self._send(peer, PART, _bytes(piece.slice_of(self._v, peer.place)))
+        self._add_up()
 
     def _take_early(self, peer: GroupPeer) -> None:
         while peer.early and peer.due[peer.early[0][0]]:
@@ -185,6 +256,10 @@ class TcpGroup(Group):
         """Where a message goes that begins to come in; None: it is early."""
         in_turn = not peer.early and all(peer.placed)  # else one before it is still to be put in its place
         into = self._place(peer, kind, length) if in_turn and peer.due[kind] else None
+        if into is None and in_turn and not peer.complete:
+            if kind == EARLY:  # it has expected another mean than comes
+                raise Broken("a member has begun another mean")
+            raise ProtocolError(f"{MeanMessage(kind).name} came out of turn")
         peer.placed.append(into is not None)
         return into
 
@@ -196,7 +271,7 @@ class TcpGroup(Group):
             raise ProtocolError(f"{MeanMessage(kind).name} with {length:,} bytes; {into.nbytes:,} were to come")
         return into
 
-    def _news(self, peer: GroupPeer) -> None:
+    def news(self, peer: GroupPeer) -> None:
         """A connection has brought something, or takes more."""
         with self._lock:
             self._guarded(peer, lambda: self._exchange(peer))
@@ -216,26 +291,41 @@ class TcpGroup(Group):
 
     def _came(self, peer: GroupPeer, kind: int) -> None:
         """A message is where it belongs."""
-        peer.missing[kind] -= 1
-        if kind == START:
-            header = Header.unpacked(self._used.rows[peer.place, :HEAD].numpy().tobytes())
-            mine = self._headers[self.place]
-            if header.shape != mine.shape:
-                raise SchemeError("a mean of vectors of different lengths")
-            if header.index != mine.index:
-                raise RunError(f"mean {mine.index} meets mean {header.index} of another worker")
-            self._headers[peer.place] = header
-        if kind in (START, PART):
+        if kind != EARLY:
+            peer.missing[kind] -= 1
+        if kind in (START, EARLY):
+            self._heard(peer, kind)
+        if kind in (START, PART, EARLY):
             self._add_up()
+
+    def _heard(self, peer: GroupPeer, kind: int) -> None:
+        """What a member has said of its vector."""
+        mine = self._opened
+        assert mine is not None
+        place = peer.place
+        start = self._used.rows[place, :HEAD].numpy().tobytes()
+        header = Header.unpacked(bytes(self._used.previews[place]) if kind == EARLY else start)
+        if kind == EARLY and (header.shape, header.index) != (mine.shape, mine.index):
+            raise Broken("a member has begun another mean")
+        if header.shape != mine.shape:
+            raise SchemeError("a mean of vectors of different lengths")
+        if header.index != mine.index:
+            raise RunError(f"mean {mine.index} meets mean {header.index} of another worker")
+        # not the weight that slices may have been added up with: nobody sends this
+        if self._weights.setdefault(place, header.weight) != header.weight:
+            raise ProtocolError("a weight that differs from that of an early vector")
+        if kind == START:
+            self._headers[place] = header
+            peer.due[EARLY].clear()
 
     def _add_up(self) -> None:
         """Those slices that are there of all members; their means go to all others."""
-        if len(self._headers) < self.size:
+        if len(self._weights) < self.size:
             return
         mine = self._used.mine
         ready = len(mine) - max((peer.missing[PART] for peer in self._peers), default=0)
-        weights = [header.weight for header in self.headers()]
-        while self._added < ready:
+        weights = [self._weights[place] for place in range(self.size)]
+        while self._added < ready and mine[self._added].low >= self._final:
             piece = mine[self._added]
             vectors = list(piece.slices)
             vectors[self.place] = piece.slice_of(self._v, self.place)
@@ -248,8 +338,9 @@ class TcpGroup(Group):
     def _send(self, peer: GroupPeer, kind: int, *parts: bytes | memoryview) -> None:
         self._guarded(peer, lambda: peer.channel.send(kind, *parts))
 
-    def _guarded(self, peer: GroupPeer, act: Callable[[], None]) -> None:
-        """Do something with a connection. What goes wrong ends the exchange, and is raised where it is waited for."""
+    def _guarded(self, peer: GroupPeer | None, act: Callable[[], None]) -> None:
+        """Do something, with one connection or all. What goes wrong ends the exchange, and is raised where it is waited
+        for."""
         if self._error is not None:
             return
         try:
@@ -260,7 +351,7 @@ class TcpGroup(Group):
             self._fail(Broken(str(error)))
         except Exception as error:
             self._fail(error)
-        if self._error is None:
+        if self._error is None and peer is not None:
             wanted = (select.POLLIN if peer.owes else 0) | (select.POLLOUT if peer.channel.pending else 0)
             self._watched(peer, wanted)
 
@@ -278,27 +369,20 @@ class TcpGroup(Group):
         elif peer.events:
             self._watch.modify(descriptor, events)
         else:
-            self._watch.attend(descriptor, partial(self._news, peer), events)
+            self._watch.attend(descriptor, partial(self.news, peer), events)
         peer.events = events
 
     def _all_sent(self) -> bool:
         return not any(peer.channel.pending for peer in self._peers)
 
-    def _idle(self) -> bool:
+    def idle(self) -> bool:
         return self._error is not None or not any(peer.owes or peer.channel.pending for peer in self._peers)
 
-    def _carry(self) -> None:
-        """In a thread: until what is under way is over."""
-        while not self._idle():
-            poll, peers = select.poll(), {}
-            with self._lock:
-                for peer in self._peers:
-                    if peer.events:
-                        peers[peer.channel.fileno()] = peer
-                        poll.register(peer.channel.fileno(), peer.events)
-            for descriptor, _ in poll.poll(LOOK):
-                self._news(peers[descriptor])
-        self._ring()
+    def attended(self) -> dict[int, tuple[int, Callable[[], None]]]:
+        """The connections that something is to come from or to go to: the events to poll for, and what to do then."""
+        with self._lock:
+            waiting = [peer for peer in self._peers if peer.events]
+            return {peer.channel.fileno(): (peer.events, partial(self.news, peer)) for peer in waiting}
 
 
 class _UnderWay(Exchange):

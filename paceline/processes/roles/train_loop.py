@@ -31,6 +31,7 @@ def train(session: WorkerSession, task: Task) -> None:
     rank = session.rank
     buffers = session.cells.live or None
     gradients, supply = GradientBuffers(session), BatchSupply(session, task)
+    streamed = session.streamed if task.follows else None
     request = session.begin()
     session.waiting.meanwhile = supply.prepare
     with torch.no_grad(), closing(supply):
@@ -42,11 +43,15 @@ def train(session: WorkerSession, task: Task) -> None:
                     return
                 batch = session.hooks.feed(batch)
                 out = gradients.free()
+                if streamed is not None:
+                    task.follow(streamed.early(out))
                 try:
                     loss, g = task.grad(request.x, batch, out, buffers)
                 except Exception as error:
                     error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
                     raise
+            if streamed is not None:
+                streamed.computed(g)
             del out
             request = session.give(loss, g, batch.size)
             del g

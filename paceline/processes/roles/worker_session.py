@@ -35,6 +35,7 @@ from paceline.processes.roles.membership import Membership
 from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
+from paceline.processes.transport import StreamedMeans
 from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
@@ -66,6 +67,7 @@ class WorkerSession:
         self._driver = driver = StepDriver(memory.scheme, cells.worker)
         self.waiting = waiting = Waiting(memory, rank, driver)
         self._means = means = discovery.collective(memory.plan.collective).means(memory, rank, waiting.wait_for)
+        self.streamed = means if isinstance(means, StreamedMeans) else None
         if calls is None and memory.scheme.methods:
             calls = CallClient(memory, rank, waiting.wait_for)
         if calls is not None:
