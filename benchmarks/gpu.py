@@ -196,8 +196,7 @@ def plain(cell: Cell, device: str, tiny: bool, seconds: float, warm: float, begi
     torch.set_num_threads(1)
     task = task_of(cell, tiny)
     if device != "cpu":
-        torch.cuda.set_device(torch.device(device))
-        task = task.on(torch.device(device))
+        task = task.on(torch.device(device if ":" in device else f"{device}:0"))
     step = _vector_step(task) if cell.task == VECTOR else _module_step(task, device, cell.item)
     batches = task.batches(0, 1, 0)
 

@@ -62,7 +62,7 @@ class CallClient:
         latest = count_of(self._reach.latest) if self._reach is not None else 0
         self._count = max(latest, *(count_of(board.posted[mailbox.index]) for mailbox in self._mailboxes))
         self._state = memory.server_state()
-        self._x = self._state.x.data_ptr()
+        self._x, self._home = self._state.x.data_ptr(), self._state.x.device
         self._held = memory.tensor("ledger.0.held").numpy()
         if memory.direct():
             self._tally = memory.ledger(f"tally.{rank}.")
@@ -178,7 +178,8 @@ class CallClient:
         spans: list[Span] = []
 
         def place(tensor: Tensor) -> int:
-            at = segment.offset(tensor)  # a tensor of shared memory is not copied, if the caller waits
+            # a tensor of the memory that the servers work on is not copied, if the caller waits
+            at = segment.offset(tensor) if tensor.device == self._home else None
             if at is None or (silent and at not in self._grads):
                 at = mailbox.copy_in(tensor, room)
             spans.append((at, tensor.dtype, tuple(tensor.shape)))
