@@ -13,11 +13,12 @@ from memory_fixture import PATIENCE, Company, Theatre, waiting
 
 from paceline.errors import SchemeError
 from paceline.ops import Mean
-from paceline.processes.means import SMALL, SharedMeans
+from paceline.processes.means import BLOCK, SMALL, SharedMean, SharedMeans
 from paceline.scheme import Scheme
 from paceline.state import Vector, mean_of
 
-LARGE = SMALL // 4 + 3  # numbers of 4 bytes: more than one core adds up alone, and cut unevenly
+LARGE = SMALL // 4 + 3  # numbers of 4 bytes: each of three reduces a slice, cut unevenly,
+HUGE = 3 * (BLOCK // 4) + 8  # or a slice of more than one block
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Band(Theatre):
         return SharedMeans(memory, rank, waiting(memory))
 
     def until(self, rank: int, ready: Callable[[], bool]) -> None:
-        assert self.memory(rank).wakeup.wait(ready, PATIENCE)
+        wakeup = self.memory(rank).wakeup
+        wakeup.restless = lambda: True  # nobody wakes who is at no mean
+        assert wakeup.wait(ready, PATIENCE)
 
     def at_mean(self, rank: int, weight: float = 1.0, among: Sequence[int] | None = None) -> None:
         op = Mean(vector_of(rank, self.results.shape[1]), weight, None if among is None else tuple(among))
@@ -49,9 +52,10 @@ def vector_of(rank: int, length: int, number: int = 0) -> Vector:
 
 
 lengths = pytest.mark.parametrize("length", [5, LARGE], ids=["small", "large"])
+more_lengths = pytest.mark.parametrize("length", [0, 2, 5, LARGE, HUGE])
 
 
-@lengths
+@more_lengths
 def test_everybody_gets_the_same_bits(length: int) -> None:
     band = Band(length)
     assert Company(*(lambda r=rank: band.at_mean(r) for rank in range(3))).end() == [0, 0, 0]
@@ -60,7 +64,17 @@ def test_everybody_gets_the_same_bits(length: int) -> None:
     band.close()
 
 
-@lengths
+@more_lengths
+def test_two_workers_each_add_up_both(length: int) -> None:
+    band = Band(length, workers=2)
+    assert Company(*(lambda r=rank: band.at_mean(r) for rank in range(2))).end() == [0, 0]
+    assert not any(band.board.reduced)
+    expected = mean_of([vector_of(rank, length) for rank in range(2)], [1.0] * 2)
+    assert all(torch.equal(row, expected) for row in band.results)
+    band.close()
+
+
+@more_lengths
 def test_weights(length: int) -> None:
     band, weights = Band(length), [0.5, 2.0, 0.25]
     assert Company(*(lambda r=rank: band.at_mean(r, weights[r]) for rank in range(3))).end() == [0, 0, 0]
@@ -117,6 +131,9 @@ def test_a_restarted_worker_has_not_arrived_before_it_says_so() -> None:
 
         def __getitem__(self, rank: int) -> int:
             return int(self._words[rank])
+
+        def tolist(self) -> list[int]:
+            return list(self._words)
 
         def __setitem__(self, rank: int, key: int) -> None:
             self._words[rank] = key
@@ -178,6 +195,74 @@ def test_a_member_that_dies_after_the_decision_still_counts(length: int, victim:
     assert company.end(1, 2) == [0, 0]
     expected = mean_of([vector_of(rank, length) for rank in range(3)], [1.0] * 3)
     assert all(torch.equal(band.results[rank], expected) for rank in rest)
+    band.close()
+
+
+def test_the_slice_of_a_dead_member_does_not_wait_for_those_of_the_living() -> None:
+    """Nobody wakes the member that reduces it when a living one, which is last, has finished."""
+    band = Band(LARGE, workers=4)
+
+    def decided(rank: int) -> tuple[SharedMeans, SharedMean]:
+        means = band.means(rank)
+        meeting = means.arrive(Mean(vector_of(rank, LARGE), 1.0, None), first=True)
+        band.until(rank, lambda: means._decided(meeting))
+        return means, meeting
+
+    def die() -> None:
+        decided(1)
+        os._exit(9)
+
+    def be_last() -> None:
+        means, meeting = decided(3)
+        band.until(3, lambda: band.board.reduced[1] == 1)
+        band.results[3] = means.leave(meeting)
+
+    company = Company(die, be_last, lambda: band.at_mean(0), lambda: band.at_mean(2))
+    assert company.end(0) == [9]
+    band.died(1)
+    assert company.end(1, 2, 3) == [0, 0, 0]
+    expected = mean_of([vector_of(rank, LARGE) for rank in range(4)], [1.0] * 4)
+    assert all(torch.equal(band.results[rank], expected) for rank in (0, 2, 3))
+    band.close()
+
+
+def test_a_decision_is_not_replaced_while_a_member_reads_it() -> None:
+    """The member that decides for two groups sleeps until the first group's slow member has finished."""
+    band = Band(5)
+    slow = band.means(1)
+
+    def read_slowly() -> None:
+        meeting = slow.arrive(Mean(vector_of(1, 5), 1.0, (0, 1)), first=True)
+        band.until(1, lambda: slow._decided(meeting))
+        band.until(1, lambda: bool(band.board.held[0]))
+        band.results[1] = slow.leave(meeting)
+
+    def decide_twice() -> None:
+        means = band.means(0)
+        means.mean(Mean(vector_of(0, 5), 1.0, (0, 1)), first=True)
+        band.results[0] = means.mean(Mean(vector_of(0, 5, 1), 1.0, (0, 2)), first=True)
+
+    company = Company(read_slowly, decide_twice, lambda: band.at_mean(2, among=(0, 2)))
+    assert company.end() == [0, 0, 0]
+    assert torch.equal(band.results[1], mean_of([vector_of(0, 5), vector_of(1, 5)]))
+    assert torch.equal(band.results[0], mean_of([vector_of(0, 5, 1), vector_of(2, 5)]))
+    assert torch.equal(band.results[0], band.results[2])
+    assert not any(band.board.held)
+    band.close()
+
+
+def test_only_the_last_arrival_wakes_the_member_that_decides() -> None:
+    band = Band(5)
+    band.means(0).arrive(Mean(vector_of(0, 5), 1.0, None), first=True)
+    band.board.sleeping[0] = band.board.sleeping[1] = 1
+    pipes = band.memory(0).wakeup.descriptors
+    band.means(1).arrive(Mean(vector_of(1, 5), 1.0, None), first=True)
+    with pytest.raises(BlockingIOError):
+        os.read(pipes[0], 1)
+    band.means(2).arrive(Mean(vector_of(2, 5), 1.0, None), first=True)
+    assert os.read(pipes[0], 9) == b"!"
+    with pytest.raises(BlockingIOError):
+        os.read(pipes[2], 1)
     band.close()
 
 

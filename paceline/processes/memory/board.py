@@ -110,6 +110,7 @@ class Board:
     reduced = per_worker("number of the last mean whose slice it has reduced", "the worker; one that does it for it")
     finished = per_worker("number of the last mean that it has read", "the worker; supervisor when it dies")
     row_valid = per_worker("its row of `joint` is complete", "the worker")
+    held = per_worker("waits until others have finished a mean that it was at", "the worker")
     unreached = per_worker("since when it has not reached a server that listens, ns; 0: it reaches all", "the worker")
     unreached_server = per_worker("which server that is", "the worker")
     node = per_worker("the node of its process", "supervisor")
@@ -149,6 +150,7 @@ class Board:
         self.loss = self._reals(workers)
         # of a worker's last two means: one may be at the next while another still reads the last
         self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
+        self._joint_at = self._at
         self.joint = [self._words(workers) for _ in range(workers)]
         self.evaluator_words = self._words(4)  # indexed by STATE, STEP, PID of roles/evaluator.py
         self.common = self._at  # words before this are the same on every node; those after it are a node's own
@@ -201,6 +203,10 @@ class Board:
     def number(self, name: str, rank: int) -> int:
         """The index among all words of a worker's word."""
         return self._starts[name] + rank
+
+    def joint_column(self, rank: int) -> memoryview:
+        """What every row of `joint` says of a worker."""
+        return self._segment.words[self._joint_at + rank : self._joint_at + self.workers**2 : self.workers]
 
     def mailbox(self, rank: int, number: int) -> int:
         return rank * MAILBOXES + number

@@ -47,9 +47,17 @@ class Wakeup:
             with contextlib.suppress(BlockingIOError):  # the pipe is full: the role will wake anyway
                 os.write(self.descriptors[2 * place + 1], b"!")
 
+    def ring_those(self, places: Iterable[int]) -> None:
+        """Wake those of some roles that sleep."""
+        fence()
+        sleeping = self.board.sleeping.tolist()
+        for place in places:
+            if sleeping[place]:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self.descriptors[2 * place + 1], b"!")
+
     def ring_all(self) -> None:
-        for place in range(self.board.roles):
-            self.ring(place)
+        self.ring_those(range(self.board.roles))
 
     def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait until `ready()`; gives its last answer, False after `seconds`."""
