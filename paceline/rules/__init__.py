@@ -1,4 +1,4 @@
-"""Update rules: torch.optim's own arithmetic on the flat vector, with the rule's memory in named cells.
+"""Update rules: torch.optim's arithmetic on the flat vector, with the rule's memory in named cells.
 
 Each rule is a frozen dataclass. `rule.cells(x)` gives its memory; `rule.apply(state, g, lr)` changes x in place.
 """
@@ -18,15 +18,11 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.optim.adagrad import adagrad
-from torch.optim.adam import adam
-from torch.optim.adamw import adamw
-from torch.optim.rmsprop import rmsprop
-from torch.optim.sgd import sgd
 
 from paceline.errors import UnknownName
 from paceline.fields import Bound, Component, Count, Fraction, Rate, bounds, converted
 from paceline.rules import optimizers
+from paceline.rules.blocks import in_blocks
 from paceline.rules.group_schedules import GroupSchedule
 from paceline.rules.optimizers import Options, ParameterGroup, Shapes
 from paceline.state import State, Vector
@@ -85,10 +81,14 @@ class Rule(Component):
 
     def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
         """One update of the cell `at`, in place."""
-        memory = {name: state.cell(f"{self.name}_{name}") for name in self.memory}
-        # nullcontext is cheaper, and nearly always enough
-        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-            self._update(getattr(state, at), g, memory, vars(self) | {"lr": self.rate(lr)})
+        memory = {name: state.cell(f"{self.name}_{name}") for name in self.memory} if self.memory else {}
+        rates = self._rates(self.rate(lr), memory.pop("step", None))
+        vectors = (state.cell(at), g, *memory.values())
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                in_blocks(self._update, vectors, *rates, once=self._once())
+        else:
+            in_blocks(self._update, vectors, *rates, once=self._once())
 
     def window(self, state: State, lr: float) -> Window:
         """A window of local steps on state.x, whose sum will be pushed."""
@@ -105,9 +105,18 @@ class Rule(Component):
     def _cell(self, name: str, x: Vector) -> Tensor:
         return torch.zeros_like(x)
 
+    def _rates(self, lr: float, step: Tensor | None) -> tuple[float, ...]:
+        """The numbers that `_update` takes for this update; `step`, the cell that counts them, is raised."""
+        return (lr,)
+
+    def _once(self) -> bool:
+        """Whether the update is a single operation."""
+        return False
+
     @abstractmethod
-    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
-        """torch.optim's arithmetic. `rates` are the rule's fields, which have the names of torch's arguments."""
+    def _update(self, x: Vector, g: Vector, *given: Any) -> None:
+        """The arithmetic of torch.optim, operation by operation, on a range of the vectors: x, g and the rule's memory;
+        then the numbers of `_rates`. Each number of x depends on the same number of the others only."""
 
 
 class Window:
@@ -125,12 +134,15 @@ class Window:
 
     def step(self, g: Vector) -> None:
         """y <- y - lr * direction(g)"""
-        if self._start is None:
-            if self._raw is None:
+        if self._raw is None:
+            if self._start is None:
                 self._raw = g.clone()
-            else:
-                self._raw += g
-        self._rule.apply(self._state, g, self._lr)
+            self._rule.apply(self._state, g, self._lr)
+        elif torch.is_grad_enabled():
+            with torch.no_grad():
+                in_blocks(_added, (self._state.cell("x"), g, self._raw), self._rate)
+        else:
+            in_blocks(_added, (self._state.cell("x"), g, self._raw), self._rate)
 
     @property
     def sum(self) -> Vector:
@@ -143,6 +155,12 @@ class Window:
         return torch.zeros_like(self._state.x) if self._raw is None else self._raw
 
 
+def _added(x: Vector, g: Vector, total: Vector, lr: float) -> None:
+    """A step of plain SGD and the sum of the gradients: g is read from memory once for both."""
+    total.add_(g)
+    x.add_(g, alpha=-lr)
+
+
 @dataclass(frozen=True)
 class SGD(Rule):
     """x <- x - lr * (g + weight_decay * x)"""
@@ -150,10 +168,13 @@ class SGD(Rule):
     linear: ClassVar[bool] = True
     weight_decay: Rate = 0.0
 
-    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
-        rates.setdefault("momentum", 0.0)
-        buffer, nesterov = memory.get("buffer"), isinstance(self, Nesterov)
-        sgd([x], [g], [buffer], dampening=0.0, nesterov=nesterov, maximize=False, foreach=False, **rates)
+    def _update(self, x: Vector, g: Vector, lr: float) -> None:  # type: ignore[override]
+        if self.weight_decay:
+            g = g.add(x, alpha=self.weight_decay)
+        x.add_(g, alpha=-lr)
+
+    def _once(self) -> bool:
+        return type(self) is SGD and not self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -163,10 +184,21 @@ class Momentum(SGD):
     momentum: Fraction = 0.9
     memory = ("buffer",)
 
+    def _update(self, x: Vector, g: Vector, buffer: Vector, lr: float) -> None:  # type: ignore[override]
+        if self.weight_decay:
+            g = g.add(x, alpha=self.weight_decay)
+        x.add_(self._direction(g, buffer) if self.momentum else g, alpha=-lr)
+
+    def _direction(self, g: Vector, buffer: Vector) -> Vector:
+        return buffer.mul_(self.momentum).add_(g)
+
 
 @dataclass(frozen=True)
 class Nesterov(Momentum):
     """m <- momentum * m + g;  x <- x - lr * (g + momentum * m)"""
+
+    def _direction(self, g: Vector, buffer: Vector) -> Vector:
+        return g.add(super()._direction(g, buffer), alpha=self.momentum)
 
 
 @dataclass(frozen=True)
@@ -182,9 +214,14 @@ class Adagrad(Rule):
     def _cell(self, name: str, x: Vector) -> Tensor:
         return torch.full_like(x, self.initial_accumulator_value)
 
-    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
-        del rates["initial_accumulator_value"]
-        adagrad([x], [g], [memory["sum"]], [memory["step"]], maximize=False, foreach=False, **rates)
+    def _rates(self, lr: float, step: Tensor | None) -> tuple[float, ...]:
+        return (lr / (1 + (_raised(step) - 1) * self.lr_decay),)
+
+    def _update(self, x: Vector, g: Vector, total: Vector, lr: float) -> None:  # type: ignore[override]
+        if self.weight_decay:
+            g = g.add(x, alpha=self.weight_decay)
+        total.addcmul_(g, g, value=1)
+        x.addcdiv_(g, total.sqrt().add_(self.eps), value=-lr)
 
 
 @dataclass(frozen=True)
@@ -197,9 +234,19 @@ class RMSprop(Rule):
     momentum: Fraction = 0.0
     memory = ("square", "buffer", "step")
 
-    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
-        buffers = [memory["buffer"]] if self.momentum else []
-        rmsprop([x], [g], [memory["square"]], [], buffers, [memory["step"]], centered=False, foreach=False, **rates)
+    def _rates(self, lr: float, step: Tensor | None) -> tuple[float, ...]:
+        _raised(step)
+        return (lr,)
+
+    def _update(self, x: Vector, g: Vector, square: Vector, buffer: Vector, lr: float) -> None:  # type: ignore[override]
+        if self.weight_decay:
+            g = g.add(x, alpha=self.weight_decay)
+        square.mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
+        root = square.sqrt().add_(self.eps)
+        if self.momentum:
+            x.add_(buffer.mul_(self.momentum).addcdiv_(g, root), alpha=-lr)
+        else:
+            x.addcdiv_(g, root, value=-lr)
 
 
 @dataclass(frozen=True)
@@ -210,12 +257,24 @@ class Adam(Rule):
     beta2: Fraction = 0.999
     eps: Positive = 1e-8
     weight_decay: Rate = 0.0
-    function: ClassVar[Any] = adam
     memory = ("mean", "square", "step")
 
-    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
-        cells: Any = ([x], [g], [memory["mean"]], [memory["square"]], [], [memory["step"]])
-        type(self).function(*cells, amsgrad=False, maximize=False, foreach=False, **rates)
+    def _rates(self, lr: float, step: Tensor | None) -> tuple[float, ...]:
+        count = _raised(step)
+        return lr, lr / (1 - self.beta1**count), (1 - self.beta2**count) ** 0.5
+
+    def _update(  # type: ignore[override]
+        self, x: Vector, g: Vector, mean: Vector, square: Vector, lr: float, size: float, bias: float
+    ) -> None:
+        if self.weight_decay:
+            g = self._decayed(x, g, lr)
+        mean.lerp_(g, 1 - self.beta1)
+        square.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        x.addcdiv_(mean, square.sqrt().div_(bias).add_(self.eps), value=-size)
+
+    def _decayed(self, x: Vector, g: Vector, lr: float) -> Vector:
+        """The gradient with the decay of the weights."""
+        return g.add(x, alpha=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -223,7 +282,17 @@ class AdamW(Adam):
     """Adam with decoupled decay: x <- x - lr * weight_decay * x first"""
 
     weight_decay: Rate = 0.01
-    function: ClassVar[Any] = adamw
+
+    def _decayed(self, x: Vector, g: Vector, lr: float) -> Vector:
+        x.mul_(1 - lr * self.weight_decay)
+        return g
+
+
+def _raised(step: Tensor | None) -> float:
+    """The number of this update, from 1, in the cell that counts them."""
+    assert step is not None
+    step += 1
+    return step.item()
 
 
 @dataclass(frozen=True)
@@ -285,7 +354,7 @@ class TorchRule(Rule, listed=False):
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             bound.step(g, self.values(state.v, lr))
 
-    def _update(self, x: Vector, g: Vector, memory: dict[str, Tensor], rates: dict[str, Any]) -> None:
+    def _update(self, x: Vector, g: Vector, *given: Any) -> None:
         raise AssertionError("an optimizer makes the update")
 
 
