@@ -4,8 +4,8 @@
     python benchmarks/step.py --task mnist-mlp   # a real one: the session's code is out of the core's caches after it
     python benchmarks/step.py --parts            # beside it, which part of the session takes how long
 
-Blocks of 20 gradients of the session alternate with blocks of the same loop by hand (batch, gradient, x - lr * g) in the
-same process: machines are noisier than the difference. Medians over blocks, then over rounds.
+Blocks of 20 gradients of the session alternate with blocks of the same loop by hand (batch, gradient, x - lr * g) in
+the same process: machines are noisier than the difference. Medians over blocks, then over rounds.
 """
 
 from __future__ import annotations

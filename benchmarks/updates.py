@@ -1,5 +1,5 @@
-"""What an update of a big vector costs on the CPU: block by block with 1 to 16 threads, against torch.optim's arithmetic
-on the whole vector with one thread. Prints JSON: ms, medians over rounds, and whether the bits are the same.
+"""What an update of a big vector costs on the CPU: block by block with 1 to 16 threads, against the arithmetic of
+torch.optim on the whole vector with one thread. Prints JSON: ms, medians over rounds, and whether the bits are equal.
 
     python benchmarks/updates.py [--megabytes 4 40 340] [--threads 1 2 4 8 16] [--rounds 5]
 """
@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from paceline.rules import SGD, Adam, Momentum, Rule
-from paceline.rules.blocks import use_cores
+from paceline.processes.roles import spare_cores
+from paceline.rules import SGD, Adam, Momentum, Rule, blocks
 from paceline.state import State
 
 RULES: dict[str, Rule] = {"sgd": SGD(), "momentum": Momentum(), "adam": Adam()}
@@ -70,15 +71,16 @@ def main() -> None:
             threads = [number for number in given.threads if number <= cores]
             states = [State(x=x, **rule.cells(x)) for _ in range(1 + len(threads))]
             times: list[list[float]] = [[] for _ in states]
+            ways = {number: spare_cores.SpareCores(number).perform if number > 1 else None for number in threads}
             for _ in range(given.rounds + 1):
-                times[0].append(timed(lambda name=name, state=states[0]: whole(name, state, g)))  # type: ignore[misc]
+                times[0].append(timed(partial(whole, name, states[0], g)))
                 for number, state, own in zip(threads, states[1:], times[1:], strict=True):
-                    use_cores(number)
-                    own.append(timed(lambda rule=rule, state=state: rule.apply(state, g, LR)))  # type: ignore[misc]
+                    blocks.use(ways[number])
+                    own.append(timed(partial(rule.apply, state, g, LR)))
             medians = [round(statistics.median(one[1:]), 3) for one in times]
-            blocks = {str(number): middle for number, middle in zip(threads, medians[1:], strict=True)}
+            ours = {str(number): middle for number, middle in zip(threads, medians[1:], strict=True)}
             equal = len({digest(state) for state in states}) == 1
-            found["rows"].append({"megabytes": megabytes, "rule": name, "whole": medians[0], "blocks": blocks})
+            found["rows"].append({"megabytes": megabytes, "rule": name, "whole": medians[0], "blocks": ours})
             found["rows"][-1]["same_bits"] = equal
     print(json.dumps(found, indent=1))
 

@@ -168,7 +168,7 @@ class SGD(Rule):
     linear: ClassVar[bool] = True
     weight_decay: Rate = 0.0
 
-    def _update(self, x: Vector, g: Vector, lr: float) -> None:  # type: ignore[override]
+    def _update(self, x: Vector, g: Vector, lr: float) -> None:
         if self.weight_decay:
             g = g.add(x, alpha=self.weight_decay)
         x.add_(g, alpha=-lr)
@@ -217,7 +217,7 @@ class Adagrad(Rule):
     def _rates(self, lr: float, step: Tensor | None) -> tuple[float, ...]:
         return (lr / (1 + (_raised(step) - 1) * self.lr_decay),)
 
-    def _update(self, x: Vector, g: Vector, total: Vector, lr: float) -> None:  # type: ignore[override]
+    def _update(self, x: Vector, g: Vector, total: Vector, lr: float) -> None:
         if self.weight_decay:
             g = g.add(x, alpha=self.weight_decay)
         total.addcmul_(g, g, value=1)
@@ -238,7 +238,7 @@ class RMSprop(Rule):
         _raised(step)
         return (lr,)
 
-    def _update(self, x: Vector, g: Vector, square: Vector, buffer: Vector, lr: float) -> None:  # type: ignore[override]
+    def _update(self, x: Vector, g: Vector, square: Vector, buffer: Vector, lr: float) -> None:
         if self.weight_decay:
             g = g.add(x, alpha=self.weight_decay)
         square.mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
@@ -263,9 +263,7 @@ class Adam(Rule):
         count = _raised(step)
         return lr, lr / (1 - self.beta1**count), (1 - self.beta2**count) ** 0.5
 
-    def _update(  # type: ignore[override]
-        self, x: Vector, g: Vector, mean: Vector, square: Vector, lr: float, size: float, bias: float
-    ) -> None:
+    def _update(self, x: Vector, g: Vector, mean: Vector, square: Vector, lr: float, size: float, bias: float) -> None:
         if self.weight_decay:
             g = self._decayed(x, g, lr)
         mean.lerp_(g, 1 - self.beta1)

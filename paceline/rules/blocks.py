@@ -1,59 +1,51 @@
 """Element-wise updates of big vectors: block by block, on the cores that are free.
 
 An update is several operations on the same numbers. On a vector that is larger than the caches each of them would read
-memory again, so all of them work on one block before the next. A block is as many pieces as there are threads: torch
-gives each thread the same piece in every operation, which stays in the cache of its core. Each number is computed by
-itself: neither blocks nor threads change a bit.
+memory again, so all of them work on one block before the next. Each number is computed by itself: neither the blocks
+nor the threads that work on them change a bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 BLOCK = 1 << 19  # numbers: those of four vectors fit the last cache, and torch's cost per operation counts little
-PIECE = 1 << 17  # least numbers of a thread in a block
-WIDE = 1 << 20  # numbers from which several threads are worth waking
+MANY = 4  # blocks from which threads are worth waking
 
-_threads = 1
+Spread = Callable[[Callable[[int], None], int], None]  # calls a function with 0, 1, …, count - 1, in any order
 
 
-def use_cores(number: int) -> None:
-    """Let this process use so many cores for the update of a big vector."""
-    global _threads
-    _threads = max(number, 1)
+def _in_turn(work: Callable[[int], None], count: int) -> None:
+    for number in range(count):
+        work(number)
+
+
+_spread: Spread = _in_turn
+
+
+def use(spread: Spread | None) -> None:
+    """How this process works on many blocks: `spread` may have several threads. None: on one after the other."""
+    global _spread
+    _spread = spread or _in_turn
 
 
 def in_blocks(update: Callable[..., None], vectors: tuple[Tensor, ...], *rates: Any, once: bool = False) -> None:
-    """`update(*vectors, *rates)`, on one range of the vectors after another. `once`: it is a single operation, which
-    gains nothing by that."""
-    count = vectors[0].numel()
-    if count <= BLOCK or vectors[0].device.type != "cpu" or any(vector.dim() != 1 for vector in vectors):
+    """`update(*vectors, *rates)`, on ranges of the vectors. `once`: it is a single operation, which gains by blocks
+    only if several threads work on them."""
+    x = vectors[0]
+    count = x.numel()
+    if (
+        count <= BLOCK
+        or (once and _spread is _in_turn)
+        or x.device.type != "cpu"
+        or any(vector.shape != x.shape for vector in vectors)
+    ):
         update(*vectors, *rates)
         return
-    with several_threads(count) as threads:
-        if once:
-            update(*vectors, *rates)
-            return
-        size = max(BLOCK, PIECE * threads)
-        for parts in zip(*(vector.split(size) for vector in vectors), strict=True):
-            update(*parts, *rates)
-
-
-@contextmanager
-def several_threads(count: int) -> Iterator[int]:
-    """Inside, torch computes with all cores that this process may use for `count` numbers; gives their number."""
-    before = torch.get_num_threads()
-    threads = max(min(_threads, count // PIECE), before) if count >= WIDE else before
-    if threads == before:
-        yield before
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(before)
+    blocks = list(zip(*(torch.split(vector, BLOCK) for vector in vectors), strict=True))
+    spread = _spread if len(blocks) >= MANY else _in_turn
+    spread(lambda number: update(*blocks[number], *rates), len(blocks))

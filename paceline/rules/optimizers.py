@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,6 @@ from torch.optim import Optimizer
 
 from paceline import user_code
 from paceline.errors import UsageError
-from paceline.rules.blocks import WIDE, several_threads
 from paceline.state import Vector
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -332,9 +330,8 @@ class BoundOptimizers:
                 else:
                     tensor.grad = None  # of an optimizer that another step is for
         version = self._x._version
-        with several_threads(self._x.numel()) if self._spreads() else nullcontext():
-            for optimizer, _ in self._optimizers:
-                stepped(optimizer)
+        for optimizer, _ in self._optimizers:
+            stepped(optimizer)
         if self._x._version == version:  # fused optimizers do not count their changes
             self._x[:0].zero_()
         for tensor in self._tensors:
@@ -343,11 +340,6 @@ class BoundOptimizers:
         if not begun:
             self._cells["begun"].fill_(1)
             self._adopt()
-
-
-    def _spreads(self) -> bool:
-        """Whether several threads may work on this vector: where each number is treated by itself, they change no bit."""
-        return self._x.numel() >= WIDE and self._x.device.type == "cpu" and indivisible(self._groups) is None
 
 
 def _has(optimizer: Optimizer, tensor: Tensor) -> bool:

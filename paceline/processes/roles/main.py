@@ -32,7 +32,7 @@ from paceline.processes.memory.board import FAILED, Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.spinning import Spinning
 from paceline.processes.memory.wakeup import Wakeup
-from paceline.processes.roles import evaluator, script_role
+from paceline.processes.roles import evaluator, script_role, spare_cores
 from paceline.processes.roles.control_channel import Control, report_of, text_of
 from paceline.processes.roles.preparation import prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.roles import Role, place, ranks
@@ -109,6 +109,7 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
             if memory.on_gpu:
                 torch.cuda.set_device(memory.device(0))
             if memory.scheme.methods:
+                spare_cores.use(spare_cores.share(memory, serves=True))
                 Server(memory, role.index).run()
         elif role.kind == "evaluator":
             wait_until_ready(memory)
@@ -193,6 +194,7 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
     else:
         wait_until_ready(memory)
     wait_until_joined(memory)
+    spare_cores.use(spare_cores.share(memory, serves=False))
     mine = ranks(role, plan)
     if len(mine) == 1:
         hooks = hooks_of(plan, context.objects, role.kind)
