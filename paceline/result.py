@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from importlib import import_module
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from paceline.state import Vector
 
 INSTALL = "install it with: pip install 'paceline[notebook]'"
 SHORT = 16  # the longest vector that a result shows whole
+TRACING = "trace"  # the category of the time that traces take
 _REAL = {"of": "real runs"}  # of fields that only a run of real processes has
 
 
@@ -34,6 +35,54 @@ class Staleness:
     max: int = 0
     histogram: dict[int, int] = field(default_factory=dict)
     outstanding: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What every role has spent its time on, with `profile=True`.
+
+    `roles`: of each role the seconds of each category; `traces`: files of torch.profiler in the run directory;
+    `notes`: what is missing, and why.
+    """
+
+    roles: dict[str, dict[str, float]]
+    traces: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def columns(self) -> list[str]:
+        """The categories that any role has spent time on, in order. Tracing itself is not among them."""
+        known = dict.fromkeys(name for times in self.roles.values() for name in times)
+        return [name for name in known if name != TRACING and any(self.roles[role][name] for role in self.roles)]
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """What a table shows: role, seconds, and the share of each category."""
+        for role, times in self.roles.items():
+            total = sum(seconds for name, seconds in times.items() if name != TRACING)
+            yield (
+                role,
+                f"{total:.{1 if total < 10_000 else 0}f}",
+                *(share(times[name], total) for name in self.columns()),
+            )
+
+    def remarks(self) -> list[str]:
+        """What a table does not show."""
+        traced = sum(times.get(TRACING, 0.0) for times in self.roles.values())
+        return [f"not counted: {traced:.1f} s for traces"] * (traced >= 0.05) + self.notes
+
+    def _repr_html_(self) -> str:
+        names = ("role", "seconds", *self.columns())
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows())
+        told = "".join(f"<div>{escape(text)}</div>" for text in self.remarks())
+        return f"<table><caption>profile</caption><tr>{head}</tr>{rows}</table>{told}"
+
+
+def share(part: float, whole: float) -> str:
+    """A share in at most four characters: 12%, 0.3%."""
+    percent = 100 * part / whole if whole else 0.0
+    if percent >= 9.95:
+        return f"{percent:.0f}%"
+    return f"{percent:.1f}%" if percent >= 0.05 else ("0%" if part else "")
 
 
 @dataclass(frozen=True)
@@ -133,6 +182,7 @@ class Result:
     fingerprint: str | None = field(default=None, metadata=_REAL)  # hash of what determined the result
     batched: bool = False  # of simulations: gradients in flight were computed at once; bits differ by rounding
     device: str = "cpu"  # of simulations: where they computed
+    profile: Profile | None = field(default=None, repr=False)  # with profile=True
     fates: dict[str, int] | None = None  # of simulations with faults: number of gradients used, dropped, lost, …
 
     def __post_init__(self) -> None:
@@ -199,7 +249,9 @@ class Result:
         ]
         notes = [f"stopped: {self.stopped}"] * bool(self.stopped) + [f"warning: {text}" for text in self.warnings]
         told = "".join(f"<div>{escape(text)}</div>" for text in notes)
-        return f"<table><caption>{escape(f'{self.scheme} on {self.task}')}</caption>{''.join(lines)}</table>{told}"
+        profile = "" if self.profile is None else self.profile._repr_html_()
+        title = escape(f"{self.scheme} on {self.task}")
+        return f"<table><caption>{title}</caption>{''.join(lines)}</table>{profile}{told}"
 
     def plot(self, *metrics: str, over: Literal["updates", "seconds"] = "updates") -> Any:
         """A matplotlib figure of the evaluations during the run: all metrics, or those that are named."""
@@ -225,7 +277,7 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON; numbers that JSON cannot write (NaN, infinity) become None."""
         real, faulty = self.wall_seconds is not None, self.fates is not None
-        shown = {"micro": self.micro is not None, "fates": faulty}
+        shown = {"micro": self.micro is not None, "fates": faulty, "profile": self.profile is not None}
         shown |= {"batched": self.batched, "device": self.device != "cpu"}
         shown |= dict.fromkeys(("servers", "rolled_back_updates"), real or faulty)
         plain: dict[str, Any] = {}
@@ -236,6 +288,8 @@ class Result:
                     plain[name] = {"mean": self.staleness.mean, "max": self.staleness.max, "histogram": histogram}
                 case "history":
                     plain[name] = [point.as_dict() for point in self.history]
+                case "profile":
+                    plain[name] = asdict(self.profile) if self.profile is not None else None
                 case "vector":
                     plain |= {"loss": self.loss, "digest": self.digest, "final": self.final}
                 case _:
@@ -251,6 +305,8 @@ class Result:
         histogram = {int(k): n for k, n in stale["histogram"].items()}
         told["staleness"] = Staleness(stale["mean"], stale["max"], histogram)
         told["history"] = [Point.from_dict(line) for line in data["history"]]
+        if told.get("profile") is not None:
+            told["profile"] = Profile(**told["profile"])
         return cls(**told, vector=vector)
 
     def to_json(self) -> str:

@@ -14,6 +14,7 @@ from paceline.errors import DataError, PacelineError, RunError
 from paceline.processes import resource_limits
 from paceline.processes.memory import snapshot
 from paceline.processes.roles import main, recorder
+from paceline.processes.supervisor import profile_summary
 from paceline.processes.supervisor.outcome import result_of
 from paceline.processes.supervisor.progress import Progress, Watcher
 from paceline.processes.supervisor.status import Status
@@ -70,6 +71,8 @@ def execute(
         step = first.step if first else 0
         launched = fingerprint.write(directory.path, launched, step, lambda text: tell("warn", text))
         recorder.prepare(plan, launched.versions, first, objects)
+        if plan.profile:
+            profile_summary.clear(directory.path)
         watcher = Watcher()
         hooks = main.hooks_of(plan, objects, "chief")
 
@@ -90,6 +93,7 @@ def execute(
             finally:
                 progress.end()
         recorder.trim_all(directory.path)
+        profile_summary.write(directory.path, outcome.profile)
         result = result_of(mine.plan, mine.launched.scheme, outcome, before, first)
         if result is not None and _due_at_the_end(plan, result):
             last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)

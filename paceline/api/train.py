@@ -85,6 +85,7 @@ def train(
     every: int = 0,
     summaries: bool = True,
     record: bool = True,
+    profile: bool = False,
     curvature: float | None = None,
     say: Callable[[str], None] | None = None,
     watch: Callable[[Status], None] | None = None,

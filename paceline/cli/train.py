@@ -12,7 +12,7 @@ from rich.markup import escape
 from paceline import signals
 from paceline.api.execute import execute
 from paceline.api.train import folder_name, train
-from paceline.cli import cluster_options
+from paceline.cli import cluster_options, console
 from paceline.cli.commands import RunOptions, TrainOptions
 from paceline.cli.console import messages, say, screen
 from paceline.cli.options import print_json
@@ -27,6 +27,7 @@ from paceline.network.nodes import participate
 from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.report import tables
 from paceline.report.live import Display
+from paceline.report.profile_table import profile_table
 from paceline.result import Result
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme
@@ -257,3 +258,5 @@ def show(result: Result, *, as_json: bool) -> None:
         print_json(result.as_dict())
     else:
         screen.print(tables.closing(result))
+        if result.profile is not None:
+            console.show(profile_table(result.profile, result.directory))

@@ -6,7 +6,18 @@ from functools import partial
 from typing import Any, Literal, Self, get_type_hints
 
 from paceline.config import options
-from paceline.config.options import COUNT, DIRECTORY, EVALUATION, FAILURES, FINITE, NATURAL, NO_EFFECT, POSITIVE, option
+from paceline.config.options import (
+    COUNT,
+    DIRECTORY,
+    EVALUATION,
+    FAILURES,
+    FINITE,
+    NATURAL,
+    NO_EFFECT,
+    OUTPUT,
+    POSITIVE,
+    option,
+)
 from paceline.errors import UsageError
 from paceline.fields import Feed, converted
 
@@ -83,6 +94,13 @@ class Plan:
     summaries: bool = no_effect(True, "Write summaries for TensorBoard.", DIRECTORY)
     record: bool = no_effect(
         True, "Record the order of everything, for `paceline replay`.", DIRECTORY, page="replay.md"
+    )
+    profile: bool = no_effect(
+        False,
+        "Measure what every role spends its time on, and trace some steps with torch.profiler.",
+        OUTPUT,
+        page="profile.md",
+        run=True,
     )
     launch: int = field(default=1, metadata=NO_EFFECT)  # counts the launches of a run directory
     evaluator: bool = no_effect(

@@ -13,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.processes.supervisor.status import duration
+from paceline.report.profile_table import profile_table
 from paceline.report.run_tables import STYLES, facts, last, last_metrics, moment, number, readable
+from paceline.result import Profile
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
@@ -33,6 +35,9 @@ def detail(run: RunDirectory) -> list[RenderableType]:
     history = readable(run, damage, lambda: run.history(damage.append), [])
     told = ("progress", _progress_rows(run, history)) if result is None else ("result", _result_rows(result))
     parts.append(facts(*told))
+    if result is not None and result.get("profile"):
+        with suppress(KeyError, TypeError, AttributeError):  # a damaged file
+            parts += list(profile_table(Profile(**result["profile"]), run.path))
     kept = _checkpoints(run, damage)
     parts.append(kept if kept is not None else Text("no checkpoints"))
     best = checkpoint.best(run.path, damage.append)

@@ -49,6 +49,7 @@ def attach(
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
+    profile: bool = False,
     optimizer: OptimizerArgument | Mapping[str, Optimizer] | None = None,
     schedule: ScheduleArgument | None = None,
     **hyper: Any,
@@ -64,6 +65,7 @@ def attach(
                of workers. They need `loader`, the one that `pace.share` gets, for the size of a batch and of an epoch;
     directory: of a script that runs by itself (`python script.py`); resume=True resumes the run in it. A launched
                script has that of `paceline run`, whose --scheme, --steps and hyper-parameters replace these.
+    profile:   measure what the time goes into, and trace some steps: docs/profile.md;
     optimizer: of torch.optim over the model, or a function of the model that makes one: the scheme's rule. Several by
                name are stepped in turns, `pace.step(loss, of="generator")`;
     schedule:  a function of the optimizer that gives a torch.optim.lr_scheduler, stepped once per update of the centre.
@@ -90,7 +92,7 @@ def attach(
     given = rule if isinstance(rule, list | tuple) else [rule]
     optimizers = [one for one in given if isinstance(one, Optimizer)]
     return attached(
-        _Script(model, scheme, hyper, steps, length, evaluate, own, seed, directory, resume, optimizers, named)
+        _Script(model, scheme, hyper, steps, length, evaluate, own, seed, directory, resume, profile, optimizers, named)
     )
 
 
@@ -108,6 +110,7 @@ class _Script:
     seed: int
     directory: str | Path | None
     resume: bool
+    profile: bool
     optimizers: list[Optimizer]
     named: dict[str, Optimizer]  # those that are stepped in turns
 
@@ -127,6 +130,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
         "seed": plan.seed or script.seed,
         "servers": plan.servers if chosen.methods else 0,
         "device": str(task.device),
+        "profile": plan.profile or script.profile,
     }
     prepares = chief and not memory.board.get("ready")
     if prepares:
@@ -171,6 +175,7 @@ def _by_itself(script: _Script) -> Pace:
         seed=script.seed,
         device=str(task.device),
         script=sys.argv[:1],
+        profile=script.profile,
         title=f"{name} by itself",
     )
     check(plan, chosen)

@@ -20,6 +20,7 @@ from paceline.hook import Hook
 from paceline.ops import Grad
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, RUNNING, STOP
+from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.train_loop import GradientBuffers
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.result import Staleness
@@ -63,6 +64,7 @@ class Pace:
         optimizers: Sequence[Optimizer] = (),
         named: Mapping[str, Optimizer] | None = None,
     ) -> None:
+        session.profile.script(session)
         self._session, self._task, self._around = session, task, around
         self._board = session.board
         self._guard = OptimizerGuard(task.flat.parameters, optimizers)
@@ -143,8 +145,9 @@ class Pace:
     def _shared(self, shard: Shard, epochs: int | None) -> Iterator[Any]:
         items = shard.items(epochs)
         nothing = object()
+        draw = self._session.profile.timed(Category.DATA, lambda: next(items, nothing))
         while not self.done:
-            item = next(items, nothing)
+            item = draw()
             if item is nothing:
                 if epochs is None:
                     self._session.view.say(f"worker:{self.rank} leaves: its data have run out")

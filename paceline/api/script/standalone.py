@@ -23,6 +23,7 @@ from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.preparation import prepare
 from paceline.processes.roles.worker_session import WorkerSession
+from paceline.processes.supervisor import profile_summary
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.outcome import Outcome, result_of
 from paceline.runs import checkpoint, fingerprint
@@ -75,6 +76,8 @@ def session_of(
     totals = Totals.of(last, first)
     launched = fingerprint.of(plan, scheme, None, None, hooks)
     fingerprint.write(directory.path, launched, first.step if first else 0, _warn)
+    if plan.profile:
+        profile_summary.clear(directory.path)
     made = LaunchMemory(plan, scheme, {}, ALONE)
     around.callback(made.close)
     memory = RunMemory(plan, scheme, made.board, Wakeup(made.board, made.pipes, 0), made.state, letters=made.letters)
@@ -107,6 +110,8 @@ def _recorded(
         outcome.words["stopped"] = outcome.words["stopped"] or memory.now()
         reached = memory.furthest if board.get("ready") else 0
         outcome.words |= {"samples": sum(board.samples), "reached": reached}
+        outcome.profile = profile_summary.collected(memory.plan, board)
+        profile_summary.write(control.directory.path, outcome.profile)
         result = result_of(memory.plan, memory.first_scheme, outcome, before, first)
         told = {} if result is None else result.as_dict()
         failed = {} if error is None or outcome.result else {"error": f"{type(error).__name__}: {error}"}

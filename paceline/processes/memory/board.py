@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 from paceline.processes.memory.segment import WORD, Segment, anonymous
 
+TIMES = 12  # words of what a role has spent its time on, in ns: roles/stopwatch.py
 MAILBOXES = 4  # calls that one worker may have under way
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
@@ -152,6 +153,7 @@ class Board:
         self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
         self._joint_at = self._at
         self.joint = [self._words(workers) for _ in range(workers)]
+        self.times = [self._words(TIMES) for _ in range(workers + crew)]  # of workers, then servers; by each itself
         self.evaluator_words = self._words(4)  # indexed by STATE, STEP, PID of roles/evaluator.py
         self.common = self._at  # words before this are the same on every node; those after it are a node's own
         self.sleeping = self._words(self.roles)
@@ -163,7 +165,9 @@ class Board:
     @classmethod
     def size(cls, workers: int, servers: int) -> int:
         crew = max(servers, 1)
-        shared = len(RUN) + workers * (len(WORKER) + 1 + 4 + workers) + crew * len(SERVER) + 4
+        shared = (
+            len(RUN) + workers * (len(WORKER) + 1 + 4 + workers) + crew * len(SERVER) + TIMES * (workers + crew) + 4
+        )
         own = workers + servers + 2 + workers * MAILBOXES * (1 + crew) + 2 * RING
         return (shared + own) * WORD
 

@@ -117,6 +117,10 @@ class RunLog:
         self._journal, self._life = journal_of(memory, f"worker-{rank}", rank=rank)
         self._began = False  # the log says from which cells this life began
 
+    @property
+    def journal(self) -> OrderLogWriter | None:
+        return self._journal
+
     def start(self, calls: CallClient | None, means: Means) -> bool:
         """Record where this life begins, and with which cells if they are not those of the run's start; from now on
         calls and means record too. False if the run has returned to a checkpoint meanwhile: then the servers' position

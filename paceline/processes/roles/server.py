@@ -28,7 +28,8 @@ from paceline.processes.memory.byte_ranges import of_tensors
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.packed_words import generation_of, member_entry, member_of, method_of
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.processes.roles import recorder
+from paceline.processes.roles import profiling, recorder
+from paceline.processes.roles.stopwatch import Category
 from paceline.processes.transport import CallOrder
 from paceline.runs.order_log import MemberEvent, OrderLogWriter, RecordKind
 
@@ -39,15 +40,18 @@ class Server:
     def __init__(self, memory: RunMemory, shard: int) -> None:
         self.memory, self.shard, self.board = memory, shard, memory.board
         self._lead = shard == 0
+        self._profile = profiling.of_server(memory, shard)
         self.journal: OrderLogWriter | None = None
         if self._lead:
             self.journal, _ = recorder.journal_of(memory, "server", generation=memory.board.get("generation"))
+            self._profile.journal(self.journal)
         self._several = memory.plan.servers > 1
         self._shrink = memory.plan.quorum == "shrink"
         self._mailboxes = [
             Mailbox(memory, rank, number) for rank in range(memory.plan.workers) for number in range(MAILBOXES)
         ]
-        self._methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
+        self._methods = self._profile.methods(memory.scheme.methods[name] for name in sorted(memory.scheme.methods))
+        self._profile.part(self, _special=Category.CHECKPOINT, _take=Category.COPY)
         self._posted, self._answered = memory.board.posted, memory.board.answered[shard]
         self._alive, self._known = memory.board.alive, memory.board.known
         self._bounds = memory.bounds(shard)
@@ -72,12 +76,14 @@ class Server:
     def _enter(self, generation: int) -> None:
         self._generation = generation
         self.scheduler = SharedCallScheduler(self.memory, self.shard, self._stop_at_goal, self._port)
+        self._profile.part(self.scheduler, _handed_over=Category.COPY)
         self._taken = [0] * len(self._posted)  # numbers of the calls that the call scheduler has
         self._found: list[int] = []  # mailboxes of calls that came while this server waited
         self.scheduler.journal = self.journal
 
     def run(self) -> None:
         board, wakeup = self.board, self.memory.wakeup
+        self._profile.start()
         if board.server_generation[self.shard] != self._generation:
             self._return()
         self._stop_at_goal()  # the process before may have died between the last update and the stop
@@ -94,6 +100,7 @@ class Server:
                 break
             board.server_state[self.shard] = WAITING
             wakeup.wait(self._wanted)
+        self._profile.stop()
         if self._port is not None:
             self._port.close()
         if self._following is not None:

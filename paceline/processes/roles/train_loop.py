@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.task import Batch, Task
 
@@ -30,7 +31,8 @@ def train(session: WorkerSession, task: Task) -> None:
     """Compute gradients until the session asks for no more, or the data are exhausted."""
     rank = session.rank
     buffers = session.cells.live or None
-    gradients, supply = GradientBuffers(session), BatchSupply(session, task)
+    gradients, supply = GradientBuffers(session), session.profile.batches(BatchSupply(session, task))
+    grad = session.profile.timed(Category.GRADIENT, task.grad)
     streamed = session.streamed if task.follows else None
     request = session.begin()
     session.waiting.meanwhile = supply.prepare
@@ -46,7 +48,7 @@ def train(session: WorkerSession, task: Task) -> None:
                 if streamed is not None:
                     task.follow(streamed.early(out))
                 try:
-                    loss, g = task.grad(request.x, batch, out, buffers)
+                    loss, g = grad(request.x, batch, out, buffers)
                 except Exception as error:
                     error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
                     raise

@@ -26,6 +26,7 @@ from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import ENDING, FAILED, RUNNING, STOP, STOPPING, TRAINING
 from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.roles import profiling
 from paceline.processes.roles.checkpointing import FINAL, Checkpointing
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.current_work import show_compilation
@@ -33,6 +34,7 @@ from paceline.processes.roles.evaluator import Evaluation
 from paceline.processes.roles.hook_session import HookSession
 from paceline.processes.roles.membership import Membership
 from paceline.processes.roles.recorder import RunLog
+from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.processes.transport import StreamedMeans
@@ -60,23 +62,30 @@ class WorkerSession:
         servers in processes of their own."""
         self.memory, self.board, self.control = memory, memory.board, control
         self.rank, self.chief = rank, rank == 0
-        self.turn = turn or nullcontext()
+        self.profile = profile = profiling.of_worker(memory, rank, hooks)
+        self.turn = profile.turn(turn) if turn is not None else nullcontext()
         policy = task.buffer_policy
         self.cells = cells = WorkerCells(memory, rank)
         self.worker = cells.worker
         self._driver = driver = StepDriver(memory.scheme, cells.worker)
-        self.waiting = waiting = Waiting(memory, rank, driver)
+        self._advance = profile.timed(Category.UPDATE, driver.advance)
+        self.waiting = waiting = profile.waits(Waiting(memory, rank, driver))
         self._means = means = discovery.collective(memory.plan.collective).means(memory, rank, waiting.wait_for)
+        profile.means(means)
         self.streamed = means if isinstance(means, StreamedMeans) else None
         if calls is None and memory.scheme.methods:
             calls = CallClient(memory, rank, waiting.wait_for)
         if calls is not None:
             calls.device = cells.device
+            profile.calls(calls)
         self._calls = calls
         waiting.serve(calls, means)
         self._operations = operations = StepOperations(memory, cells.worker, calls, means, waiting)
         self.log = log = RunLog(memory, rank, cells, waiting)
-        self._checkpoints = checkpoints = Checkpointing(memory, policy, cells, calls, waiting, log, control)
+        profile.journal(log.journal)
+        self._checkpoints = checkpoints = profile.checkpoints(
+            Checkpointing(memory, policy, cells, calls, waiting, log, control)
+        )
         self.membership = membership = Membership(
             memory, cells, calls, means, driver, operations, waiting, checkpoints, log
         )
@@ -85,11 +94,12 @@ class WorkerSession:
         self.view = HookSession(
             memory, cells, policy, calls, driver, waiting, membership, checkpoints, log, evaluation, control, norm
         )
-        self.hooks = HookCalls(hooks, self.view)
+        self.hooks = profile.hooks(HookCalls([*hooks, *profile.own_hooks()], self.view))
         self._wanted: Pending[Any] | None = None  # what gets the gradient that is being computed
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
+        self.profile.start()
         show_compilation(self.board, self.rank)
         try:
             self.membership.enter()
@@ -161,7 +171,7 @@ class WorkerSession:
                 if calls is None:
                     self.cells.begin_step()
             board.busy[self.rank] += 1
-            op = driver.advance(answer)
+            op = self._advance(answer)
             board.busy[self.rank] += 1
             if op is None:
                 self._end_step()
@@ -228,6 +238,7 @@ class WorkerSession:
     def finish(self) -> None:
         """Leave the run. The chief leaves last: it writes the last checkpoint and reports the result."""
         board, rank, membership = self.board, self.rank, self.membership
+        self.profile.stop()
         membership.abandon()
         self.log.end()
         self.cells.uncount()

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.errors import PacelineError
-from paceline.result import Evaluations, Point, Result, epochs_of
+from paceline.result import Evaluations, Point, Profile, Result, epochs_of
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Standing
 from paceline.runs.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ class Outcome:
     history: list[dict[str, Any]] = field(default_factory=list)
     peak_rss: int = 0  # KiB, of the largest process
     words: dict[str, int] = field(default_factory=dict)  # of the board
+    profile: Profile | None = None
 
     def note(self, kind: str, content: Any) -> None:
         """Take what a role's message says of the outcome."""
@@ -84,4 +85,5 @@ def result_of(
         peak_rss_mb=outcome.peak_rss / 1024,
         directory=plan.directory,
         fingerprint=fingerprint.last_of(Path(plan.directory)),
+        profile=outcome.profile,
     )

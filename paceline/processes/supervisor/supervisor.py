@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, RunError
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING
 from paceline.processes.roles.control_channel import error_of
 from paceline.processes.roles.roles import ranks, roles_of
+from paceline.processes.supervisor import profile_summary
 from paceline.processes.supervisor.children import Child, Children, Message, progress_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.outcome import Outcome
@@ -127,6 +128,7 @@ class Supervisor:
             words[name] = board.get(name)
         words["samples"] = sum(board.samples)
         words["stopped"] = words["stopped"] or time.monotonic_ns()
+        self.outcome.profile = profile_summary.collected(self.plan, board)
 
     def stop(self, reason: str, how: int = STOPPING) -> None:
         """Have every process end in order."""
