@@ -94,6 +94,17 @@ def test_those_who_have_left_are_not_missed_and_long_lists_are_cut(made: Made) -
     assert waits.at(LONG, memory) == {0: "worker 3, worker 4, worker 5, 1 more at a mean"}
 
 
+def test_one_that_has_not_left_the_mean_before_is_missing(made: Made) -> None:
+    theatre, waits = made(AllReduce(), workers=2), Waits()
+    memory = theatre.memory(3)
+    arrive(theatre, 0)
+    arrive(theatre, 1)
+    theatre.board.t[0] = 1
+    let_wait(theatre, 0, 1)
+    waits.at(0.0, memory)
+    assert waits.at(LONG, memory)[0] == "worker 1 at a mean"
+
+
 def test_who_is_in_a_group_is_not_known(made: Made) -> None:
     theatre, waits = made(AllReduce(), workers=4), Waits()
     memory = theatre.memory(3)

@@ -107,7 +107,12 @@ def _missing(memory: RunMemory, rank: int) -> str:
     if key != mean_key(None, board.get("generation")):
         return "others of its group"  # the key does not tell who is in the group
     present = (r for r in range(board.workers) if board.alive[r] and not board.parted[r])
-    missing = [r for r in present if board.at_key[r] != key or board.at_seq[r] <= board.finished[r]]
+    # one that is still in an earlier step has yet to leave the mean of that step
+    missing = [
+        r
+        for r in present
+        if board.at_key[r] != key or board.at_seq[r] <= board.finished[r] or board.t[r] < board.t[rank]
+    ]
     indices = sorted({r % hosts for r in missing})
     return named([f"worker {index}" if index else "the chief" for index in indices]) if missing else "the others"
 
