@@ -12,7 +12,7 @@ SEED ?= 0
 SECONDS ?= 60
 RUNS ?= 1000000
 
-.PHONY: setup demo test test-long test-all matrix test-engines chaos chaos-sim check size docs clean help
+.PHONY: setup demo test test-long test-all matrix test-engines chaos chaos-sim check size bench docs clean help
 
 help:          ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,10 @@ check: $(READY) ## format, lint, types, and that the generated docs are true
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate.py --check
+
+bench: $(READY) ## paceline beside other libraries on this machine, in under 15 minutes: docs/benchmarks.md
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
+	$(BIN)/python benchmarks/bench.py
 
 docs: $(READY) ## write the generated parts of docs/ anew
 	$(BIN)/python docs/generate.py

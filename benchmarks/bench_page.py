@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def write_page() -> list[Path]:
     written = [PAGE]
     parts = [INTRODUCTION]
     if told is not None:
-        written.append(_figure(told))
+        written += _figure(told)
         parts.append("\n".join(_against_others(told)))
     for name, section in (("cores.json", _cores), ("gpu.json", _gpu), ("startup.json", _startup)):
         found = _read(name)
@@ -67,7 +68,8 @@ def _against_others(told: dict[str, Any]) -> Iterator[str]:
     if told["skipped"]:
         yield "Skipped: " + "; ".join(f"{name} ({why})" for name, why in told["skipped"].items()) + "."
         yield ""
-    yield "![Shares of the limit](../benchmarks/results/bench.png)"
+    if (RESULTS / "bench.png").exists():
+        yield "![Shares of the limit](../benchmarks/results/bench.png)"
 
 
 def _label(name: str) -> str:
@@ -131,9 +133,12 @@ def _startup(told: dict[str, Any]) -> Iterator[str]:
         yield f"| {run['model']} | {run['way']} | {run['scheme']} | {run['beyond']:.2f} | {run['peak_mb']:,.0f} |"
 
 
-def _figure(told: dict[str, Any]) -> Path:
-    import matplotlib
-
+def _figure(told: dict[str, Any]) -> list[Path]:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        print("no figure: it needs matplotlib (pip install 'paceline[bench]')", file=sys.stderr)
+        return []
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -164,4 +169,4 @@ def _figure(told: dict[str, Any]) -> Path:
     path = RESULTS / "bench.png"
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-    return path
+    return [path]

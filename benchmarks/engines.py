@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -50,26 +51,50 @@ def _in_ray(rank: int, name: str, batch: int, workers: int, seconds: float) -> f
 
 def torchft_ddp(work: Workload, workers: int, seconds: float) -> float:
     """torchft's DistributedDataParallel over Gloo: every worker is a replica group of its own."""
-    from torchft import LighthouseServer
+    from torchft.coordination import LighthouseServer
 
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=workers)
+    with _silence():  # it would tell of every step
+        return _replicas(LighthouseServer(bind="127.0.0.1:0", min_replicas=workers), work, workers, seconds)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Discard what this process, and others that it starts, write to their output."""
+    nothing, before = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
+    for number in (1, 2):
+        os.dup2(nothing, number)
     try:
-        context = get_context("spawn")
-        counts = context.Array("d", workers)
-        given = (work.name, work.task.batch, workers, seconds, counts, lighthouse.address())
-        crew = [context.Process(target=_replica, args=(rank, *given)) for rank in range(workers)]
+        yield
+    finally:
+        for number, own in zip((1, 2), before, strict=True):
+            os.dup2(own, number)
+            os.close(own)
+        os.close(nothing)
+
+
+def _replicas(lighthouse: Any, work: Workload, workers: int, seconds: float) -> float:
+    context = get_context("spawn")
+    counts, over = context.Array("d", workers), context.Semaphore(0)
+    given = (work.name, work.task.batch, workers, seconds, counts, over, lighthouse.address())
+    crew = [context.Process(target=_replica, args=(rank, *given)) for rank in range(workers)]
+    try:
         for process in crew:
             process.start()
-        for process in crew:
-            process.join()
-        if any(process.exitcode for process in crew):
-            raise SystemExit(f"torchft failed with exit codes {[process.exitcode for process in crew]}")
+        for _ in crew:
+            if not over.acquire(timeout=60 + seconds):
+                raise SystemExit("torchft has not finished in time")
         return float(sum(counts))
     finally:
+        for process in crew:
+            process.kill()
+            process.join()
         lighthouse.shutdown()
 
 
-def _replica(rank: int, name: str, batch: int, workers: int, seconds: float, counts: Any, lighthouse: str) -> None:
+def _replica(
+    rank: int, name: str, batch: int, workers: int, seconds: float, counts: Any, over: Any, lighthouse: str
+) -> None:
+    """Trains on after its time is over: a replica that leaves makes the others wait. The caller ends all of them."""
     from torch.distributed import TCPStore
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
@@ -91,14 +116,11 @@ def _replica(rank: int, name: str, batch: int, workers: int, seconds: float, cou
         init_sync=False,
     )
     optimizer = Optimizer(manager, torch.optim.SGD(model.parameters(), lr=LR))
-    more, over = clock(work, rank, seconds, counts), False
+    more, told, mine = clock(work, rank, seconds, own := [0.0] * workers), False, rank
     for _ in steps(DistributedDataParallel(manager, model), work, rank, workers, optimizer):
-        over = over or not more()
-        if over:
-            break
-    # the other replica may be inside a step that waits for this one: it has its count, and so ends at once
-    sys.stdout.flush()
-    os._exit(0)
+        if not told and not more():
+            told, counts[mine] = True, own[mine]
+            over.release()
 
 
 def tensorflow(work: Workload, workers: int, seconds: float) -> float:

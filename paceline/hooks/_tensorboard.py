@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+@contextmanager
+def _without_tensorflow() -> Iterator[None]:
+    """TensorBoard would import TensorFlow where it is installed, which takes seconds. It does not if it finds a module
+    of this name."""
+    stub = "tensorboard.compat.notf"
+    if "tensorflow" in sys.modules or stub in sys.modules:  # the user's script has it already, or does not want it
+        yield
+        return
+    sys.modules[stub] = ModuleType(stub)
+    try:
+        yield
+    finally:
+        del sys.modules[stub]
+
+
 def writer(directory: Path) -> SummaryWriter:
-    """A writer into a folder. Imported only here: it takes a second, and its own warnings are not the user's."""
-    with warnings.catch_warnings():
+    """A writer into a folder. Imported only here: it takes time, and its own warnings are not the user's."""
+    with warnings.catch_warnings(), _without_tensorflow():
         warnings.simplefilter("ignore")
         from torch.utils.tensorboard import SummaryWriter
 
