@@ -64,6 +64,13 @@ class Profile:
                 *(share(times[name], total) for name in self.columns()),
             )
 
+    def __str__(self) -> str:
+        lines = [("role", "seconds", *self.columns()), *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        texts = [" ".join([line[0].ljust(widths[0]), *cells]) for line, (_, *cells) in zip(lines, table, strict=True)]
+        return "\n".join(text.rstrip() for text in [*texts, *self.remarks()])
+
     def remarks(self) -> list[str]:
         """What a table does not show."""
         traced = sum(times.get(TRACING, 0.0) for times in self.roles.values())

@@ -49,6 +49,10 @@ def test_a_row_per_role_and_a_column_per_category_that_took_time() -> None:
     ]
 
 
+def test_it_can_be_printed() -> None:
+    assert str(PROFILE).splitlines() == shown(PROFILE)[1:6]
+
+
 def test_the_widest_table_fits_80_columns_and_nothing_is_cut() -> None:
     roles = {role: dict.fromkeys(CATEGORIES, 100_000.0) for role in ("worker:0", "worker:63", "server:0")}
     roles["worker:63"] = times(gradient=9_999_999.0)
