@@ -31,6 +31,13 @@ SMALL = 256 << 10  # bytes that a member of a larger group adds up beyond two ve
 BLOCK = 512 << 10  # bytes of a sum that stay in a core's cache while vectors are added to it
 
 
+Empty = Callable[[int, torch.dtype], Vector]  # a vector of some length, not filled
+
+
+def new_vector(length: int, dtype: torch.dtype) -> Vector:
+    return torch.empty(length, dtype=dtype)
+
+
 def each_adds_all(size: int, members: int) -> bool:
     """Whether each member adds up all vectors of `size` bytes; else it reduces a slice."""
     return size <= TWO if members <= 2 else size * (members - 2) <= SMALL
@@ -49,9 +56,11 @@ class SharedMean:
 class Total:
     """The vectors of a mean, in shared memory, and their sum: divided by their number, or weighted."""
 
-    def __init__(self, segment: Segment, v: Vector, places: list[int], weights: list[float], own: int) -> None:
+    def __init__(
+        self, segment: Segment, empty: Empty, v: Vector, places: list[int], weights: list[float], own: int
+    ) -> None:
         """`own`: which of the vectors is this worker's; it computes where that one is."""
-        self._segment, self._places, self._weights = segment, places, weights
+        self._segment, self._empty, self._places, self._weights = segment, empty, places, weights
         self._dtype, self._home, self.count = v.dtype, v.device, v.numel()
         self._device = self.part(places[own], 0, self.count).device
 
@@ -81,20 +90,26 @@ class Total:
 
     def all(self) -> Vector:
         """The whole mean, in memory of this process."""
-        result = torch.empty(self.count, dtype=self._dtype, device=self._device)
+        result = self._new(self._device)
         self.add_up(result, 0, self.count)
         return result
 
     def copied(self, reduced: Vector) -> Vector:
         """A copy on the device of this worker's vector."""
-        return torch.empty(self.count, dtype=self._dtype, device=self._home).copy_(reduced)
+        return self._new(self._home).copy_(reduced)
+
+    def _new(self, device: torch.device) -> Vector:
+        if device.type == "cpu":
+            return self._empty(self.count, self._dtype)
+        return torch.empty(self.count, dtype=self._dtype, device=device)
 
 
 class SharedMeans:
     """One worker's side of all means. `paceline.processes.transport.Means` says what each method means."""
 
-    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> None:
-        self.memory, self.rank, self._wait_for = memory, rank, wait_for
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, empty: Empty = new_vector) -> None:
+        """`empty`: gives memory for a result."""
+        self.memory, self.rank, self._wait_for, self._empty = memory, rank, wait_for, empty
         self._board = board = memory.board
         self._wakeup = memory.wakeup
         self._hold = memory.plan.quorum == "hold"
@@ -184,14 +199,14 @@ class SharedMeans:
             held[self.rank] = 0
 
     def leave(self, meeting: SharedMean) -> Vector:
-        board, rank, members, number = self._board, self.rank, meeting.members, meeting.number
+        board, rank, members, number, v = self._board, self.rank, meeting.members, meeting.number, meeting.op.v
         self._wait_for(lambda: self._decided(meeting) or self._decide(meeting), "the others at a mean")
         row = board.joint[meeting.lead].tolist()
         present = [r for r in members if row[r]]
         words = [2 * r + row[r] % 2 for r in present]
-        places, weights = board.slot.tolist(), board.weight.tolist()
-        own = present.index(rank)
-        total = Total(self.memory.segment, meeting.op.v, [places[k] for k in words], [weights[k] for k in words], own)
+        own, slots, given = present.index(rank), board.slot.tolist(), board.weight.tolist()
+        places, weights = [slots[k] for k in words], [float(given[k]) for k in words]
+        total = Total(self.memory.segment, self._empty, v, places, weights, own)
         readers = [(r, row[r]) for r in present if r != rank]
         if meeting.whole:
             result = total.all()
@@ -205,8 +220,9 @@ class SharedMeans:
         fence()
         if board.held.tobytes() != self._nobody:
             self._wakeup.ring_those([r for r, _ in readers if board.held[r]])
-        v = meeting.op.v
-        return result.view(v.shape).to(v.device)
+        if result.device != v.device:
+            result = result.to(v.device)
+        return result if v.dim() == 1 else result.view(v.shape)
 
     def _slices(self, total: Total, lead: int, present: list[int], row: list[int]) -> Vector:
         """Each member reduces its slice; the lowest living member also reduces those of members that have died."""

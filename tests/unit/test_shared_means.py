@@ -11,6 +11,7 @@ import pytest
 import torch
 from memory_fixture import PATIENCE, Company, Theatre, waiting
 
+from paceline.collectives.shared import SharedCollective
 from paceline.errors import SchemeError
 from paceline.ops import Mean
 from paceline.processes.means import BLOCK, SMALL, SharedMean, SharedMeans
@@ -291,6 +292,18 @@ def test_an_abandoned_mean_is_left() -> None:
     band.results[0] = means.mean(Mean(vector_of(0, length), 1.0, None), first=True)
     assert company.end() == [0, 0]
     assert torch.equal(band.results[0], band.results[2])
+    band.close()
+
+
+def test_a_result_that_is_kept_is_not_overwritten() -> None:
+    band = Band(LARGE, workers=1)
+    memory = band.memory(0)
+    means = SharedCollective().means(memory, 0, waiting(memory))
+    kept = [means.mean(Mean(vector_of(0, LARGE, number), 1.0, None), first=True) for number in range(6)]
+    assert all(torch.equal(result, vector_of(0, LARGE, number)) for number, result in enumerate(kept))
+    kept.clear()
+    places = {means.mean(Mean(vector_of(0, LARGE), 1.0, None), first=True).data_ptr() for _ in range(4)}
+    assert len(places) == 1
     band.close()
 
 
