@@ -68,6 +68,7 @@ def execute(
         directory.write_plan(dataclasses.asdict(plan))
         decided = scheme if plan.scheme or not plan.script else None  # a script has yet to choose its scheme
         launched = fingerprint.of(plan, decided, objects.get("ready"), x0, objects.get("hooks", ()))
+        x0 = None  # the chief makes its own
         step = first.step if first else 0
         launched = fingerprint.write(directory.path, launched, step, lambda text: tell("warn", text))
         recorder.prepare(plan, launched.versions, first, objects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,3 +283,24 @@ def test_a_worker_that_has_copied_nothing_has_its_part_of_the_checkpoint_before(
     assert torch.equal(saved.tensors["worker.1.x"], first)
     assert torch.equal(saved.tensors["rng.1"], memory.tensor("rng.1"))
     assert saved.tensors["person.1"].tolist() == [0, 0, 0]
+
+
+def test_memory_of_copies_is_given_back_and_the_checkpoint_counts_instead(tmp_path: Path) -> None:
+    length = 1 << 20
+    made = Theatre(Kept(), torch.arange(float(length)), workers=2, servers=1, directory=tmp_path, keep=3)
+    memory = made.memory(0)
+    snapshot.write_first(memory, "average")
+    snapshot.keep_all(memory)
+    snapshot.write(memory, "average", {})
+    taken = os.fstat(memory.segment.descriptor).st_blocks
+    snapshot.release(memory, [0, 1])
+    given_back = 512 * (taken - os.fstat(memory.segment.descriptor).st_blocks)
+    assert given_back >= 4.9 * 4 * length  # two workers' x, the server's x and memory, which is two vectors
+    assert not memory.tensor("keep.worker.1.x").any()
+    assert torch.equal(memory.tensor("worker.1.x"), torch.arange(float(length)))
+    scribbled(memory, 3.0)
+    snapshot.keep_worker(memory, 0, None)
+    snapshot.keep_shard(memory, 0)
+    saved = checkpoint.load(snapshot.write(memory, "average", {}))
+    assert torch.equal(saved.tensors["worker.0.x"], torch.full((length,), 3.0))
+    assert torch.equal(saved.tensors["worker.1.x"], torch.arange(float(length)))

@@ -61,6 +61,15 @@ class Segment:
             self._pinned.add(offset)
         return True
 
+    def release(self, offset: int, nbytes: int) -> bool:
+        """Give the memory of a large tensor back to the system: it reads as zeros until it is written again. False if
+        the tensor is small, or in the memory of a GPU, or a GPU copies from it."""
+        first, last = aligned(offset, PAGE), (offset + nbytes) // PAGE * PAGE
+        if nbytes < LARGE or offset >= gpu_memory.FIRST or offset in self._pinned:
+            return False
+        self.memory.madvise(mmap.MADV_REMOVE, first, last - first)
+        return True
+
     def tensor(self, offset: int, dtype: torch.dtype, shape: Iterable[int]) -> Tensor:
         """A view of the tensor at an offset; the same object each time, while it is cached."""
         key = (offset, dtype, tuple(shape))

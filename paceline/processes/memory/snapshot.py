@@ -130,6 +130,21 @@ def keep_all(memory: RunMemory) -> None:
             keep_shard(memory, shard)
 
 
+def release(memory: RunMemory, ranks: Sequence[int]) -> None:
+    """The parts of these workers and of the servers are in the newest checkpoint: give the memory of their copies back.
+    Until a worker copies its part again, the one of that checkpoint counts."""
+    if memory.on_gpu or memory.node.secret is not None:  # a GPU copies to it directly; other nodes read it
+        return
+    for rank in ranks:
+        memory.tensor("kept")[rank] = 0
+    fence()
+    names = [name for rank in ranks for name in own_names(memory, rank)]
+    names += [name for name in memory.layout.places if name.startswith("server.")]
+    for name in names:
+        if (place := memory.layout.places.get(KEEP + name)) is not None:
+            memory.segment.release(place.offset, place.nbytes)
+
+
 def model_of(memory: RunMemory, *, prefix: str = "") -> Vector:
     """The vector that is evaluated and saved; a view, not a copy."""
     if memory.scheme.methods:

@@ -24,6 +24,7 @@ from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runs import atomic_files
 
 SNAPSHOTS = 1 << 20  # snapshots of one generation: their numbers begin at generation * SNAPSHOTS
+RELEASED_AFTER = 10 * 10**9  # ns between two checkpoints from which on the copies' memory is not kept for the next
 FINAL = 1 << 40  # the number of the last snapshot,
 LEFT = FINAL - 1  # and of the part of a worker that has left before it
 
@@ -173,6 +174,7 @@ class Checkpointing:
         if waiting.rolled_back() or not self._hold_parts():
             return
         self._warn_of(late)
+        before = board.get("written")
         path = snapshot.write(self._memory, self._buffer_policy, self.hook_tensors, late)
         restored = board.get("restore")
         if waiting.rolled_back() and board.get("checkpoint") > restored:
@@ -180,6 +182,9 @@ class Checkpointing:
             board.put("checkpoint", restored)
         else:
             self._log.checkpoint()
+            if self._memory.now() - before > RELEASED_AFTER:
+                present = [rank for rank in range(board.workers) if board.alive[rank] and rank not in late]
+                snapshot.release(self._memory, present)
         board.put("saving", 0)
         self._memory.wakeup.ring_all()
 
