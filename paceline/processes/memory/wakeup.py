@@ -64,10 +64,13 @@ class Wakeup:
         if ready():
             return True
         spinning, clock = self._spinning, time.perf_counter_ns
-        if not spinning.limit:
-            return self._sleep(ready, seconds)
         began = now = clock()
+        deadline = None if seconds is None else began + int(seconds * 1e9)
+        if not spinning.limit:
+            return self._sleep(ready, deadline)
         until, sources = began + spinning.nanoseconds, self._sources
+        if deadline is not None:
+            until = min(until, deadline)
         while now < until:
             os.sched_yield()  # let another process have this core
             if sources:
@@ -76,22 +79,21 @@ class Wakeup:
             if there:
                 spinning.waited(now - began, now)
                 return True
-        there = self._sleep(ready, seconds)
+        there = self._sleep(ready, deadline)
         now = clock()
         spinning.waited(now - began, now)
         return there
 
-    def _sleep(self, ready: Callable[[], bool], seconds: float | None) -> bool:
-        """Sleep until `ready()`, or for `seconds`."""
+    def _sleep(self, ready: Callable[[], bool], deadline: int | None) -> bool:
+        """Sleep until `ready()`, or until a time in ns."""
         sleeping, me = self.board.sleeping, self.me
-        deadline = None if seconds is None else time.perf_counter() + seconds
         try:
             while True:
                 sleeping[me] = 1
                 fence()
                 if ready():
                     return True
-                left = None if deadline is None else int((deadline - time.perf_counter()) * 1000) + 1
+                left = None if deadline is None else (deadline - time.perf_counter_ns()) // 1_000_000 + 1
                 if left is not None and left <= 0:
                     return False
                 if self.restless is not None and self.restless():
