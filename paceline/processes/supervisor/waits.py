@@ -50,8 +50,9 @@ class Waits:
         self._since = {rank: self._one(rank, now, board) for rank in waiting}
         self._told = {}
         for rank in range(board.workers):
-            if rank in self._since and now - self._since[rank][1] >= LONG:
-                self._told[rank] = detailed(memory, rank) or briefly[rank]
+            lasted = now - self._since[rank][1] if rank in self._since else 0.0
+            if lasted >= LONG:  # arguments differ at every step: they are told of a wait that is not one of many
+                self._told[rank] = (detailed(memory, rank) if lasted >= SPAN else "") or briefly[rank]
             elif board.alive[rank] and (often := self._often(rank)):
                 self._told[rank] = often
         return self._told
