@@ -1,8 +1,9 @@
 """The order log of a real run: its events in the order in which they happened, for replay.
 
-A run directory holds `order/LAUNCH/`: `server-LIFE.log`, the actions of the lead server, and `worker-RANK-LIFE.log`,
-those of one process life of a worker. A log is a sequence of frames. A frame is written before other processes can see
-what it records: a killed process leaves whole frames, and every event that others have seen.
+A run directory holds `order/LAUNCH/`: `server-LIFE.log`, the actions of the lead server (`shared_order_log.py` writes
+it where workers perform the calls themselves), and `worker-RANK-LIFE.log`, those of one process life of a worker. A
+log is a sequence of frames. A frame is written before other processes can see what it records: a killed process leaves
+whole frames, and every event that others have seen.
 
     frame:  length of the records, 2 bytes | records | CRC-32 of them, continued from the frame before, 4 bytes
 """
@@ -16,7 +17,7 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -75,12 +76,30 @@ _TEXTS = frozenset({RecordKind.SET, RecordKind.CHANGE, RecordKind.DECIDED, Recor
 _TEXT = struct.Struct("<BH")
 _LENGTH, _SUM = struct.Struct("<H"), struct.Struct("<I")
 _AROUND = _LENGTH.size + _SUM.size
+SUM_SIZE = _SUM.size  # bytes of a checksum, the last ones of a frame
 
 
 @lru_cache(maxsize=1024)
 def _row_of(kinds: tuple[RecordKind, ...]) -> struct.Struct:
     """The layout of a frame with records of these kinds. Packing them one by one is slow next to a small gradient."""
     return struct.Struct("<" + "".join(_SHAPES[kind].format.removeprefix("<") for kind in kinds))
+
+
+def packed(kind: RecordKind, *values: Any) -> bytes:
+    """One record."""
+    return _SHAPES[kind].pack(kind, *values)
+
+
+def packed_text(kind: RecordKind, content: Mapping[str, Any]) -> bytes:
+    """One record of plain data."""
+    encoded = json.dumps(content).encode()
+    return _TEXT.pack(kind, len(encoded)) + encoded
+
+
+def framed(records: bytes, before: bytes) -> bytes:
+    """A frame of these records. `before`: the checksum of the frame before, as it was written; empty for the first."""
+    running = zlib.crc32(records, _SUM.unpack(before)[0] if before else 0)
+    return _LENGTH.pack(len(records)) + records + _SUM.pack(running)
 
 
 def place(directory: Path | str, launch: int) -> Path:
@@ -141,8 +160,7 @@ class OrderLogWriter:
     def text(self, kind: RecordKind, content: dict[str, Any]) -> None:
         """Write a record of plain data, in a frame of its own."""
         self.flush()
-        encoded = json.dumps(content).encode()
-        self._seal(_TEXT.pack(kind, len(encoded)) + encoded)
+        self._seal(packed_text(kind, content))
 
     def note(self, content: dict[str, Any]) -> None:
         self.text(RecordKind.NOTE, content)

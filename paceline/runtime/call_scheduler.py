@@ -6,12 +6,12 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from paceline.errors import SchemeError
-from paceline.ops import Call, mapped, tensors
+from paceline.ops import Call
+from paceline.runtime.call_performer import CallPerformer
 from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme, ServerMethod
 from paceline.state import Reading, State
@@ -46,7 +46,7 @@ class _Line:
     read: dict[str, int] = field(default_factory=dict)
 
 
-class CallScheduler:
+class CallScheduler(CallPerformer):
     """Performs calls on the server's state, in the simulator and in processes.
 
     A guard is evaluated again only when a cell that it read has changed, and once for all calls that wait with equal
@@ -54,19 +54,13 @@ class CallScheduler:
     """
 
     def __init__(self, scheme: Scheme, state: State, workers: int, ledger: StalenessLedger | None = None) -> None:
-        self.scheme = scheme
-        self.state = state
-        self.ledger = ledger or StalenessLedger.fresh(workers, map(scheme.holder, range(workers)))
-        self.calls = 0
-        state.keep_ledger(self.ledger)
+        super().__init__(scheme, state, workers, ledger)
         self._lines: dict[Any, _Line] = {}
         self._watchers: dict[str, dict[Any, _Line]] = {}  # cell -> lines whose guard read it
         self._seen: dict[str, int] = {}  # cell -> its write count when they were last asked
         self._ready: list[tuple[int, Any]] = []  # heap of (arrival number, line key)
         self._by_rank: dict[int, list[_Waiting]] = {}
         self._number = 0
-        self._own = {_place(state.cell(name)) for name in state}
-        self._x: int = state.x.data_ptr()
 
     def submit(self, rank: int, call: Call[Any], ticket: Any = None) -> list[Reply]:
         """Take a call; gives the replies of all calls that were performed because of it, in order."""
@@ -97,12 +91,6 @@ class CallScheduler:
         """A worker has joined again."""
         self._member("joined", rank, quorum)
         return list(self._settle())
-
-    def _member(self, event: Literal["left", "joined"], rank: int, quorum: bool) -> None:
-        if event == "left":
-            self.ledger.gone(self.scheme.holder(rank))
-        if quorum:
-            self._changing(event, lambda: getattr(self.scheme.rates_at(self.state), event)(self.state, rank))
 
     def waits(self, rank: int) -> Call[Any] | None:
         """The call of a worker that waits for its guard, or None."""
@@ -186,70 +174,11 @@ class CallScheduler:
             self._offer(line)
 
     def _perform(self, rank: int, call: Call[Any], ticket: Any) -> Any:
-        self.ledger.caller = holder = self.scheme.holder(rank)
-        before = self._writes() if call.method.reads else None
-        versions = [(a, a._version) for a in tensors(call.args)]
-        scheme = self.scheme.rates_at(self.state)
-        result = self._changing(call.method.name, lambda: call.method.function(scheme, self.state, *call.args))
-        for arg, version in versions:
-            if arg._version != version:
-                named = zip(call.method.parameters, call.args, strict=False)
-                name = next(name for name, value in named if any(arg is part for part in tensors(value)))
-                raise SchemeError(
-                    f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
-                    f"write '{name} = {name} * …' instead"
-                )
-        if before is not None and before != self._writes():
-            raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; remove reads=True")
-        self.calls += 1
-        self._check_crossing(call, result)
-        if self._gives_x(result):
-            self.ledger.pulled(holder, self.state.v)
-        return self._handed_over(result, call, ticket)
-
-    def _writes(self) -> list[int]:
-        return [self.state.changes(name) for name in self.state]
+        return self._handed_over(self.carry_out(rank, call), call, ticket)
 
     def _handed_over(self, result: Any, call: Call[Any], ticket: Any) -> Any:
         """The result as the caller gets it: a copy, made before the next call."""
         return self._by_value(result, call)
-
-    def _changing(self, name: str, change: Any) -> Any:
-        """Run a change of the state, and check that v rises by one exactly when x changes."""
-        state = self.state
-        before, version = state.x._version, state.v
-        result = change()
-        changed, rise = state.x._version != before, state.v - version
-        if rise != int(changed):
-            what = "changed x" if changed else "did not change x"
-            raise SchemeError(
-                f"{name}() {what} and raised s.v by {rise}; v counts the changes of x: put 's.v += 1' where x changes"
-            )
-        return result
-
-    def _check_crossing(self, call: Call[Any], values: Any) -> None:
-        """Only tensors, numbers, strings and tuples of them can cross to another process."""
-        for value in values if isinstance(values, tuple) else (values,):
-            if isinstance(value, tuple):
-                self._check_crossing(call, value)
-            elif not isinstance(value, Tensor | int | float | str | bool | None):
-                raise SchemeError(
-                    f"{call.method.name}(): a {type(value).__name__} cannot cross between processes; "
-                    "only tensors, numbers, strings and tuples of them do"
-                )
-
-    def _gives_x(self, result: Any) -> bool:
-        return any(tensor.data_ptr() == self._x for tensor in tensors(result))
-
-    def _by_value(self, result: Any, call: Call[Any]) -> Any:
-        """The result with copies of tensors that lie in the server's memory or in that of an argument."""
-
-        def own(tensor: Tensor) -> Tensor:
-            place = _place(tensor)
-            shared = place in self._own or any(place == _place(arg) for arg in tensors(call.args))
-            return tensor.clone() if shared else tensor
-
-        return mapped(own, result)
 
 
 def explain(scheme: Scheme, state: State, call: Call[Any]) -> str:
@@ -260,10 +189,6 @@ def explain(scheme: Scheme, state: State, call: Call[Any]) -> str:
     call.method.when(scheme, reading, *call.args)
     cells = ", ".join(f"{name} = {getattr(state, name)}" for name in reading.cells())
     return f"{call}: guard '{call.method.guard_text()}' is false with {cells or 'no cell read'}"
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _is_vector(value: object, length: int) -> bool:

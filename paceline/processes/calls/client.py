@@ -301,7 +301,8 @@ class CallClient:
                 return False, None
             result = method.function(self.memory.scheme.rates_at(state), state, *args)
             version = state.v
-            own = _cloned(result, self.device)
+            own = mapped(self._copied, result)
+            self.memory.synchronize()
             fence()
             if self._board.run[GENERATION] != self.generation:
                 return False, None  # this may be the state that the servers have returned to
@@ -318,16 +319,18 @@ class CallClient:
         state, before = self._open, self.memory.updates
         state.v = before
         self._tally.caller = holder = self.memory.scheme.holder(self.rank)
-        args = tuple(a.cpu() if isinstance(a, Tensor) else a for a in args)
+        args = tuple(a.to(state.x.device) if isinstance(a, Tensor) else a for a in args)
         result = method.function(self.memory.scheme.rates_at(state), state, *args)
         self._board.direct[self.rank] += state.v - before
         if _gives(result, self._x):
             self._tally.pulled(holder, before)
-        return _cloned(result, self.device)
+        return mapped(self._copied, result)
 
-
-def _cloned(value: Any, device: torch.device) -> Any:
-    return mapped(lambda tensor: tensor.to(device, copy=True), value)
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """A copy for the worker, on its device."""
+        if tensor.device.type == self.device.type == "cpu":
+            return self._recycled.copy(tensor)
+        return tensor.to(self.device, copy=True)
 
 
 def _gives(value: Any, x: int) -> bool:

@@ -39,7 +39,8 @@ class InProcess(CallClient):
         if not self._free:
             raise SchemeError("the worker has too many calls under way; await some before it starts another")
         mailbox = self._free.pop()
-        args = tuple(arg.cpu() if isinstance(arg, Tensor) else arg for arg in call.args)
+        home = self.scheduler.state.x.device
+        args = tuple(arg.to(home) if isinstance(arg, Tensor) else arg for arg in call.args)
         self._calls[mailbox.index] = call = Call(call.method, args)
         for answer in self.scheduler.submit(0, call, mailbox):
             self._results[answer.ticket.index] = answer.result

@@ -1,7 +1,7 @@
 """The board: 64-bit words in shared memory that every process of a run can read.
 
-Each word has one writer at a time, named beside it. So no lock is needed. The supervisor holds the memory: the words
-survive the death of any other process. The order of the declarations is the order in memory, on every node.
+Each word has one writer at a time, named beside it. So no lock is needed to write one. The supervisor holds the memory:
+the words survive the death of any other process. The order of the declarations is the order in memory, on every node.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from paceline.processes.memory import robust_lock
+from paceline.processes.memory.robust_lock import RobustLock
 from paceline.processes.memory.segment import WORD, Segment, anonymous
+from paceline.runs import shared_order_log
 
 TIMES = 12  # words of what a role has spent its time on, in ns: roles/stopwatch.py
 MAILBOXES = 4  # calls that one worker may have under way
+LOCK = robust_lock.SIZE // WORD  # words
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
 # what the word `stop` says
@@ -81,6 +85,9 @@ class RunWords:
     cut = Word("with exact: number of the last snapshot that has the servers' part", "chief")
     uncut = Word("with exact: a worker died while the run ended, so the last snapshot has no common step", "supervisor")
     alarm = Word("incremented when a process dies or stalls: waiting processes restart their patience", "supervisor")
+    inside = Word("1 + the place of the process that last began a call under the server's lock", "that process")
+    settings = Word("how often hooks or a return have changed the server's hyper-parameters", "who holds the lock")
+    arrivals = Word("calls that have had to wait for their guards under the server's lock", "who holds the lock")
     notice = Word("incremented when the chief has written what every node must know before a step", "chief")
 
 
@@ -123,8 +130,8 @@ class Board:
 
     server_pid = per_server("its process", "supervisor of its node")
     server_state = per_server("STARTING to DONE", "the server; supervisor when it dies")
-    mark = per_server("odd inside a call", "the server")
-    performed = per_server("calls that it has performed", "the server")
+    mark = per_server("odd inside a call", "the server; on one node, who holds its lock")
+    performed = per_server("calls that it has performed", "the server; on one node, who holds its lock")
     server_generation = per_server("the generation of its state", "the server")
     server_node = per_server("the node of its process", "supervisor")
     server_high = per_server("where workers of other nodes reach it: upper half of an IPv6 address", "the server")
@@ -161,6 +168,11 @@ class Board:
         self.answered = [self._words(workers * MAILBOXES) for _ in range(crew)]
         self.ring = self._words(RING)
         self.ring_numbers = self._words(RING)  # the numbers of these calls
+        # under the server's lock: of calls that wait for their guards, the cells that these have read, and the arrival
+        self.watched, self.arrived = self._words(workers * MAILBOXES), self._words(workers * MAILBOXES)
+        self.server_log = self._words(shared_order_log.WORDS)
+        self._at = -(-self._at // LOCK) * LOCK  # a cache line of its own
+        self._lock_at = self._segment.base + self._at * WORD
 
     @classmethod
     def size(cls, workers: int, servers: int) -> int:
@@ -168,12 +180,18 @@ class Board:
         shared = (
             len(RUN) + workers * (len(WORKER) + 1 + 4 + workers) + crew * len(SERVER) + TIMES * (workers + crew) + 4
         )
-        own = workers + servers + 2 + workers * MAILBOXES * (1 + crew) + 2 * RING
-        return (shared + own) * WORD
+        own = workers + servers + 2 + workers * MAILBOXES * (3 + crew) + 2 * RING + shared_order_log.WORDS
+        return (shared + own + 2 * LOCK) * WORD
 
     @classmethod
     def create(cls, workers: int, servers: int) -> Board:
-        return cls(anonymous("paceline-board", cls.size(workers, servers)), workers, servers)
+        made = cls(anonymous("paceline-board", cls.size(workers, servers)), workers, servers)
+        RobustLock.create(made._lock_at)
+        return made
+
+    def lock(self) -> RobustLock:
+        """The server's lock: on one node, whoever calls the server performs the call while it holds this."""
+        return RobustLock(self._lock_at)
 
     def _words(self, count: int) -> memoryview:
         self._at += count

@@ -21,6 +21,7 @@ from paceline.processes.memory.segment import WORD, Layout, Segment
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.transport import Transport
 from paceline.result import Staleness
+from paceline.runs import order_log
 from paceline.runtime.staleness import StalenessLedger, staleness_of
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
@@ -199,6 +200,17 @@ class RunMemory:
         """Spans of the tensors with these prefixes, and of an area of all mailboxes of a worker."""
         mailboxes = [f"lane.{rank}.{number}.{area}" for number in range(MAILBOXES)]
         return self.spans([*(name for name in self.layout.places if name.startswith(prefixes)), *mailboxes])
+
+    def locked_calls(self) -> bool:
+        """Whether workers perform the server's calls themselves, under its lock: there is one server, and all processes
+        share its memory."""
+        return bool(self.scheme.methods) and self.plan.servers == 1 and self.node.secret is None
+
+    def recorded(self) -> bool:
+        """Whether the roles keep order logs: the run can be replayed."""
+        plan = self.plan
+        kept = plan.record and not plan.script and not self.direct()
+        return kept and order_log.place(plan.directory, plan.launch).is_dir()
 
     def direct(self) -> bool:
         """Whether workers change the server's vector themselves."""

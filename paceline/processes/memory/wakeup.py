@@ -19,7 +19,7 @@ class Wakeup:
 
     def __init__(self, board: Board, descriptors: Sequence[int], me: int, spinning: Spinning | None = None) -> None:
         self.board, self.descriptors, self.me = board, descriptors, me
-        self._spinning = spinning or Spinning(0)
+        self.spinning = spinning or Spinning(0)
         self._poll = select.poll()
         self._own = descriptors[2 * me]
         self._poll.register(self._own, select.POLLIN)
@@ -63,7 +63,7 @@ class Wakeup:
         """Wait until `ready()`; gives its last answer, False after `seconds`."""
         if ready():
             return True
-        spinning, clock = self._spinning, time.perf_counter_ns
+        spinning, clock = self.spinning, time.perf_counter_ns
         began = now = clock()
         deadline = None if seconds is None else began + int(seconds * 1e9)
         if not spinning.limit:

@@ -33,6 +33,7 @@ from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.spinning import Spinning
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles import evaluator, script_role, spare_cores
+from paceline.processes.roles.caretaker import Caretaker
 from paceline.processes.roles.control_channel import Control, report_of, text_of
 from paceline.processes.roles.preparation import prepare, wait_until_joined, wait_until_ready
 from paceline.processes.roles.roles import Role, place, ranks
@@ -101,14 +102,17 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
         signal.signal(signal.SIGTERM, lambda *_: _terminated(board))
     try:
         memory = context.memory(place(role, plan))
-        crowded = len(os.sched_getaffinity(0)) < plan.hosts + board.servers
+        serving = 0 if memory.locked_calls() else board.servers  # processes beside the workers that compute
+        crowded = len(os.sched_getaffinity(0)) < plan.hosts + serving
         if crowded:
             _schedule(serves=role.kind == "server")
         if role.kind == "server":
             wait_until_ready(memory)
             if memory.on_gpu:
                 torch.cuda.set_device(memory.device(0))
-            if memory.scheme.methods:
+            if memory.locked_calls():
+                Caretaker(memory).run()
+            elif memory.scheme.methods:
                 spare_cores.use(spare_cores.share(memory, serves=True))
                 Server(memory, role.index).run()
         elif role.kind == "evaluator":

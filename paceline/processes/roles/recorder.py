@@ -67,9 +67,9 @@ def keep_return(plan: Plan, generation: int, saved: Path) -> None:
 
 def journal_of(memory: RunMemory, role: str, **header: Any) -> tuple[OrderLogWriter | None, int]:
     """A new log for a role that starts, and the number of its life; None for runs that cannot be replayed."""
-    at = place(memory.plan.directory, memory.plan.launch)
-    if not memory.plan.record or memory.plan.script or memory.direct() or not at.is_dir():
+    if not memory.recorded():
         return None, 1
+    at = place(memory.plan.directory, memory.plan.launch)
     for life in count(1):
         path = at / f"{role}-{life}.log"
         try:

@@ -15,15 +15,19 @@ from paceline.rules import blocks
 
 def share(memory: RunMemory, *, serves: bool, available: float | None = None) -> int:
     """How many cores this process may use for an update: its own, and its share of those that no process of the run on
-    this node computes on. Where there are servers these update the big vectors; elsewhere workers do."""
+    this node computes on. Where there are servers these update the big vectors; elsewhere workers do. Under the server's
+    lock one worker at a time does, so that all free cores are its own."""
     plan, board, here = memory.plan, memory.board, memory.node.number
     workers = sum(board.node[rank] == here for rank in range(plan.hosts))
     servers = sum(board.server_node[shard] == here for shard in range(board.servers))
-    at_servers = bool(memory.scheme.methods) and not memory.direct()
+    locked = memory.locked_calls() and not memory.direct()
+    at_servers = bool(memory.scheme.methods) and not memory.direct() and not locked
     if serves != at_servers or (not serves and plan.hosts < plan.workers):
         return 1  # several workers of one process are threads of it: they share its core
-    free = int(cores.available() if available is None else available) - workers * plan.threads - servers
-    return 1 + max(free, 0) // max(servers if serves else workers, 1)
+    free = int(cores.available() if available is None else available) - workers * plan.threads
+    if locked:
+        return 1 + max(free, 0)
+    return 1 + max(free - servers, 0) // max(servers if serves else workers, 1)
 
 
 class SpareCores:

@@ -23,6 +23,7 @@ from paceline.config import discovery
 from paceline.hook import Hook
 from paceline.ops import Grad, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
+from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import ENDING, FAILED, RUNNING, STOP, STOPPING, TRAINING
 from paceline.processes.memory.run_memory import RunMemory
@@ -74,7 +75,7 @@ class WorkerSession:
         profile.means(means)
         self.streamed = means if isinstance(means, StreamedMeans) else None
         if calls is None and memory.scheme.methods:
-            calls = CallClient(memory, rank, waiting.wait_for)
+            calls = (LockedClient if memory.locked_calls() else CallClient)(memory, rank, waiting.wait_for)
         if calls is not None:
             calls.device = cells.device
             profile.calls(calls)

@@ -8,7 +8,7 @@ from paceline.errors import DataError, RunError
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import RUNNING, STARTING, STEPPING, STOP
 from paceline.processes.roles import recorder
-from paceline.processes.roles.roles import Role, ranks
+from paceline.processes.roles.roles import Role, places, ranks
 from paceline.processes.supervisor.children import Child, progress_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.runs import checkpoint
@@ -66,12 +66,19 @@ class Recovery:
             return False
         return True
 
-    def torn(self, shard: int) -> bool:
-        """Whether a dead server may have left its shard half changed: inside a call, or with a call that it has ordered
-        for the other servers and not performed itself."""
+    def torn(self, part: Role) -> bool:
+        """Whether a dead process may have left the state of a server half changed: it died inside a call, or it was a
+        server that had ordered a call for the other servers and not performed it itself."""
         board = self._launched.board
-        ahead = shard == 0 and board.servers > 1 and board.get("ordered") != board.performed[0]
-        return bool(board.mark[shard] % 2 or ahead)
+        if not self._launched.opened():
+            return False
+        if self._launched.memory.locked_calls():  # whoever calls performs the call
+            inside = board.get("inside") - 1
+            return bool(board.mark[0] % 2) and inside in places(part, self._launched.plan)
+        if part.kind != "server":
+            return False
+        ahead = part.index == 0 and board.servers > 1 and board.get("ordered") != board.performed[0]
+        return bool(board.mark[part.index] % 2 or ahead)
 
     def deaths_in_a_row(self, child: Child, torn: bool) -> int:
         """Count a death; gives how many there were without progress between them."""
@@ -86,7 +93,7 @@ class Recovery:
     def go_back(self, part: Role, lost: str, children: Iterable[Child]) -> None:
         """Send every process back to the newest checkpoint; RunError if there is none."""
         launched, board = self._launched, self._launched.board
-        what = f"{part} died inside a call" if part.kind == "server" and not lost else f"{part} died"
+        what = f"{part} died" + (" inside a call" if self.torn(part) and not lost else "")
         try:
             saved = checkpoint.newest(self._directory.checkpoints, lambda text: self._tell("warn", text))
         except DataError as error:

@@ -1,0 +1,168 @@
+"""A worker's calls on one node: it performs them itself, under the server's lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from paceline.ops import Call, mapped
+from paceline.processes.calls.client import CallClient, RolledBack, Stopped
+from paceline.processes.calls.locked_server import LockedServer
+from paceline.processes.calls.mailbox import Mailbox, put
+from paceline.processes.memory.board import RUNNING, STOP
+from paceline.processes.memory.call_codec import encode
+from paceline.processes.memory.packed_words import asks_when, call_number
+from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
+from paceline.processes.transport import WaitFor
+from paceline.runs.order_log import RecordKind
+from paceline.scheme import ServerMethod
+
+POST = RecordKind.POST  # bound here: looking up a member of an enum is slow
+
+
+class LockedClient(CallClient):
+    """Performs one worker's calls. A call that has to wait for its guard is in a mailbox meanwhile."""
+
+    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> None:
+        super().__init__(memory, rank, wait_for)
+        self._server = LockedServer(memory, rank, wait_for)
+        self._home = self._server.state.x.device
+        self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
+
+    def call(self, call: Call[Any]) -> Any:
+        """Have a call performed and give its result."""
+        method = call.method
+        if not method.atomic:
+            return self._here(method, call.args)
+        if method.reads:
+            return self._read(method, call.args)
+        mailbox, result = self._attempt(call)
+        return result if mailbox is None else self.collect(mailbox)
+
+    def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
+        """Begin a call: it is performed now, unless its guard is false."""
+        mailbox = self._vacant(self._methods[call.method.name])
+        self._free.append(mailbox)  # the one that comes next
+        waiting, result = self._attempt(call)
+        if waiting is not None:
+            return waiting
+        self._free.pop()
+        self._results[mailbox.index] = result
+        return mailbox
+
+    def collect(self, mailbox: Mailbox) -> Any:
+        """Wait for a call's result."""
+        if mailbox.index not in self._results:
+            return super().collect(mailbox)
+        self._free.append(mailbox)
+        return self._results.pop(mailbox.index)
+
+    def ready(self, mailbox: Mailbox) -> bool:
+        return mailbox.index in self._results or super().ready(mailbox)
+
+    def special(self, kind: int, *args: Any) -> None:
+        """Perform a WorkerRequest."""
+        self._server.acquire(self.generation)
+        try:
+            self._server.special(kind, self.rank, args)
+        finally:
+            self._server.release()
+
+    def ask(self, kind: int, *args: Any) -> Mailbox:
+        """Perform a WorkerRequest. Where it could not be, because the run has failed or returned to a checkpoint, the
+        mailbox never becomes ready."""
+        mailbox = self._vacant(kind)
+        try:
+            self.special(kind, *args)
+            self._results[mailbox.index] = None
+        except (RolledBack, Stopped):
+            self._post(mailbox)
+        return mailbox
+
+    def forget(self) -> None:
+        """Calls under way are void."""
+        self._results.clear()
+        super().forget()
+
+    def _attempt(self, call: Call[Any]) -> tuple[Mailbox | None, Any]:
+        """Perform a call and give its result; or the mailbox where it waits for its guard, or for the run's end."""
+        method, server = call.method, self._server
+        call = Call(method, tuple(mapped(self._brought, arg) for arg in call.args))
+        server.performer._check_crossing(call, call.args)
+        if self.journal is not None:  # first: a call must not be visible before its log records are
+            self.journal.add(POST, self._methods[method.name])
+            self.journal.flush()
+        self._enter()
+        try:
+            if self._board.run[STOP] != RUNNING:
+                if method.silent and server.reached():
+                    return None, None  # as if it had come too late
+                if not method.silent:
+                    mailbox = self._vacant(0)
+                    self._post(mailbox)
+                    return mailbox, None
+            if method.when is not None and (unmet := server.unmet(call)):
+                return self._line_up(self._methods[method.name], call, unmet), None
+            return None, server.perform(self.rank, call, lambda result: self._own(result, call))
+        finally:
+            server.release()
+
+    def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
+        """Perform a method that only reads: without the lock, if no process writes meanwhile. If its guard is false,
+        this worker is woken by whoever makes it true, and then looks again."""
+        server = self._server
+        while True:
+            seen, result = self._look(method, args)
+            if seen:
+                return result
+            mailbox: Mailbox | None = None
+            self._enter()
+            try:
+                call: Call[Any] = Call(method, args)
+                unmet = server.unmet(call) if method.when is not None else 0
+                if unmet:
+                    mailbox = self._line_up(asks_when(self._methods[method.name]), call, unmet)
+                else:
+                    seen, result = self._look(method, args)
+            finally:
+                server.release()
+            if mailbox is not None:
+                self._awaited(mailbox)
+            elif seen:
+                return result
+
+    def _enter(self) -> None:
+        """Take the lock, as a worker that the server's state counts among the present ones."""
+        board, rank = self._board, self.rank
+        while True:
+            self._server.acquire(self.generation)
+            if board.known[rank] or board.run[STOP] != RUNNING:
+                return
+            self._server.release()
+            self._wait_for(lambda: bool(board.known[rank]), "the server")
+
+    def _line_up(self, kind: int, call: Call[Any], unmet: int) -> Mailbox:
+        mailbox = self._vacant(kind)
+        room = mailbox.area("args")
+        words = encode(call.args, lambda tensor: mailbox.copy_in(tensor, room))
+        mailbox.request[HEAD_WORDS - 1] = kind
+        put(mailbox.request, words)
+        self._post(mailbox)
+        self._server.line_up(mailbox, unmet)
+        return mailbox
+
+    def _post(self, mailbox: Mailbox) -> None:
+        self._count += 1
+        self._board.posted[mailbox.index] = call_number(self.generation, self._count)
+
+    def _brought(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.device == self._home else tensor.to(self._home)
+
+    def _own(self, result: Any, call: Call[Any]) -> Any:
+        """A result as the worker keeps it: without tensors of the server, or of an argument."""
+
+        def own(tensor: Tensor) -> Tensor:
+            return self._copied(tensor) if self._server.performer.shared(tensor, call) else tensor.to(self.device)
+
+        return mapped(own, result)
