@@ -1,4 +1,6 @@
-"""Servers that die inside a call: what they were changing may be torn, so all go back to the last checkpoint.
+"""Processes that die inside a call: what they were changing may be torn, so all go back to the last checkpoint.
+
+With one server the calling worker performs the call, with several servers each of them performs its part.
 
 Data: scikit-learn's digits.
 """
@@ -129,8 +131,8 @@ def shoot(
 @pytest.mark.parametrize(
     ("scheme", "number", "victims"),
     [
-        (FrailAsync, 1, ["server:0", "server:0"]),
-        (FrailSync, 1, ["server:0"]),
+        (FrailAsync, 1, ["worker:1", "chief"]),
+        (FrailSync, 1, ["worker:1"]),
         (FrailAsync, 2, ["server:0", "server:1"]),
         (FrailSync, 2, ["server:1", "server:0"]),
     ],
@@ -140,9 +142,9 @@ def test_all_go_back_to_the_last_checkpoint(
 ) -> None:
     story = shoot(tmp_path, scheme, victims, servers=number)
     result = finished(story, STEPS)
-    pattern = re.compile(r"(server:\d) died inside a call: .* update (\d+) \((\d+) updates are lost")
+    pattern = re.compile(r"(server:\d|worker:1|chief) died inside a call: .* update (\d+) \((\d+) updates are lost")
     told = [match.groups() for match in map(pattern.match, story.said) if match]
-    assert [server for server, _, _ in told] == victims
+    assert [victim for victim, _, _ in told] == victims
     assert all(int(step) >= EVERY for _, step, _ in told), "an older checkpoint than the newest one"
     assert result.rolled_back_updates == sum(int(lost) for _, _, lost in told) > 0
     assert result.restarts == len(victims)
@@ -165,7 +167,7 @@ class SlowGradient(Hook):
 
 def test_a_gradient_of_the_course_that_was_given_up_enters_nothing(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
-    story = shoot(tmp_path, FrailAsync, ["server:0"], after=slow, hooks=[SlowGradient(slow)])
+    story = shoot(tmp_path, FrailAsync, ["chief"], after=slow, hooks=[SlowGradient(slow)])
     result = finished(story, STEPS)
     assert result.rolled_back_updates > 0
     assert not (tmp_path / "victim.future").exists()
@@ -173,27 +175,30 @@ def test_a_gradient_of_the_course_that_was_given_up_enters_nothing(tmp_path: Pat
 
 
 def test_a_worker_that_waits_in_a_hook_goes_back_with_the_others(tmp_path: Path) -> None:
-    story = shoot(tmp_path, FrailAsync, ["server:0"], "worker:1", hooks=["global-step-waiter:step=200"])
+    story = shoot(tmp_path, FrailAsync, ["chief"], "worker:1", hooks=["global-step-waiter:step=200"])
     result = finished(story, STEPS)
     assert result.rolled_back_updates > 0
     assert story.steps["worker:1"] > 0  # it did come
 
 
-@pytest.mark.parametrize("second", ["worker:1", "chief"])
-def test_a_worker_dies_while_all_go_back(second: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("servers", "first", "second"),
+    [(1, "chief", "worker:1"), (1, "worker:1", "chief"), (1, "chief", "server:0"), (2, "server:0", "worker:1")],
+)
+def test_a_process_dies_while_all_go_back(servers: int, first: str, second: str, tmp_path: Path) -> None:
     """Its successor must not go on from cells of the course that was given up."""
     seen: dict[str, int] = {}
 
     def also(status: Status) -> None:
         marksman(status)
         pids = {role.name: role.pid for role in status.roles}
-        if "server:0" in seen and pids["server:0"] != seen["server:0"] and second not in seen:
-            seen[second] = pids[second]  # the server is just back: the others are on their way to the checkpoint
+        if first in seen and pids[first] != seen[first] and second not in seen:
+            seen[second] = pids[second]  # the first is just back: the others are on their way to the checkpoint
             os.kill(pids[second], signal.SIGKILL)
-        seen.setdefault("server:0", pids["server:0"])
+        seen.setdefault(first, pids[first])
 
     victim, gate = tmp_path / "victim", tmp_path / "gate"
-    marksman = Marksman(victim, ["server:0"], gate)
+    marksman = Marksman(victim, [first], gate)
     story = run(
         tmp_path / "run",
         "digits-mlp",
@@ -201,6 +206,7 @@ def test_a_worker_dies_while_all_go_back(second: str, tmp_path: Path) -> None:
         watch=also,
         hooks=[Linger(gate, EVERY + 10, 0.02)],
         workers=2,
+        servers=servers,
         steps=STEPS,
         checkpoint_steps=EVERY,
         patience=5.0,
@@ -210,9 +216,10 @@ def test_a_worker_dies_while_all_go_back(second: str, tmp_path: Path) -> None:
     assert result.rolled_back_updates > 0
 
 
-def test_a_server_that_dies_inside_every_call_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("servers", "who"), [(1, "(chief|worker:1)"), (2, "server:[01]")])
+def test_a_process_that_dies_inside_every_call_is_given_up(servers: int, who: str, tmp_path: Path) -> None:
     with leaving_nothing():
-        story = run(tmp_path / "run", "digits-mlp", Doomed(), workers=2, steps=STEPS, restarts=2)
+        story = run(tmp_path / "run", "digits-mlp", Doomed(), workers=2, servers=servers, steps=STEPS, restarts=2)
     assert isinstance(story.error, RunError)
-    assert "server:0 died by signal SIGKILL 3 times in a row" in str(story.error)
+    assert re.search(f"{who} died by signal SIGKILL 3 times in a row", str(story.error))
     assert "--restarts allows 2" in str(story.error)
