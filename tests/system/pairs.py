@@ -1,7 +1,8 @@
-"""Pairs of deaths: a worker (or the chief) and a server inside a call, within some milliseconds of each other.
+"""Pairs of deaths: a process, and one inside a call, within some milliseconds of each other.
 
-A server is stopped, looked at, and killed only if it stands inside a call: any scheme's server can be had that way. The
-second death comes by a timer of the launcher's process, so that it meets the launcher in whatever it does then.
+A process ("server:1 inside") is stopped, looked at, and killed only if it stands inside a call: any scheme can be had
+that way. With one server the calls are performed by workers. The second death comes by a timer of the launcher's
+process, so that it meets the launcher in whatever it does then.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from typing import Any
 from processes import Story, leaving_nothing, run
 
 from paceline.hook import Hook, Session
+from paceline.processes.roles.roles import Role
 from paceline.processes.supervisor.patience import is_stopped
 from paceline.processes.supervisor.status import Status
 from paceline.processes.supervisor.supervisor import Supervisor
 
 WITHIN = 0.15  # seconds between the two deaths, at most
-TRIES = 10.0  # seconds to find a server inside a call
+TRIES = 10.0  # seconds to find a process inside a call
 
 
 @dataclass
@@ -46,22 +48,26 @@ def kill(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_inside_a_call(launcher: Supervisor, shard: int) -> bool:
-    """Whether the server could be had inside a call."""
-    board, until = launcher.board, time.monotonic() + TRIES
-    pid = board.server_pid[shard]
+def kill_inside_a_call(launcher: Supervisor, part: Role) -> bool:
+    """Whether the process could be had inside a call."""
+    until, pid = time.monotonic() + TRIES, pid_of(launcher, part)
     with suppress(ProcessLookupError):
         while time.monotonic() < until:
             os.kill(pid, signal.SIGSTOP)
             while not is_stopped(pid):
                 if _is_dead(pid):
                     return False
-            if board.mark[shard] % 2:
+            if launcher.recovery.torn(part):
                 os.kill(pid, signal.SIGKILL)
                 return True
             os.kill(pid, signal.SIGCONT)
             threading.Event().wait(0.001)
     return False
+
+
+def pid_of(launcher: Supervisor, part: Role) -> int:
+    board = launcher.board
+    return int((board.server_pid if part.kind == "server" else board.pid)[part.index])
 
 
 def _is_dead(pid: int) -> bool:
@@ -72,13 +78,13 @@ def _is_dead(pid: int) -> bool:
 
 
 class Pairs:
-    """Deals out pairs such as ("worker:1", "server:0"), each when every worker has made steps since the last one."""
+    """Deals out pairs such as ("worker:1", "server:0 inside"), each when all workers have made steps since the last."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], seed: int, gate: Path) -> None:
         self._todo, self._random, self._gate = list(pairs), random.Random(seed), gate
         self._launcher: Supervisor | None = None
         self._steps: list[int] = []
-        self.torn = 0  # servers that were killed inside a call
+        self.torn = 0  # processes that were killed inside a call
 
     def launcher(self, *args: Any, **named: Any) -> Supervisor:
         self._launcher = Supervisor(*args, **named)
@@ -101,11 +107,12 @@ class Pairs:
         self._after(self._random.random() * WITHIN, lambda: self._strike(launcher, second))
 
     def _strike(self, launcher: Supervisor, name: str) -> None:
-        kind, _, index = name.partition(":")
-        if kind == "server":
-            self.torn += kill_inside_a_call(launcher, int(index))
+        kind, _, index = name.removesuffix(" inside").partition(":")
+        part = Role(kind, int(index or 0))
+        if name.endswith(" inside"):
+            self.torn += kill_inside_a_call(launcher, part)
         else:
-            kill(launcher.board.pid[int(index or 0)])
+            kill(pid_of(launcher, part))
 
     def close(self) -> None:
         """Let go of the launcher, and with it of the shared memory."""

@@ -76,6 +76,21 @@ class Doomed(AsyncSGD, name="doomed"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass(frozen=True)
+class Frozen(AsyncSGD, name="frozen"):
+    """Asynchronous SGD in which one process is stopped inside a push, once."""
+
+    flag: str = ""
+
+    @on_server
+    def push(self, s: State, g: Vector, v: int) -> None:
+        if s.v == EVERY + 50 and not Path(self.flag).exists():
+            Path(self.flag).touch()
+            s.x[: len(s.x) // 2] = 1e6
+            os.kill(os.getpid(), signal.SIGSTOP)
+        AsyncSGD.push.function(self, s, g, v)
+
+
 class Marksman:
     """Names servers to die, one after another, once the first checkpoint on the way is there."""
 
@@ -223,3 +238,16 @@ def test_a_process_that_dies_inside_every_call_is_given_up(servers: int, who: st
     assert isinstance(story.error, RunError)
     assert re.search(f"{who} died by signal SIGKILL 3 times in a row", str(story.error))
     assert "--restarts allows 2" in str(story.error)
+
+
+def test_who_is_stopped_inside_a_call_is_found_and_killed(tmp_path: Path) -> None:
+    scheme = Frozen(flag=str(tmp_path / "flag"))
+    with leaving_nothing():
+        story = run(
+            tmp_path / "run", "digits-mlp", scheme, workers=2, steps=STEPS, checkpoint_steps=EVERY, patience=1.5
+        )
+    result = finished(story, STEPS)
+    assert story.told("has been stopped for 1.5 s")
+    assert story.told("died inside a call")
+    assert (result.restarts, result.rolled_back_updates > 0) == (1, True)
+    assert result.metrics["accuracy"] > 0.9

@@ -1,4 +1,4 @@
-"""Two deaths at once, one of them inside a server's call: the run goes on, replay gives its bits, its account adds up.
+"""Two deaths at once, one of them inside a call: the run goes on, replay gives its bits, its account adds up.
 
 Data: scikit-learn's digits.
 """
@@ -13,23 +13,27 @@ from pairs import run_with_pairs
 
 from paceline.runs.replay.accounting import account, audit
 
-WORKER = [("worker:1", "server:0"), ("server:0", "worker:1"), ("worker:2", "server:0")]
-CHIEF = [("chief", "server:0"), ("server:0", "chief"), ("chief", "server:0")]
+WORKER = [("worker:1", "worker:2 inside"), ("worker:2 inside", "worker:1"), ("server:0", "worker:1 inside")]
+CHIEF = [("chief", "worker:1 inside"), ("worker:2 inside", "chief"), ("chief inside", "server:0")]
+# of two servers, each performs its part of a call
+WORKER_OF_TWO = [("worker:1", "server:0 inside"), ("server:0 inside", "worker:1"), ("worker:2", "server:0 inside")]
+CHIEF_OF_TWO = [("chief", "server:0 inside"), ("server:0 inside", "chief"), ("chief", "server:0 inside")]
+SERVERS = [("worker:1", "server:1 inside"), ("server:0 inside", "server:1 inside"), ("chief", "server:1 inside")]
 
 
 @pytest.mark.parametrize(
     ("scheme", "servers", "pairs", "hyper"),
     [
         ("agn", 1, CHIEF, {"window": 3}),
-        ("agn", 2, WORKER, {"window": 3}),
+        ("agn", 2, WORKER_OF_TWO, {"window": 3}),
         ("downpour", 1, WORKER, {"window": 5}),
-        ("downpour", 2, CHIEF, {"n_push": 3, "n_fetch": 2}),
+        ("downpour", 2, CHIEF_OF_TWO, {"n_push": 3, "n_fetch": 2}),
         ("aeamsgd", 1, WORKER, {"window": 3}),
-        ("async", 2, [("worker:1", "server:1"), ("server:0", "server:1"), ("chief", "server:1")], {}),
+        ("async", 2, SERVERS, {}),
         ("sync", 1, CHIEF, {}),
     ],
 )
-def test_a_worker_and_a_server_inside_a_call(
+def test_a_process_and_another_inside_a_call(
     scheme: str, servers: int, pairs: list[tuple[str, str]], hyper: dict[str, Any], tmp_path: Path
 ) -> None:
     story, dealer = run_with_pairs(tmp_path / "run", scheme, pairs, seed=servers, servers=servers, hyper=hyper)

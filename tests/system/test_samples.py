@@ -69,7 +69,7 @@ def test_one_common_order_holds_each_sample_of_an_epoch_once(scheme: str, tmp_pa
 
 
 def test_what_was_rolled_back_does_not_count(tmp_path: Path) -> None:
-    story = shoot(tmp_path, FrailAsync, ["server:0"])
+    story = shoot(tmp_path, FrailAsync, ["chief"])
     assert story.result is not None
     ledger = samples(story.directory.path, scheme=FrailAsync())
     used = sorted(use.update for use in ledger.uses if use.fate == "used" and use.update is not None)

@@ -11,10 +11,12 @@ from typing import Any
 
 from paceline.config.plan import Plan
 from paceline.processes.calls.client import CallClient
+from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.memory.board import Board
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.memory.wakeup import Wakeup
+from paceline.processes.roles.caretaker import Caretaker
 from paceline.processes.roles.server import Server
 from paceline.scheme import Scheme
 from paceline.state import Vector
@@ -32,8 +34,11 @@ class Theatre:
         workers: int = 2,
         servers: int = 1,
         directory: Path | None = None,
+        locked: bool = False,
         **plan: Any,
     ) -> None:
+        """`locked`: workers perform the calls of the only server themselves, as on one machine."""
+        self.locked = locked
         shards = servers if scheme.methods else 0
         self.plan = Plan(workers=workers, servers=shards, directory=str(directory or ""), **plan)
         self.scheme = scheme
@@ -56,13 +61,14 @@ class Theatre:
 
     def link(self, rank: int) -> CallClient:
         memory = self.memory(rank)
-        return CallClient(memory, rank, waiting(memory))
+        return (LockedClient if self.locked else CallClient)(memory, rank, waiting(memory))
 
     def serve(self, shard: int) -> Callable[[], None]:
         """A server's whole life, for a process of its own; it ends when all workers have gone."""
 
         def play() -> None:
-            Server(self.memory(self.board.server_place(shard)), shard).run()
+            memory = self.memory(self.board.server_place(shard))
+            (Caretaker(memory) if self.locked else Server(memory, shard)).run()
 
         return play
 

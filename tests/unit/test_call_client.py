@@ -19,6 +19,7 @@ from paceline.processes.calls.mailbox import SAVE, SET
 from paceline.processes.memory.board import MAILBOXES, STOP, STOPPING
 from paceline.scheme import Scheme, State, Vector, on_server
 
+LOCKED = 0  # as a number of servers
 LENGTH = 7  # not a multiple of any number of servers
 
 
@@ -68,9 +69,10 @@ class Ledgered(Scheme, name="ledgered"):
 
 @contextmanager
 def world(servers: int = 1, workers: int = 2, length: int = LENGTH) -> Iterator[tuple[Theatre, Ledgered]]:
-    """Servers at work; they end without a fault when the test is done."""
-    scheme = Ledgered()
-    theatre = Theatre(scheme, torch.arange(float(length)), workers=workers, servers=servers)
+    """Servers at work; they end without a fault when the test is done. LOCKED: one whose calls the workers perform."""
+    scheme, locked = Ledgered(), servers == LOCKED
+    servers = 1 if locked else servers
+    theatre = Theatre(scheme, torch.arange(float(length)), workers=workers, servers=servers, locked=locked)
     company = Company(*theatre.servers())
     try:
         yield theatre, scheme
@@ -86,7 +88,7 @@ def asked(link: CallClient, call: Any) -> Any:
     return link.call(call)
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("servers", [LOCKED, 1, 2, 3])
 class TestCalls:
     def test_values_there_and_back(self, servers: int) -> None:
         with world(servers) as (theatre, scheme):
@@ -211,8 +213,9 @@ class TestRefusals:
         assert company.end() == [1]
         theatre.close()
 
-    def test_no_call_is_performed_after_the_stop_unless_it_was_gone_on_from(self) -> None:
-        with world() as (theatre, scheme):
+    @pytest.mark.parametrize("servers", [LOCKED, 1])
+    def test_no_call_is_performed_after_the_stop_unless_it_was_gone_on_from(self, servers: int) -> None:
+        with world(servers) as (theatre, scheme):
             link = theatre.link(0)
             asked(link, scheme.fill(1.0))
             theatre.board.run[STOP] = STOPPING
