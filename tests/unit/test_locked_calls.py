@@ -206,7 +206,7 @@ def test_who_dies_with_the_lock_and_outside_a_call_tears_nothing(theatre: Theatr
     def die() -> None:
         link = theatre.link(1)
         assert isinstance(link, LockedClient)
-        link._server.acquire(0)
+        link.server.acquire(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert Company(die).end() == [-signal.SIGKILL]

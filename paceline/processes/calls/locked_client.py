@@ -26,8 +26,8 @@ class LockedClient(CallClient):
 
     def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> None:
         super().__init__(memory, rank, wait_for)
-        self._server = LockedServer(memory, rank, wait_for)
-        self._home = self._server.state.x.device
+        self.server = LockedServer(memory, rank, wait_for)
+        self._home = self.server.state.x.device
         self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
 
     def call(self, call: Call[Any]) -> Any:
@@ -63,11 +63,11 @@ class LockedClient(CallClient):
 
     def special(self, kind: int, *args: Any) -> None:
         """Perform a WorkerRequest."""
-        self._server.acquire(self.generation)
+        self.server.acquire(self.generation)
         try:
-            self._server.special(kind, self.rank, args)
+            self.server.special(kind, self.rank, args)
         finally:
-            self._server.release()
+            self.server.release()
 
     def ask(self, kind: int, *args: Any) -> Mailbox:
         """Perform a WorkerRequest. Where it could not be, because the run has failed or returned to a checkpoint, the
@@ -87,7 +87,7 @@ class LockedClient(CallClient):
 
     def _attempt(self, call: Call[Any]) -> tuple[Mailbox | None, Any]:
         """Perform a call and give its result; or the mailbox where it waits for its guard, or for the run's end."""
-        method, server = call.method, self._server
+        method, server = call.method, self.server
         call = Call(method, tuple(mapped(self._brought, arg) for arg in call.args))
         server.performer._check_crossing(call, call.args)
         if self.journal is not None:  # first: a call must not be visible before its log records are
@@ -111,7 +111,7 @@ class LockedClient(CallClient):
     def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
         """Perform a method that only reads: without the lock, if no process writes meanwhile. If its guard is false,
         this worker is woken by whoever makes it true, and then looks again."""
-        server = self._server
+        server = self.server
         while True:
             seen, result = self._look(method, args)
             if seen:
@@ -136,10 +136,10 @@ class LockedClient(CallClient):
         """Take the lock, as a worker that the server's state counts among the present ones."""
         board, rank = self._board, self.rank
         while True:
-            self._server.acquire(self.generation)
+            self.server.acquire(self.generation)
             if board.known[rank] or board.run[STOP] != RUNNING:
                 return
-            self._server.release()
+            self.server.release()
             self._wait_for(lambda: bool(board.known[rank]), "the server")
 
     def _line_up(self, kind: int, call: Call[Any], unmet: int) -> Mailbox:
@@ -149,7 +149,7 @@ class LockedClient(CallClient):
         mailbox.request[HEAD_WORDS - 1] = kind
         put(mailbox.request, words)
         self._post(mailbox)
-        self._server.line_up(mailbox, unmet)
+        self.server.line_up(mailbox, unmet)
         return mailbox
 
     def _post(self, mailbox: Mailbox) -> None:
@@ -163,6 +163,6 @@ class LockedClient(CallClient):
         """A result as the worker keeps it: without tensors of the server, or of an argument."""
 
         def own(tensor: Tensor) -> Tensor:
-            return self._copied(tensor) if self._server.performer.shared(tensor, call) else tensor.to(self.device)
+            return self._copied(tensor) if self.server.performer.shared(tensor, call) else tensor.to(self.device)
 
         return mapped(own, result)

@@ -63,10 +63,10 @@ class LockedServer:
         self._version, self._refused = state.cell("v").numpy(), self.performer.ledger.cells.cell("refused").numpy()
         self._present = memory.tensor("ledger.0.present").numpy()
         self._to_wake: set[int] = set()
-        self._log: SharedOrderLog | None = None
+        self.log: SharedOrderLog | None = None
         if memory.recorded():
             folder = order_log.place(Path(memory.plan.directory), memory.plan.launch)
-            self._log = SharedOrderLog(memory.board.server_log, folder)
+            self.log = SharedOrderLog(memory.board.server_log, folder)
         self._probe = probe_of(state.x)
         self._spinning = Spinning(memory.wakeup.spinning.limit)
 
@@ -76,7 +76,7 @@ class LockedServer:
         """Wait for the lock. Stopped or RolledBack if the run has failed, or has returned to a checkpoint since this
         `generation`. `torn`: take it even if a process has died inside a call."""
         if not self._lock.try_acquire():
-            self._outwait(generation)
+            self.outwait(generation)
         if self._given_up(generation) or (self._mark[0] % 2 and not torn):
             self._lock.release()
             self._memory.wakeup.wait(lambda: self._given_up(generation))
@@ -84,8 +84,8 @@ class LockedServer:
         if self._board.get("settings") != self._settings:
             self._settings = self._board.get("settings")
             self.performer.scheme = self._scheme()
-        if self._log is not None:
-            self._log.begin(generation)
+        if self.log is not None:
+            self.log.begin(generation)
 
     def release(self) -> None:
         """Let the others have the lock, and wake those whose calls were answered."""
@@ -100,7 +100,7 @@ class LockedServer:
         run = self._board.run
         return bool(run[STOP] == FAILED or run[GENERATION] != generation)
 
-    def _outwait(self, generation: int) -> None:
+    def outwait(self, generation: int) -> None:
         """Wait for the lock: for the time of a few calls by spinning, where there are cores for it, then in its
         queue. Where that takes unusually long, the wait is like any other: it ends with the run, or by patience."""
         lock, wakeup = self._lock, self._memory.wakeup
@@ -182,10 +182,10 @@ class LockedServer:
             hyper = dict(zip(args[::2], args[1::2], strict=True))
             self._memory.save_overrides(self._memory.overrides | hyper)
             self._settings_changed()
-        if self._log is not None and kind == SAVE:
-            self._log.add(RecordKind.SAVE, rank)
-        elif self._log is not None:
-            self._log.text(RecordKind.SET, hyper)
+        if self.log is not None and kind == SAVE:
+            self.log.add(RecordKind.SAVE, rank)
+        elif self.log is not None:
+            self.log.text(RecordKind.SET, hyper)
         self._performed[0] += 1
         self._end()
 
@@ -199,8 +199,8 @@ class LockedServer:
             for index in range(board.mailbox(rank, 0), board.mailbox(rank + 1, 0)):
                 self._answered[index], self._watched[index] = self._posted[index], 0
         self.performer._member("joined" if joined else "left", rank, quorum)
-        if self._log is not None:
-            self._log.add(RecordKind.MEMBER, event, rank)
+        if self.log is not None:
+            self.log.add(RecordKind.MEMBER, event, rank)
         self._performed[0] += 1
         self._settle(self._changed(before))
         self._end()
@@ -230,16 +230,16 @@ class LockedServer:
             board.known[rank] = present
         memory.save_overrides(saved.numbers["overrides"])
         self._settings_changed()
-        if self._log is not None:
-            self._log.repair()
-            self._log.text(RecordKind.NOTE, {"return": generation})
+        if self.log is not None:
+            self.log.repair()
+            self.log.text(RecordKind.NOTE, {"return": generation})
         self._end()
         board.server_generation[0] = generation
 
     def close(self) -> None:
         """The run is over: nobody performs calls any more."""
-        if self._log is not None:
-            self._log.close()
+        if self.log is not None:
+            self.log.close()
 
     def _begin(self) -> None:
         self._board.put("inside", self._place + 1)  # first: from the mark on, the death of this process tears the state
@@ -255,14 +255,14 @@ class LockedServer:
         version, refused = self._version.item(), self._refused.item()
         result = self.performer.carry_out(rank, call)
         self._performed[0] = performed = self._performed[0] + 1
-        if self._log is not None:
+        if self.log is not None:
             rose, dropped = self._version.item() != version, self._refused.item() != refused
             flags = (ROSE if rose else 0) | (REFUSED if dropped else 0)
             number = self._numbers[call.method.name]
             if performed % SELDOM:
-                self._log.add(CALL, number, rank, flags)
+                self.log.add(CALL, number, rank, flags)
             else:
-                self._log.add(PROBED, number, rank, flags, self._probe())
+                self.log.add(PROBED, number, rank, flags, self._probe())
         self.stop_at_goal()  # a worker that sees the last update must see the stop too
         return result
 

@@ -10,6 +10,7 @@ from paceline.processes.calls.locked_server import LockedServer
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, GENERATION, RUNNING, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.roles import profiling
 from paceline.runs.order_log import MemberEvent
 
 
@@ -18,6 +19,7 @@ class Caretaker:
 
     def __init__(self, memory: RunMemory) -> None:
         self.memory, self.board = memory, memory.board
+        self._profile = profiling.of_server(memory, 0)
         self._shrink = memory.plan.quorum == "shrink"
         self._server = LockedServer(memory, memory.board.server_place(0), self._wait_for)
         self._generation = memory.board.get("generation")
@@ -25,6 +27,7 @@ class Caretaker:
     def run(self) -> None:
         """Work until every worker has left."""
         board = self.board
+        self._profile.start()
         first = True
         while True:
             board.server_state[0] = TRAINING
@@ -45,6 +48,7 @@ class Caretaker:
                 self.memory.wakeup.wait(lambda: bool(all(board.gone) or board.get("over")))
                 break
         self._server.close()
+        self._profile.stop()
         board.server_state[0] = DONE
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:

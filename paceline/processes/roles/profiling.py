@@ -14,6 +14,7 @@ from paceline.hook import Hook
 from paceline.hooks.profiler import Profiler
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
+from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.processes.roles.checkpointing import Checkpointing
@@ -147,6 +148,10 @@ class Profiled(NotProfiled):
     def calls(self, calls: CallClient) -> CallClient:
         copying = dict.fromkeys(("collect", "carry_on", "special", "ask", "show"), Category.COPY)
         self.part(calls, **copying, flush=Category.SIGNAL)
+        if isinstance(calls, LockedClient):
+            self.part(calls.server, outwait=Category.WAIT)
+            if calls.server.log is not None:
+                self.part(calls.server.log, add=Category.RECORD, text=Category.RECORD)
         for name in ("call", "post"):
             setattr(calls, name, self.timed(Category.COPY, self._with_methods(getattr(calls, name))))
         return calls

@@ -15,8 +15,8 @@ from paceline.rules import blocks
 
 def share(memory: RunMemory, *, serves: bool, available: float | None = None) -> int:
     """How many cores this process may use for an update: its own, and its share of those that no process of the run on
-    this node computes on. Where there are servers these update the big vectors; elsewhere workers do. Under the server's
-    lock one worker at a time does, so that all free cores are its own."""
+    this node computes on. Where there are servers these update the big vectors; elsewhere workers do. Under the
+    server's lock one worker at a time does, so that all free cores are its own."""
     plan, board, here = memory.plan, memory.board, memory.node.number
     workers = sum(board.node[rank] == here for rank in range(plan.hosts))
     servers = sum(board.server_node[shard] == here for shard in range(board.servers))
