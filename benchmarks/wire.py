@@ -20,6 +20,7 @@ import json
 import os
 import select
 import socket
+import ssl
 import statistics
 import struct
 import sys
@@ -59,13 +60,18 @@ HEADER = struct.Struct("<qq")
 # bare sockets
 
 
-def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool, copies: bool = False) -> list[float]:
+def sockets(
+    kilobytes: int, count: int, folder: Path, *, blocking: bool, copies: bool = False, encrypted: bool = False
+) -> list[float]:
     """A header and the vector in one `sendmsg`, received where they belong. `copies`: of x before it is sent, and of
     the answer, as paceline makes them."""
     listening = socket.create_server((LOCAL, 0))
+    serving, calling = tls.contexts(tls.generated(folder)) if encrypted else (None, None)
 
     def serve() -> None:
         connection, _ = listening.accept()
+        if serving is not None:
+            connection = serving.wrap_socket(connection, server_side=True)
         x, g = torch.randn(kilobytes * 250), torch.empty(kilobytes * 250)
         sent = x.clone() if copies else x
         ours, theirs, header = view(sent), view(g), bytearray(HEADER.size)
@@ -80,6 +86,8 @@ def sockets(kilobytes: int, count: int, folder: Path, *, blocking: bool, copies:
 
     def work() -> list[float]:
         connection = socket.create_connection(listening.getsockname())
+        if calling is not None:
+            connection = calling.wrap_socket(connection)
         x, g = torch.empty(kilobytes * 250), torch.randn(kilobytes * 250)
         kept = torch.zeros(kilobytes * 250)
         ours, theirs, header = view(g), view(x), bytearray(HEADER.size)
@@ -105,6 +113,10 @@ def _tune(connection: socket.socket, blocking: bool) -> None:
 
 def _send(connection: socket.socket, data: memoryview) -> None:
     parts = [memoryview(HEADER.pack(1, len(data))), data]
+    if isinstance(connection, ssl.SSLSocket):
+        for part in parts:
+            connection.sendall(part)
+        return
     while parts:
         try:
             sent = connection.sendmsg(parts)
@@ -240,6 +252,7 @@ ROWS: dict[str, Callable[[int, int, Path], list[float]]] = {
     "bare sockets": lambda *given: sockets(*given, blocking=True),
     "bare sockets, not blocking": lambda *given: sockets(*given, blocking=False),
     "bare sockets and two copies": lambda *given: sockets(*given, blocking=True, copies=True),
+    "bare sockets, TLS": lambda *given: sockets(*given, blocking=True, encrypted=True),
     "paceline": lambda *given: paceline(*given, record=True),
     "paceline, no order log": lambda *given: paceline(*given, record=False),
     "paceline, TLS": lambda *given: paceline(*given, record=True, encrypted=True),

@@ -146,8 +146,8 @@ class Means(Protocol):
 
 
 @runtime_checkable
-class StreamedMeans(Protocol):
-    """Means that can begin while the gradient that they are of is computed."""
+class StreamedGradients(Protocol):
+    """Means, or calls to servers of other nodes, to which a gradient can travel while the rest of it is computed."""
 
     def early(self, v: Vector) -> Final | None:
         """The next gradient is computed into `v`. Gives what is to be told of its progress; None: nothing is."""

@@ -16,10 +16,12 @@ from processes import Story, finished, leaving_nothing, run
 
 from paceline import replay, simulate
 from paceline.config.endpoint import Endpoint
-from paceline.network.means import early_mean, tcp_group
+from paceline.network.means import tcp_group
 from paceline.network.means.distributed import DistributedMeans
 from paceline.network.means.tcp_group import TcpGroup
 from paceline.processes.supervisor.supervisor import Supervisor
+from paceline.runtime import gradient_forecast
+from paceline.runtime.gradient_forecast import GradientForecast
 from paceline.scheme import Scheme, State, Vector
 from paceline.worker import Worker
 
@@ -30,7 +32,7 @@ STEPS = 40
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The vectors of small models count as large, and have several slices."""
     monkeypatch.setattr(tcp_group, "SMALL", 0)
-    monkeypatch.setattr(tcp_group, "SLICE", 5000)
+    monkeypatch.setattr(tcp_group, "SLICE", 200)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
     count(TcpGroup, "open_early", "begun")
     count(TcpGroup, "commit", "used")
-    count(early_mean.MeanForecast, "missed", "missed")
+    count(GradientForecast, "missed", "missed")
     return lambda label: len((tmp_path / label).read_text()) if (tmp_path / label).exists() else 0
 
 
@@ -68,7 +70,7 @@ def test_gradients_that_travel_early_have_the_bits_of_those_that_do_not(
     launcher: Any = lambda *given, **more: Supervisor(*given, node=node, **more)  # noqa: E731
     result = finished(trained(tmp_path / "run", workers=3, launcher=launcher), STEPS)
     assert result.digest == simulate("digits-mlp", "allreduce", workers=3, steps=STEPS).digest
-    assert counted("used") == counted("begun") == 3 * (STEPS - early_mean.ENOUGH)
+    assert counted("used") == counted("begun") == 3 * (STEPS - gradient_forecast.ENOUGH)
     assert not counted("missed")
 
 
@@ -98,7 +100,7 @@ class Changing(Scheme, name="changing"):
 def test_a_gradient_that_is_not_used_as_it_was_sent_is_sent_again(
     tmp_path: Path, counted: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_mean, "PAUSE", 1)
+    monkeypatch.setattr(gradient_forecast, "PAUSE", 1)
     result = finished(trained(tmp_path / "run", Changing(), workers=2), STEPS)
     assert result.digest == simulate("digits-mlp", Changing(), workers=2, steps=STEPS).digest
     assert counted("missed") >= 4

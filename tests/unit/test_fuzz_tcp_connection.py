@@ -28,7 +28,7 @@ from remote_ends import Pair, Server, bytes_of, opened, said, server, small, wor
 
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import TcpClient
-from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME
+from paceline.network.calls.tcp_connection import AGAIN, EARLY, HEAD, HELLO, ORDER, PIECES, POST, REPLY, WELCOME
 from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
@@ -48,7 +48,7 @@ EACH = 250  # frames of one script
 STEP = 16  # bytes of a script that make one frame
 
 ODD = (0, 1, -1, 2, 7, 64, 1 << 31, (1 << 32) + 1, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63), -2, 255, MOST, 512)
-KINDS = (HELLO, WELCOME, POST, REPLY, AGAIN, ORDER)
+KINDS = (HELLO, WELCOME, POST, REPLY, AGAIN, ORDER, EARLY)
 
 
 def budget(examples: int) -> settings:

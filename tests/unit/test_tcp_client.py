@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import struct
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from remote_ends import LENGTH, Server, bytes_of, is_open, opened, said, server,
 
 from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_client import address_of, words_of
-from paceline.network.calls.tcp_connection import AGAIN, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
+from paceline.network.calls.tcp_connection import AGAIN, EARLY, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
 from paceline.network.calls.tcp_server import OrderFollower, TcpServer
 from paceline.network.secure import admission
 from paceline.ops import Call
@@ -171,6 +172,9 @@ def strange(made: Server) -> dict[str, bytes]:
         "into words": bytes_of(POST, 0, 1, LOOK, words=EMPTY, pieces=[(head, 8)], data=bytes(8)),
         "into the centre": bytes_of(POST, 0, 1, LOOK, words=EMPTY, pieces=[(x, 8)], data=bytes(8)),
         "into another": bytes_of(POST, 0, 1, LOOK, words=EMPTY, pieces=[(other, 8)], data=bytes(8)),
+        "early into words": bytes_of(EARLY, pieces=[(head, 8)], data=bytes(8)),
+        "early into the centre": bytes_of(EARLY, pieces=[(x, 8)], data=bytes(8)),
+        "early into another": bytes_of(EARLY, pieces=[(other, 8)], data=bytes(8)),
     }
 
 
@@ -205,9 +209,28 @@ def test_what_a_worker_may_ask_for(kind: int, values: tuple[object, ...]) -> Non
         assert made.mailboxes[0].request[-1] == kind
 
 
+def test_a_part_of_a_gradient_lies_where_it_belongs_and_is_no_call() -> None:
+    with server() as made:
+        connection = greeted(made, 1)
+        g = made.memory.tensor("grad.1.0")
+        place = made.memory.layout.places["grad.1.0"].offset
+        board = made.board.words.tobytes()
+        part = bytes_of(EARLY, pieces=[(place + 8, 8)], data=struct.pack("<2f", 1.5, 2.5))
+        assert made.hear(part, connection)
+        assert g.tolist() == [0.0, 0.0, 1.5, 2.5, 0.0, 0.0]
+        assert made.board.words.tobytes() == board
+        assert made.hear(call(made, 1, 1), connection)
+
+
 def test_before_it_says_who_it_is_nobody_may_say_anything() -> None:
     with server() as made:
-        for data in (call(made, 0, 1), bytes_of(AGAIN), bytes_of(HELLO, 3), bytes_of(HELLO, 0xFFFFFFFF)):
+        for data in (
+            call(made, 0, 1),
+            bytes_of(AGAIN),
+            bytes_of(EARLY),
+            bytes_of(HELLO, 3),
+            bytes_of(HELLO, 0xFFFFFFFF),
+        ):
             assert not made.hear(data, made.let_in())
         assert made.board.posted.tolist() == [0] * 2 * MAILBOXES
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from remote_ends import Pair, bytes_of, segment
 
-from paceline.network.calls.tcp_connection import FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Message
+from paceline.network.calls.tcp_connection import EARLY, FRONT, HEAD, HELLO, ORDER, PIECES, POST, REPLY, Message
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.memory.byte_ranges import Pieces, ShardRange, WritableRanges, of_tensors, of_words
 from paceline.processes.memory.call_codec import (
@@ -220,7 +220,7 @@ def test_sending_to_who_is_gone_says_so() -> None:
     "head",
     [
         bytes_of(0),
-        bytes_of(ORDER + 1),
+        bytes_of(EARLY + 1),
         bytes_of(0xFFFF),
         bytes_of(POST, zero=1),
         bytes_of(POST, counts=(MOST + 33, 0)),

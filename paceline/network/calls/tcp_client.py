@@ -15,8 +15,12 @@ from array import array
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from paceline.errors import PacelineError, RunError
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, POST, REPLY, WELCOME, Message, TcpConnection
+from paceline.network.calls import early_push
+from paceline.network.calls.early_push import EarlyPush
+from paceline.network.calls.tcp_connection import AGAIN, EARLY, HELLO, POST, REPLY, WELCOME, Message, TcpConnection
 from paceline.network.secure import tls
 from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
@@ -26,9 +30,13 @@ from paceline.processes.memory.board import FAILED, MAILBOXES, STOP
 from paceline.processes.memory.byte_ranges import Pieces, ShardRange, Span, WritableRanges, of_spans, of_words
 from paceline.processes.memory.call_codec import check
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
+from paceline.processes.transport import Final
+from paceline.runtime.gradient_forecast import GradientForecast
+from paceline.state import Vector
 
 AGAIN_AFTER = 0.05  # seconds between two tries to reach a server
 REACH = 2.0  # that one try may take
+_NO_GRADIENT: tuple[Vector, int | None] = (torch.empty(0), None)
 
 
 def address_of(high: int, low: int) -> str:
@@ -72,6 +80,9 @@ class TcpClient:
         self._landings: dict[int, ReceiveBuffer] = {}  # by mailbox
         self._coming: dict[int, Pieces] = {}  # by server: the pieces that are being received
         self.ahead: set[int] = set()  # mailboxes whose replies are not awaited yet
+        self._forecast = GradientForecast()
+        self._early: EarlyPush | None = None
+        self._gradient: tuple[Vector, int | None] = _NO_GRADIENT  # the last one, and its offset in shared memory
         self._begun = False
         self.latest = 0  # the highest number of a call that any server knows of this worker
         self.meet()
@@ -174,12 +185,53 @@ class TcpClient:
         """No reply is awaited any more."""
         self.ahead.clear()
         self._landings.clear()
+        self._early, self._gradient = None, _NO_GRADIENT
 
     def post(self, mailbox: Mailbox, words: array[int], spans: list[Span]) -> None:
         """Send the call in a mailbox of this node to the same mailbox on the node of every other server."""
+        early = self._early_of(spans)
         for shard, wire in self._wires.items():
             if wire is not None and self._met[shard]:
-                self._post(shard, wire, mailbox, words, of_spans(spans, self._cuttings[shard]))
+                pieces: Pieces = of_spans(spans, self._cuttings[shard])
+                if early is not None:
+                    pieces = early.rest(shard, wire, pieces)
+                self._post(shard, wire, mailbox, words, pieces)
+
+    # a gradient that is sent while it is computed
+
+    def early(self, v: Vector) -> Final | None:
+        self._early = None
+        self._gradient = v.detach(), self._memory.segment.offset(v)  # detached: it is the caller who holds a buffer
+        gradient, offset = self._gradient
+        size = v.numel() * v.element_size()
+        if not self._wires or not self._forecast.expected or v.device.type != "cpu" or size < early_push.SMALLEST:
+            return None
+        if offset is None:
+            return None
+        there = {shard: wire for shard, wire in self._wires.items() if wire is not None and self._met[shard]}
+        ways = {shard: (wire, self._cuttings[shard]) for shard, wire in there.items()}
+        self._early = EarlyPush(gradient, offset, ways, self._send_part)
+        return self._early.final
+
+    def computed(self, g: Vector) -> None:
+        self._forecast.computed(g)
+
+    def _send_part(self, shard: int, wire: TcpConnection, pieces: Pieces) -> None:
+        if self._wires.get(shard) is wire:
+            self._guarded(shard, wire, lambda: wire.send(Message(EARLY), pieces))
+            self.carry_on()
+
+    def _early_of(self, spans: list[Span]) -> EarlyPush | None:
+        """Of a call with these tensors: the gradient of which parts have been sent, if it is one of them."""
+        gradient, offset = self._gradient
+        if offset is None or all(at != offset for at, _, _ in spans):
+            return None
+        self._forecast.sent(gradient)
+        early, self._early, self._gradient = self._early, None, _NO_GRADIENT
+        if early is not None and not early.valid:
+            self._forecast.missed()
+            return None
+        return early
 
     def _post(self, shard: int, wire: TcpConnection, mailbox: Mailbox, words: array[int], pieces: Pieces) -> None:
         posted, answered = self._board.posted, self._board.answered[shard]

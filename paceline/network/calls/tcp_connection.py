@@ -27,10 +27,10 @@ from paceline.processes.memory.segment import Segment
 class CallMessage(IntEnum):
     """The kinds of messages."""
 
-    HELLO, WELCOME, POST, REPLY, AGAIN, ORDER = range(1, 7)
+    HELLO, WELCOME, POST, REPLY, AGAIN, ORDER, EARLY = range(1, 8)
 
 
-HELLO, WELCOME, POST, REPLY, AGAIN, ORDER = CallMessage  # by themselves: looking up a member takes longer
+HELLO, WELCOME, POST, REPLY, AGAIN, ORDER, EARLY = CallMessage  # by themselves: looking up a member takes longer
 HEAD = struct.Struct("<HHIqqqII")  # kind, 0, mailbox, number, value, more, words, pieces
 PIECE = 16  # bytes: offset and size
 PIECES = 4096  # of one message
@@ -168,7 +168,7 @@ class TcpConnection:
                 self._end += count
                 continue
             kind, zero, mailbox, number, value, more, words, pieces = HEAD.unpack_from(self._front, self._begin)
-            if zero or not HELLO <= kind <= ORDER or words > MOST + 32 or pieces > PIECES:
+            if zero or not HELLO <= kind <= EARLY or words > MOST + 32 or pieces > PIECES:
                 raise ProtocolError(f"a message of kind {kind} with {words} words and {pieces} pieces")
             whole = HEAD.size + 8 * words + PIECE * pieces
             if self._end - self._begin >= whole:

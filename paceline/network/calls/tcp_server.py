@@ -19,7 +19,17 @@ import torch
 from paceline.config import build
 from paceline.errors import PacelineError
 from paceline.network.calls.tcp_client import AGAIN_AFTER, connected, words_of
-from paceline.network.calls.tcp_connection import AGAIN, HELLO, ORDER, POST, REPLY, WELCOME, Message, TcpConnection
+from paceline.network.calls.tcp_connection import (
+    AGAIN,
+    EARLY,
+    HELLO,
+    ORDER,
+    POST,
+    REPLY,
+    WELCOME,
+    Message,
+    TcpConnection,
+)
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
@@ -125,6 +135,8 @@ class TcpServer:
             mailbox.request[HEAD_WORDS - 1] = message.value
             put(mailbox.request, message.words)
             board.posted[mailbox.index] = message.number
+        elif message.kind == EARLY and 0 <= wire.peer < board.workers:
+            pass  # a part of a gradient is where it belongs; a call will name it
         elif message.kind == AGAIN and self._owns(wire, message.mailbox):
             mailbox = self._mailboxes[message.mailbox]
             if board.answered[self._shard][mailbox.index] == message.number:

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING
 from paceline.network.means.group import Group
 from paceline.network.means.group_record import MeanGroup
 from paceline.ops import Mean
+from paceline.runtime.gradient_forecast import GradientForecast
 from paceline.state import Vector
 
 if TYPE_CHECKING:
     from paceline.network.means.group_formation import PendingMean
-
-ENOUGH = 3  # gradients in a row that went to a mean, before the next is sent early
-PAUSE = 100  # gradients without a forecast, after one that did not come true; then twice as many
-LONGEST = 1 << 20  # gradients without, at most, after a forecast that did not come true
 
 
 class EarlyMean:
@@ -50,33 +47,19 @@ class EarlyMean:
 
 
 class MeanForecast:
-    """Whether the next gradient will go to a mean of all workers as it is."""
+    """Whether the next gradient will go to a mean of all workers as it is, and with which weight."""
 
     def __init__(self) -> None:
-        self._gradient: tuple[int, int, int] | None = None  # the last one: its memory, length and count of writes
-        self._row = 0  # gradients in a row that went to a mean; below 0: a pause
-        self._pause = PAUSE
+        self._gradients = GradientForecast()
         self._weight = 1.0
+        self.computed, self.missed = self._gradients.computed, self._gradients.missed
 
     def weight(self) -> float | None:
         """The weight of the next gradient in its mean; None if no mean is expected."""
-        return self._weight if self._row >= ENOUGH else None
-
-    def computed(self, g: Vector) -> None:
-        if self._gradient is not None:  # the last one went to no mean
-            self._row = min(self._row, 0)
-        self._gradient = g.data_ptr(), g.numel(), g._version
+        return self._weight if self._gradients.expected else None
 
     def mean(self, op: Mean) -> None:
-        v, expected = op.v, self._gradient
-        self._gradient = None
-        if expected == (v.data_ptr(), v.numel(), v._version) and op.among is None:
-            if op.weight != self._weight:
-                self._row, self._weight = min(self._row, 0), op.weight
-            self._row += 1
-        elif expected is not None:
-            self._row = min(self._row, 0)
-
-    def missed(self) -> None:
-        self._row = -self._pause
-        self._pause = min(2 * self._pause, LONGEST)
+        if op.weight != self._weight or op.among is not None:
+            self._gradients.restart()
+            self._weight = op.weight
+        self._gradients.sent(op.v)

@@ -70,6 +70,11 @@ class CallClient:
             self._open = State.over(cells | {"v": torch.zeros((), dtype=torch.int64)})
             self._open.keep_ledger(self._tally)
 
+    @property
+    def remote(self) -> RemoteCalls | None:
+        """The way to servers of other nodes, where the transport has one."""
+        return self._reach
+
     def call(self, call: Call[Any]) -> Any:
         """Have a call performed and give its result."""
         method = call.method

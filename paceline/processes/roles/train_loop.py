@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.worker_session import WorkerSession
+from paceline.processes.transport import StreamedGradients
 from paceline.task import Batch, Task
 
 
@@ -33,7 +34,7 @@ def train(session: WorkerSession, task: Task) -> None:
     buffers = session.cells.live or None
     gradients, supply = GradientBuffers(session), session.profile.batches(BatchSupply(session, task))
     grad = session.profile.timed(Category.GRADIENT, task.grad)
-    streamed = session.streamed if task.follows else None
+    early = EarlyGradients(session.streamed, task) if session.streamed and task.follows else None
     request = session.begin()
     session.waiting.meanwhile = supply.prepare
     with torch.no_grad(), closing(supply):
@@ -45,18 +46,39 @@ def train(session: WorkerSession, task: Task) -> None:
                     return
                 batch = session.hooks.feed(batch)
                 out = gradients.free()
-                if streamed is not None:
-                    task.follow(streamed.early(out))
+                if early is not None:
+                    early.begin(out)
                 try:
                     loss, g = grad(request.x, batch, out, buffers)
                 except Exception as error:
                     error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
                     raise
-            if streamed is not None:
-                streamed.computed(g)
+            if early is not None:
+                early.computed(g)
             del out
             request = session.give(loss, g, batch.size)
             del g
+
+
+class EarlyGradients:
+    """Lets gradients travel while the rest of them is computed, to where the last ones have gone."""
+
+    def __init__(self, ways: Sequence[StreamedGradients], task: Task) -> None:
+        self._ways, self._task = ways, task
+
+    def begin(self, out: torch.Tensor) -> None:
+        """A gradient is about to be computed into `out`."""
+        ready = [tell for way in self._ways if (tell := way.early(out)) is not None]
+
+        def final(index: int, version: int) -> None:
+            for tell in ready:
+                tell(index, version)
+
+        self._task.follow(final if ready else None)
+
+    def computed(self, g: torch.Tensor) -> None:
+        for way in self._ways:
+            way.computed(g)
 
 
 class BatchSupply:

@@ -38,7 +38,7 @@ from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
-from paceline.processes.transport import StreamedMeans
+from paceline.processes.transport import StreamedGradients
 from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
@@ -73,13 +73,14 @@ class WorkerSession:
         self.waiting = waiting = profile.waits(Waiting(memory, rank, driver))
         self._means = means = discovery.collective(memory.plan.collective).means(memory, rank, waiting.wait_for)
         profile.means(means)
-        self.streamed = means if isinstance(means, StreamedMeans) else None
         if calls is None and memory.scheme.methods:
             calls = (LockedClient if memory.locked_calls() else CallClient)(memory, rank, waiting.wait_for)
         if calls is not None:
             calls.device = cells.device
             profile.calls(calls)
         self._calls = calls
+        ways = [means, calls.remote if calls is not None else None]
+        self.streamed = [way for way in ways if isinstance(way, StreamedGradients)]
         waiting.serve(calls, means)
         self._operations = operations = StepOperations(memory, cells.worker, calls, means, waiting)
         self.log = log = RunLog(memory, rank, cells, waiting)
