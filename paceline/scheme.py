@@ -134,6 +134,7 @@ class Scheme:
     fixed_order: ClassVar[bool] = False  # an update adds all workers' gradients in the order of ranks
     alone: ClassVar[bool] = False  # takes one worker only
     rule_at_server: ClassVar[bool] = False  # `rule` is the server's: `server.rule` means the same
+    reads_in_place: ClassVar[bool] = False  # a worker's x only ever is what it has read without a lock
     uncut: ClassVar[frozenset[str]] = frozenset()  # server cells that are not sharded, though they are as long as x
     retired: ClassVar[dict[str, str]] = {}  # switches of earlier versions, all off now -> what to give instead
     methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}

@@ -20,7 +20,8 @@ class HogWild(Scheme):
     In virtual time the vector is split into `chunks`, each read or written at once: reads and adds of different workers
     interleave chunk by chunk, at the speed of the simulator's `access` law and the worker. A worker that overtakes
     another one reads a torn vector; with constant and equal times none does. One chunk is asynchronous SGD, one worker
-    SGD. Differs from the paper: gradients are dense, so every coordinate is written, the zeros too.
+    SGD. Processes of one machine compute at the shared vector itself, which others change meanwhile. Differs from the
+    paper: gradients are dense, so every coordinate is written, the zeros too.
     """
 
     lr: Rate = 0.1
@@ -28,6 +29,7 @@ class HogWild(Scheme):
     chunks: Count = 8
     asynchronous = True
     rule_at_server = True
+    reads_in_place = True
     warnings = stability.asynchronous
 
     def server(self, x0: Vector, workers: int) -> State:

@@ -64,6 +64,7 @@ class CallClient:
         self._state = memory.server_state()
         self._x, self._home = self._state.x.data_ptr(), self._state.x.device
         self._held = memory.tensor("ledger.0.held").numpy()
+        self._in_place = memory.worker_state(rank).x is self._state.x  # this worker computes at the shared vector
         if memory.direct():
             self._tally = memory.ledger(f"tally.{rank}.")
             cells = {name: self._state.cell(name) for name in self._state}
@@ -329,7 +330,7 @@ class CallClient:
         self._board.direct[self.rank] += state.v - before
         if _gives(result, self._x):
             self._tally.pulled(holder, before)
-        return mapped(self._copied, result)
+        return result if self._in_place else mapped(self._copied, result)
 
     def _copied(self, tensor: Tensor) -> Tensor:
         """A copy for the worker, on its device."""

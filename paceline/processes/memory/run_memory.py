@@ -237,7 +237,12 @@ class RunMemory:
         return length * shard // servers, length * (shard + 1) // servers
 
     def worker_state(self, rank: int, *, prefix: str = "") -> State:
-        return State.over(self.layout.under(self.segment, f"{prefix}worker.{rank}."))
+        cells = self.layout.under(self.segment, f"{prefix}worker.{rank}.")
+        if not prefix and self.scheme.reads_in_place and self.locked_calls():
+            shared = self.tensor("server.x")
+            if shared.device == cells["x"].device:
+                cells["x"] = shared
+        return State.over(cells)
 
     def buffers(self, rank: int, *, prefix: str = "") -> dict[str, Tensor]:
         return self.layout.under(self.segment, f"{prefix}buffer.{rank}.")
