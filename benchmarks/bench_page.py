@@ -52,7 +52,7 @@ def _against_others(told: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{told['date']}; {machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
         f"{machine['system']}; Python {machine['python']}, torch {machine['torch']}, paceline {machine['paceline']}. "
-        f"{workers} workers with one thread each, one server; {told['rounds']} rounds, {told['minutes']:g} minutes."
+        f"{workers} workers with one thread each, one server; rounds: {told['rounds']}, in {told['minutes']:g} minutes."
     )
     yield ""
     tasks = told["tasks"]

@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def main() -> None:
 
 def report(found: dict[int, Shares], name: str, batch: int, cores: int) -> dict[str, Any]:
     rows = {str(workers): shares.as_dict() for workers, shares in found.items()}
-    return {"task": name, "batch": batch, "cores": cores, "torch": torch.__version__, "workers": rows}
+    date = time.strftime("%Y-%m-%d")
+    return {"task": name, "batch": batch, "cores": cores, "date": date, "torch": torch.__version__, "workers": rows}
 
 
 def table(found: dict[int, Shares], title: str) -> Table:

@@ -131,17 +131,22 @@ def report(found: dict[str, list[dict[str, Any]]], device: str) -> dict[str, Any
         if not whole:
             cells[name] = rounds[-1]
             continue
-        cells[name] = {
-            key: round(statistics.median(one[key] for one in whole), 4) if key != "gpu" else whole[0][key]
-            for key in whole[0]
-        }
+        cells[name] = {key: round(statistics.median(one[key] for one in whole), 4) for key in whole[0]}
         if len(whole) > 1:
             cells[name]["rounds"] = [round(one["ms_per_step"], 4) for one in whole]
         plain = cells.get(CELLS[name].beside or "", {}).get("ms_per_step")
         if plain:
             cells[name]["share"] = round(plain / cells[name]["ms_per_step"], 4)
             cells[name]["extra_ms"] = round(cells[name]["ms_per_step"] - plain, 4)
-    return {"device": device, "date": time.strftime("%Y-%m-%d"), "cells": cells}
+    told = {"device": device, "date": time.strftime("%Y-%m-%d"), "cells": cells}
+    return told if device == "cpu" else {"gpu": graphics(), **told}
+
+
+def graphics() -> str:
+    """The GPU by its driver's name."""
+    files = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    names = [line.partition(":")[2].strip() for file in files for line in file.read_text().splitlines()[:1]]
+    return ", ".join(names) or "an unknown GPU"
 
 
 def line(name: str, cell: dict[str, Any]) -> str:
