@@ -57,8 +57,8 @@ class LockedServer:
         self._mailboxes = [
             Mailbox(memory, rank, number) for rank in range(memory.plan.workers) for number in range(MAILBOXES)
         ]
-        self._methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
-        self._numbers = {method.name: number for number, method in enumerate(self._methods)}
+        self.methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
+        self._numbers = {method.name: number for number, method in enumerate(self.methods)}
         self._bits = {name: 1 << number % CELLS for number, name in enumerate(state)}
         self._version, self._refused = state.cell("v").numpy(), self.performer.ledger.cells.cell("refused").numpy()
         self._present = memory.tensor("ledger.0.present").numpy()
@@ -304,7 +304,7 @@ class LockedServer:
             return  # the server will void it
         request = mailbox.request
         key = request[: 1 + request[0]].tobytes() + request[-1:].tobytes()
-        call = received(self._memory, mailbox, self._methods, self._memory.bounds(0))
+        call = received(self._memory, mailbox, self.methods, self._memory.bounds(0))
         if key not in known:
             known[key] = self.unmet(call)
         if known[key]:

@@ -150,6 +150,7 @@ class Profiled(NotProfiled):
         self.part(calls, **copying, flush=Category.SIGNAL)
         if isinstance(calls, LockedClient):
             self.part(calls.server, outwait=Category.WAIT)
+            calls.server.methods = self.methods(calls.server.methods)  # of calls of others, whose guards are true now
             if calls.server.log is not None:
                 self.part(calls.server.log, add=Category.RECORD, text=Category.RECORD)
         for name in ("call", "post"):
