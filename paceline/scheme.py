@@ -249,6 +249,13 @@ class Scheme:
         samples and epochs to updates."""
         return None
 
+    def exchanged(self, s: State, gradients: Vector) -> Vector | None:
+        """What workers do to the server that push these gradients (a row each) in turn and pull after it, at once: x
+        and v change as by those calls, and x after each is given, a row each. Gives None, and changes nothing, where
+        the rule knows no short way. For schemes whose step is: pull x and v; a gradient there; push it with v, each
+        push changes x once. `simulate --batched` uses it. A class that changes the step has to define it again."""
+        return None
+
     def updates_at_start(self, workers: int) -> int:
         """The number of updates that workers make at their first step, before the gradients that the others take."""
         return 0

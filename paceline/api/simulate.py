@@ -172,7 +172,10 @@ def simulate(
         try:
             # `print` is bound inside: where a bar is drawn, it writes above the bar
             with _bar(watch, engine) as look, hooked(engine, crew_hooks, say or partial(print, file=sys.stderr)):
-                engine.run(steps, seconds=settings["seconds"], watch=_watching(look, settings["every"], history))
+                after_update = _watching(look, settings["every"], history)
+                # a bar need not see every update
+                pace = settings["every"] if not getattr(look, "every", look is not None) else 1
+                engine.run(steps, seconds=settings["seconds"], watch=after_update, watch_every=pace)
         except RunError as error:
             error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
             raise

@@ -52,6 +52,7 @@ def progress(console: Console, title: str) -> Iterator[Callable[[SimulationEngin
         else:
             bar.refresh()
 
+    watch.every = 0  # type: ignore[attr-defined]  # it need not be called after each update
     if output is not None:
         try:
             yield watch

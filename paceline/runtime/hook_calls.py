@@ -23,6 +23,10 @@ class HookCalls:
         self.watching = [hook for hook in hooks if type(hook).after_gradient is not Hook.after_gradient]
         self._guards_loss = any(hook.guards_loss for hook in hooks)
 
+    @property
+    def any(self) -> bool:
+        return bool(self._hooks)
+
     def begin(self) -> None:
         """Begin all hooks that have not begun yet."""
         for hook in self._hooks[len(self._begun) :]:

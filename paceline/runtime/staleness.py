@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.result import Staleness
 from paceline.state import State
+
+Numbers = NDArray[np.int64]
 
 
 class StalenessLedger:
@@ -46,6 +50,16 @@ class StalenessLedger:
         self._total[()] += staleness
         if staleness > self._largest:
             self._largest[()] = staleness
+
+    def admit_row(self, holders: Numbers, staleness: Numbers, versions: Numbers) -> None:
+        """Count gradients that enter x one after the other; each sender then pulls this version. A sender is once among
+        them."""
+        bins = np.clip(staleness, 0, len(self._histogram) - 1)
+        self._histogram += np.bincount(bins, minlength=len(self._histogram))
+        self._held[holders] = versions
+        self._admitted[()] += len(staleness)
+        self._total[()] += staleness.sum()
+        self._largest[()] = max(int(self._largest), int(staleness.max()))
 
     def refuse(self) -> None:
         self._held[self.caller] = -1

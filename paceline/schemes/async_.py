@@ -46,5 +46,12 @@ class AsyncSGD(Scheme):
         g = await w.grad(w.x)
         await self.push(g, w.v)
 
+    def exchanged(self, s: State, gradients: Vector) -> Vector | None:
+        after = self.rule.row(s.x, gradients, self.lr)
+        if after is not None:
+            s.x = after[-1]
+            s.v += len(after)
+        return after
+
     def gradients_per_update(self, workers: int) -> float:
         return 1

@@ -25,6 +25,7 @@ from paceline.sampling import mixed
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, size
 from paceline.simulator.deadlock import stuck
+from paceline.simulator.exchange_lane import ExchangeLane, exchanges
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
 from paceline.simulator.gradients import Gradients, GradientsInFlight, SingleGradients
@@ -32,7 +33,7 @@ from paceline.simulator.hook_session import SimulatedSession
 from paceline.simulator.means import Met, SimulatedMeans
 from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
-from paceline.simulator.simulated_worker import Accounts, SimulatedWorker
+from paceline.simulator.simulated_worker import Accounts, Event, SimulatedWorker
 from paceline.state import State, Vector
 from paceline.task import Task, average_buffers
 from paceline.worker import Worker
@@ -71,7 +72,7 @@ class SimulationEngine:
         self.loss = math.nan  # of the last gradient
         self.stopped: str | None = None  # why a hook asked for the end
         self.recorded: list[dict[str, float]] = []  # what hooks put into the history, with update and seconds
-        self._heap: list[tuple[float, int, int, int, Callable[..., None], Any]] = []
+        self._heap: list[Event] = []
         self._sequence = count()
         self._device = device or torch.device("cpu")
         self._x0 = task.start(seed).to(self._device)
@@ -81,6 +82,8 @@ class SimulationEngine:
         self.servers = Servers(self, scheme.server(self._x0, workers), servers, faults) if scheme.methods else None
         if self.servers is not None:
             self._submit = self.servers.submit if self.watched else self.servers.scheduler.submit
+        # the workers' own x, each a row: gathered by one call where many are needed
+        self._points = self._x0.repeat(workers, 1) if batched else None
         self.seats = [self._seat(rank) for rank in range(workers)]
         self.means = SimulatedMeans(self.seats, shrink)
         free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
@@ -92,13 +95,19 @@ class SimulationEngine:
         self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
         self.injector = FaultInjector(self, faults)
         self._drawn: Gradients = SingleGradients(task)
-        if batched:
-            self._drawn = GradientsInFlight(task.batched(workers, seed), workers, self._useful)
+        self._lane: ExchangeLane | None = None
+        if self._points is not None:
+            self._drawn = flight = GradientsInFlight(task.batched(workers, seed), workers, self._useful)
+            if not self.watched and self._free_network and exchanges(scheme, self._x0):
+                self._lane = ExchangeLane(self, flight, self._points, self._heap, self._sequence, self._on_grad)
         for seat in self.seats:
             self.begin(seat)
 
     def _seat(self, rank: int) -> SimulatedWorker:
-        worker = Worker(rank, self.workers, self.scheme.worker(self._x0, self.workers), self.seed)
+        state = self.scheme.worker(self._x0, self.workers)
+        if self._points is not None and "x" in state:
+            state = State.over({name: state.cell(name) for name in state} | {"x": self._points[rank]})
+        worker = Worker(rank, self.workers, state, self.seed)
         rng = np.random.Generator(np.random.PCG64(mixed(self.seed, "compute", rank)))
         batches = self.task.batches(rank, self.workers, self.seed)
         hooks = HookCalls((), SimulatedSession(self, worker, print))
@@ -139,9 +148,11 @@ class SimulationEngine:
         seconds: float = math.inf,
         park_at: int | None = None,
         watch: Callable[[SimulationEngine], None] | None = None,
+        watch_every: int = 1,
     ) -> None:
         """Run until the centre has changed `updates` times, `seconds` have passed, or every worker has made its first
-        `park_at` steps. `watch` is called after each change of the centre."""
+        `park_at` steps. `watch` is called after each change of the centre; with another `watch_every` than 1 it may
+        miss all but multiples of it, with 0 any."""
         self._park_at = park_at
         goal = self._goal = math.inf if updates is None else updates
         if self.servers is not None:
@@ -150,6 +161,7 @@ class SimulationEngine:
             if seat.parked and seat.worker.alive:
                 seat.parked = False
                 self.begin(seat)
+        lane = self._lane if park_at is None and not any(seat.hooks.any for seat in self.seats) else None
         heap, pop, injector = self._heap, heapq.heappop, self.injector
         last, quiet = self.updates, 0
         patience = 100_000 + 1_000 * self.workers
@@ -161,6 +173,15 @@ class SimulationEngine:
                     if park_at is None:
                         raise stuck(self)
                     return
+                if lane is not None and lane.open(seconds):
+                    boundary = (
+                        (last // watch_every + 1) * watch_every if watch is not None and watch_every else math.inf
+                    )
+                    if lane.run(min(goal, boundary) - 1 - last, seconds):
+                        last, quiet = self._centre.v, 0
+                        if watch is not None and not watch_every:
+                            watch(self)
+                        continue
                 entry = pop(heap)
                 time, rank, _, generation, handler, payload = entry
                 if time > seconds:

@@ -84,7 +84,7 @@ class GradientsInFlight:
     """
 
     def __init__(self, batched: BatchedGradients, workers: int, useful: Callable[[], float]) -> None:
-        self._batched, self._workers, self._useful = batched, workers, useful
+        self.batched, self._workers, self._useful = batched, workers, useful
         self._begun: dict[Grad, _Begun] = {}
         self._order: list[tuple[float, int, int, Grad]] = []
         self._sequence = count()
@@ -105,6 +105,17 @@ class GradientsInFlight:
             self._release(found.block)
         return found.gradient
 
+    def handed_over(self) -> dict[Grad, _Ready]:
+        """The gradients that are ready, for one who goes on with all that are in flight; they are forgotten here."""
+        ready, self._ready = self._ready, {}
+        self._begun.clear()
+        self._order.clear()
+        return ready
+
+    def take_back(self, seat: SimulatedWorker, op: Grad, gradient: Gradient) -> None:
+        """A gradient that is ready, of the worker's next batch."""
+        self._ready[op] = _Ready(_Begun(seat, seat.generation), seat.gradients, gradient, set(), 1)
+
     def _release(self, block: set[Grad]) -> None:
         """The memory of a block is freed when its last row is used: the last ones get memory of their own."""
         for op in block:
@@ -114,13 +125,13 @@ class GradientsInFlight:
                 self._ready[op] = one._replace(gradient=Gradient(loss, g.clone(), size), block=set(), rows=1)
 
     def _compute(self, first: Grad) -> None:
-        most = max(1, min(self._batched.capacity(), math.ceil(min(self._useful(), 2.0**31))))
+        most = max(1, min(self.batched.capacity(), math.ceil(min(self._useful(), 2.0**31))))
         chosen = self._chosen(first, most)
         ranks = [begun.seat.worker.rank for _, begun in chosen]
         numbers = [begun.seat.gradients for _, begun in chosen]
         points = torch.stack([op.x.detach() for op, _ in chosen])
         try:
-            block = self._batched.compute(points, ranks, numbers)
+            block = self.batched.compute(points, ranks, numbers)
         except Exception as error:
             error.add_note(f"in {len(ranks)} gradients computed at once, the first of worker:{ranks[0]}")
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from paceline.runtime.step_driver import StepDriver
 from paceline.simulator.faults import Fault
 from paceline.task import Batch
 from paceline.worker import Worker
+
+Event = tuple[float, int, int, int, Callable[..., None], Any]  # time, worker, sequence number, generation, handler
 
 
 @dataclass(slots=True, eq=False)

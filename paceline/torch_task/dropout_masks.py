@@ -77,8 +77,13 @@ def masks_of(calls: Sequence[DropoutCall], seeds: Iterable[int]) -> tuple[Tensor
     """The masks of each call, stacked over the batches with these seeds."""
     if not calls:
         return ()
+    generators = [torch.default_generator]
+    devices = {call.device for call in calls}
+    generators += [torch.cuda.default_generators[device.index or 0] for device in devices if device.type == "cuda"]
     rows = []
-    for seed in seeds:
-        with seeded(seed):
+    with seeded(0):
+        for seed in seeds:
+            for generator in generators:
+                generator.manual_seed(seed)
             rows.append([call.mask() for call in calls])
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))

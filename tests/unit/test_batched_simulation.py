@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,14 @@ from paceline.compute_times import Exponential, parse_times
 from paceline.config import build
 from paceline.errors import LossError, UsageError
 from paceline.ops import Grad
+from paceline.rules import SGD, Momentum
 from paceline.sampling import Stream, permute
 from paceline.schemes.async_ import AsyncSGD
 from paceline.simulator.cost import Cost, parse_link
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import parse_fault
 from paceline.simulator.gradients import GradientsInFlight
+from paceline.state import State
 from paceline.task import GradientBlock
 from paceline.tasks.cnn import grey_net
 from paceline.torch_task import TorchTask, many_gradients
@@ -33,13 +36,22 @@ from paceline.torch_task.index_tables import IndexTable, permuted
 from paceline.worker import Worker
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As `simulate` has it: small blocks gain nothing from more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Course:
     """What happened in a run: the moment, update, worker, loss of every gradient."""
 
     def __init__(self, engine: SimulationEngine) -> None:
         self.order: list[tuple[Any, ...]] = []
         self.losses: list[float] = []
-        taken = engine._drawn.take
+        taken, engine._lane = engine._drawn.take, None
 
         def take(seat: Any, op: Grad) -> Any:
             found = taken(seat, op)
@@ -82,6 +94,17 @@ def assert_same(job: Any, scheme: str, hyper: dict[str, Any], tolerance: float =
                 seat.worker.state.cell(name), twin.worker.state.cell(name), rtol=tolerance, atol=tolerance
             )
     torch.testing.assert_close(one.centre.x, other.centre.x, rtol=tolerance, atol=tolerance)
+
+
+@dataclass(frozen=True)
+class Several(AsyncSGD):
+    """Three gradients of a worker in flight."""
+
+    async def step(self, w: Worker) -> None:
+        w.x, w.v = await self.pull()
+        begun = [await w.start(w.grad(w.x * (1 + k))) for k in range(3)]
+        for one in begun:
+            await self.push(await one, w.v)
 
 
 SCHEMES = [
@@ -131,6 +154,104 @@ def test_the_convolutional_network_with_dropout_draws_the_same_masks() -> None:
 def test_digits_with_a_network_between_workers_and_server() -> None:
     job = build.task_of("digits-mlp", {})
     assert_same(job, "async", {"lr": 0.05}, workers=9, steps=60, network="latency=0.1,bandwidth=1e6")
+
+
+def state_of(engine: SimulationEngine) -> list[Any]:
+    """All counts of a run."""
+    assert engine.scheduler is not None
+    seats = [
+        (seat.worker.t, seat.worker.v, seat.gradients, seat.samples, seat.issued, seat.awaits) for seat in engine.seats
+    ]
+    ledger = [engine.scheduler.ledger.cells.cell(name).tolist() for name in engine.scheduler.ledger.cells]
+    return [engine.now, engine.events, engine.gradients, engine.samples, engine.updates, engine.scheduler.calls,
+            engine.staleness, seats, ledger]  # fmt: skip
+
+
+UNEQUAL = (1.0, 2.0, 0.3, *[1.0] * 9)
+
+
+@pytest.mark.parametrize(
+    ("compute", "speeds"),
+    [("constant:1", ()), ("constant:1", UNEQUAL), ("exponential:1", UNEQUAL), ("uniform:0.5,1.5", ())],
+)
+def test_many_pushes_and_pulls_at_once_leave_the_engine_as_single_ones_do(compute: str, speeds: Any) -> None:
+    cost = Cost(compute_law=parse_times(compute), speeds=speeds)
+    alone, at_once = (
+        SimulationEngine(task(), build.scheme_of("async", {}), workers=12, seed=5, cost=cost, batched=batched)
+        for batched in (False, True)
+    )
+    assert at_once._lane is not None
+    seen: tuple[list[Any], list[Any]] = ([], [])
+    calls = []
+    at_once._drawn.take = lambda *given, take=at_once._drawn.take: calls.append(1) or take(*given)  # type: ignore
+    for run, told in zip((alone, at_once), seen, strict=True):
+        run.run(31)
+        told.append(state_of(run))
+        run.run(150, seconds=9.25)  # ends by its time, or by its updates
+        told.append(state_of(run))
+        run.run(240, watch=lambda run, told=told: told.append((run.updates, run.now)), watch_every=60)
+        in_lane = run.gradients - len(calls)
+        told.append(state_of(run))
+        if compute == "constant:1":
+            run.run(park_at=25)
+            told.append(state_of(run))
+    assert [one for one in seen[0] if not isinstance(one, tuple) or one[0] in (60, 120, 180, 240)] == [
+        one for one in seen[1] if not isinstance(one, tuple) or one[0] in (60, 120, 180, 240)
+    ]
+    assert in_lane > 120  # of 240 and some: most did not go through an event
+    torch.testing.assert_close(alone.centre.x, at_once.centre.x, rtol=1e-4, atol=1e-5)
+    for seat, twin in zip(alone.seats, at_once.seats, strict=True):
+        torch.testing.assert_close(seat.worker.x, twin.worker.x, rtol=1e-4, atol=1e-5)
+        assert seat.worker.loss == pytest.approx(twin.worker.loss, rel=1e-4)
+    assert alone.loss == pytest.approx(at_once.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings"),
+    [
+        (build.scheme_of("async", {"rule": "momentum"}), {}),
+        (build.scheme_of("async", {"rule": "sgd", "rule.weight_decay": 0.1}), {}),
+        (build.scheme_of("async", {"lr": "cosine:0.1,over=100"}), {}),
+        (build.scheme_of("sync", {}), {}),
+        (Several(), {}),
+        (build.scheme_of("async", {}), {"servers": 2}),
+        (build.scheme_of("async", {}), {"checkpoint_every": 5}),
+        (build.scheme_of("async", {}), {"cost": Cost(network=parse_link("latency=0.1"))}),
+    ],
+)
+def test_other_runs_have_an_event_for_each_call(scheme: Any, settings: dict[str, Any]) -> None:
+    given = {"workers": 3, "seed": 0, "cost": Cost(), "batched": True} | settings
+    assert SimulationEngine(task(), scheme, **given)._lane is None
+
+
+def test_hooks_are_called_for_each_gradient() -> None:
+    seen: list[Any] = []
+    simulate(task(), "async", workers=4, steps=40, hooks=[Watcher(seen)], batched=True)
+    assert len(seen) == 80
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_row_of_updates_is_the_updates_one_by_one(device: str) -> None:
+    """`meta` takes the way of a GPU, here on the CPU."""
+    x, gradients = torch.randn(50), torch.randn(9, 50)
+    state, expected = State(x=x), []
+    for g in gradients:
+        SGD().apply(state, g, 0.1)
+        expected.append(state.x.clone())
+    start = x if device == "cpu" else Elsewhere(x)
+    found = SGD().row(start, gradients, 0.1)
+    assert found is not None
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert SGD(weight_decay=0.1).row(x, gradients, 0.1) is None
+    assert Momentum().row(x, gradients, 0.1) is None
+
+
+class Elsewhere(Tensor):
+    """Says that it is on another device."""
+
+    @property
+    def device(self) -> Any:
+        return torch.device("meta")
 
 
 @pytest.mark.parametrize("feed", ["shared", "shard", "slice"])
@@ -206,8 +327,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("faults", FAULTS, ids=lambda one: one[0])
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("faults", "servers"), [*((one, 1) for one in FAULTS[:3]), *((one, 2) for one in FAULTS[3:])])
 def test_faults_and_virtual_checkpoints(faults: list[str], servers: int) -> None:
     results = [
         simulate(
@@ -220,17 +340,6 @@ def test_faults_and_virtual_checkpoints(faults: list[str], servers: int) -> None
     assert repr(one) == repr(other)
     assert one.fates == other.fates
     torch.testing.assert_close(results[0].vector, results[1].vector, rtol=1e-4, atol=1e-5)
-
-
-@dataclass(frozen=True)
-class Several(AsyncSGD):
-    """Three gradients of a worker in flight."""
-
-    async def step(self, w: Worker) -> None:
-        w.x, w.v = await self.pull()
-        begun = [await w.start(w.grad(w.x * (1 + k))) for k in range(3)]
-        for one in begun:
-            await self.push(await one, w.v)
 
 
 def test_several_gradients_of_one_worker_in_flight() -> None:
