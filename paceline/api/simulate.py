@@ -153,7 +153,9 @@ def simulate(
             warn(text)
     if place.type != "cpu":
         job = job.on(place)
-    with _threads(settings["threads"]):
+    # random numbers of a GPU are those of the current one
+    current = torch.cuda.device(place) if place.type == "cuda" else nullcontext()
+    with _threads(settings["threads"]), current:
         engine = SimulationEngine(
             job,
             chosen,
