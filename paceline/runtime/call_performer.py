@@ -13,6 +13,8 @@ from paceline.runtime.staleness import StalenessLedger
 from paceline.scheme import Scheme
 from paceline.state import State
 
+CROSSING = (Tensor, int, float, str, bool, type(None))  # what can cross to another process, and tuples of it
+
 
 class CallPerformer:
     """Performs calls and changes of membership on a state, one at a time, in whatever order it is given them."""
@@ -77,7 +79,7 @@ class CallPerformer:
         for value in values if isinstance(values, tuple) else (values,):
             if isinstance(value, tuple):
                 self._check_crossing(call, value)
-            elif not isinstance(value, Tensor | int | float | str | bool | None):
+            elif not isinstance(value, CROSSING):
                 raise SchemeError(
                     f"{call.method.name}(): a {type(value).__name__} cannot cross between processes; "
                     "only tensors, numbers, strings and tuples of them do"
