@@ -59,7 +59,9 @@ class StepTrace(Hook):
     def _start(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # or it prints lines of its own
         # the core of torch.profiler.profile, which would first import all of torch.compile: two seconds
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        # without CUPTI torch records an event around every operation, which takes longer than most of them
+        used = used and torch.profiler.ProfilerActivity.CUDA in torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
         self._running = profile(use_device="cuda" if used else None)
         self._running.__enter__()
         self._began = self._clock()
