@@ -1,8 +1,9 @@
 """The contract of a hook: its methods, which the loop of a worker calls, and the session that they get."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -84,6 +85,13 @@ class Session(Protocol):
         """The number of workers that have begun."""
 
 
+class Rest(NamedTuple):
+    """How long a hook has nothing to do at a step: up to a number of updates, or of seconds since the run began."""
+
+    updates: float = math.inf
+    seconds: float = math.inf
+
+
 class Hook:
     """Subclasses are dataclasses whose fields are the options. Drawn as the loop that calls them:
 
@@ -116,6 +124,11 @@ class Hook:
     def after_gradient(self, session: Session, loss: float) -> None: ...
 
     def after_step(self, session: Session) -> None: ...
+
+    def rests(self, session: Session) -> Rest | None:
+        """After a step: until when `before_step` and `after_step` need not be called; None: call them at each step.
+        Steps at which all hooks rest cost nothing."""
+        return None
 
     def failed(self, session: Session, error: BaseException) -> None: ...
 

@@ -27,7 +27,8 @@ class State:
     of x: 0 at the start, one more each time that x changes.
     """
 
-    __slots__ = ("_cells", "_ledger", "_numbers", "_writes", "bound_tools", "first_coordinate")
+    # tensor cells are in __dict__ too: reading one must cost next to nothing
+    __slots__ = ("__dict__", "_cells", "_ledger", "_numbers", "_writes", "bound_tools", "first_coordinate")
     _cells: dict[str, Tensor]
     _numbers: dict[str, np.ndarray[Any, Any]]
     _writes: dict[str, int]
@@ -50,6 +51,7 @@ class State:
         store(self, "_ledger", None)
         store(self, "bound_tools", {})
         store(self, "first_coordinate", 0)
+        self.__dict__.update({name: cell for name, cell in cells.items() if cell.dim()})
 
     @classmethod
     def over(cls, cells: dict[str, Tensor], first: int = 0) -> State:
@@ -77,7 +79,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         number = self._numbers.get(name)
         if number is not None:
-            number[()] = _fitting(name, value, number.dtype.kind == "f")
+            number[()] = value if type(value) is int else _fitting(name, value, number.dtype.kind == "f")
             self._writes[name] += 1
             return
         cell = self._cells.get(name)

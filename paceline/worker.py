@@ -18,7 +18,8 @@ _OWN = frozenset({"alive", "loss", "rank", "seed", "state", "t", "workers", "_rn
 class Worker:
     """`w` in a scheme file. `w.<cell>` is a cell of the worker's state; `w.t` counts its steps."""
 
-    __slots__ = ("_rng", "alive", "loss", "rank", "seed", "state", "t", "workers")
+    # tensor cells of the state are in __dict__ too: reading one must cost next to nothing
+    __slots__ = ("__dict__", "_rng", "alive", "loss", "rank", "seed", "state", "t", "workers")
 
     def __init__(self, rank: int, workers: int, state: State, seed: int = 0) -> None:
         for name in state:
@@ -32,6 +33,7 @@ class Worker:
         self.loss = float("nan")  # of the last gradient
         self.alive = True
         self._rng: torch.Generator | None = None
+        self.__dict__.update({name: state.cell(name) for name in state if state.cell(name).dim()})
 
     @property
     def rng(self) -> torch.Generator:
@@ -42,7 +44,7 @@ class Worker:
         return self._rng
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.state, name)
+        return self.state.__getattr__(name)  # tensor cells are attributes, so this is a number
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.fields import Count, Rate
-from paceline.hook import Role, Session
+from paceline.hook import Hook, Rest, Role, Session
 from paceline.hooks._options import Checked
 
 
@@ -38,6 +38,12 @@ class Timer:
         step, self._seen = max(count - self._seen, 1), count
         return now - self._last >= self._seconds if self._seconds is not None else count + step >= self._next
 
+    def rest(self) -> Rest:
+        """When it can be due again, or a moment before: `due` alone decides."""
+        if self._seconds is None:
+            return Rest(updates=self._next)
+        return Rest(seconds=self._last + self._seconds * (1 - 1e-9))
+
     def _multiple_above(self, count: int) -> int:
         every = self._every or 1
         return count - count % every + every
@@ -59,6 +65,11 @@ class Periodic(Checked):
     def after_step(self, session: Session) -> None:
         if self._timer.due(self.count(session), session.seconds):
             self.act(session)
+
+    def rests(self, session: Session) -> Rest | None:
+        kind = type(self)
+        own = kind.after_step is not Periodic.after_step or kind.before_step is not Hook.before_step
+        return None if own or kind.count is not Periodic.count else self._timer.rest()
 
     def count(self, session: Session) -> int:
         """What `every` counts: the updates of the centre."""

@@ -1,9 +1,10 @@
 """Write summaries for TensorBoard."""
 
+import math
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.hook import Session
+from paceline.hook import Rest, Session
 from paceline.hooks._metric import Gauges
 from paceline.hooks._periodic import EveryOrSeconds
 from paceline.hooks._tensorboard import add_counts, writer
@@ -31,6 +32,10 @@ class SummarySaver(EveryOrSeconds):
     def before_step(self, session: Session) -> None:
         if self._timer.near(self.count(session), session.seconds):
             self._gauges.prepare(session)
+
+    def rests(self, session: Session) -> Rest | None:
+        rest = self._timer.rest()
+        return rest if rest.updates == math.inf else None  # by updates: `near` sees every step
 
     def act(self, session: Session) -> None:
         step, staleness = session.updates, session.staleness

@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.errors import UnknownName
 from paceline.fields import Bound, Component, Count, Fraction, Rate, bounds, converted
 from paceline.rules import optimizers
-from paceline.rules.blocks import in_blocks
+from paceline.rules.blocks import BLOCK, in_blocks
 from paceline.rules.group_schedules import GroupSchedule
 from paceline.rules.optimizers import Options, ParameterGroup, Shapes
 from paceline.state import State, Vector
@@ -81,9 +81,13 @@ class Rule(Component):
 
     def apply(self, state: State, g: Vector, lr: float, at: str = "x") -> None:
         """One update of the cell `at`, in place."""
-        memory = {name: state.cell(f"{self.name}_{name}") for name in self.memory} if self.memory else {}
+        x = state.cell(at)
+        if self._once() and x.numel() <= BLOCK and not torch.is_grad_enabled():
+            self._update(x, g, lr if self.lr is None else self.lr)
+            return
+        memory = {name: state.cell(f"{self.name}_{name}") for name in self.memory}
         rates = self._rates(self.rate(lr), memory.pop("step", None))
-        vectors = (state.cell(at), g, *memory.values())
+        vectors = (x, g, *memory.values())
         if torch.is_grad_enabled():
             with torch.no_grad():
                 in_blocks(self._update, vectors, *rates, once=self._once())
@@ -179,7 +183,7 @@ class SGD(Rule):
         x.add_(g, alpha=-lr)
 
     def _once(self) -> bool:
-        return type(self) is SGD and not self.weight_decay
+        return not self.weight_decay
 
     def row(self, x: Vector, gradients: Tensor, lr: float) -> Tensor | None:
         if type(self) is not SGD or self.weight_decay:
@@ -200,6 +204,9 @@ class Momentum(SGD):
 
     momentum: Fraction = 0.9
     memory = ("buffer",)
+
+    def _once(self) -> bool:
+        return False
 
     def _update(self, x: Vector, g: Vector, buffer: Vector, lr: float) -> None:  # type: ignore[override]
         if self.weight_decay:

@@ -157,6 +157,14 @@ class OrderLogWriter:
         if len(self._kinds) >= GATHERED:
             self.flush()
 
+    def record(self, kind: RecordKind, *values: Any) -> None:
+        """Write a record now, in a frame with those that were collected."""
+        if self._kinds:
+            self.add(kind, *values)
+            self.flush()
+        else:
+            self._seal(_SHAPES[kind].pack(kind, *values))
+
     def text(self, kind: RecordKind, content: dict[str, Any]) -> None:
         """Write a record of plain data, in a frame of its own."""
         self.flush()
@@ -174,10 +182,11 @@ class OrderLogWriter:
             self._seal(records)
 
     def _seal(self, records: bytes) -> None:
-        self._sum = zlib.crc32(records, self._sum)
-        at, self._at = self._at, self._at + len(records) + _AROUND
-        self._room[at : self._at] = _LENGTH.pack(len(records)) + records + _SUM.pack(self._sum)
-        if self._at + LARGEST > self._size:
+        self._sum = added = zlib.crc32(records, self._sum)
+        at, size = self._at, len(records)
+        self._at = end = at + size + _AROUND
+        self._room[at:end] = b"%b%b%b" % (size.to_bytes(2, "little"), records, added.to_bytes(4, "little"))
+        if end + LARGEST > self._size:
             self._grow()
 
     def _grow(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from paceline.errors import LossError
-from paceline.hook import Hook, Session
+from paceline.hook import Hook, Rest, Session
 from paceline.task import Batch
 
 
@@ -21,6 +21,8 @@ class HookCalls:
         self._before = [hook for hook in hooks if type(hook).before_step is not Hook.before_step]
         self._after = [hook for hook in hooks if type(hook).after_step is not Hook.after_step]
         self.watching = [hook for hook in hooks if type(hook).after_gradient is not Hook.after_gradient]
+        self._stepping = [hook for hook in hooks if hook in self._before or hook in self._after]
+        self._rest: Rest | None = None  # of all of them
         self._guards_loss = any(hook.guards_loss for hook in hooks)
 
     @property
@@ -34,8 +36,9 @@ class HookCalls:
             self._begun.append(hook)
 
     def before_step(self) -> None:
-        for hook in self._before:
-            hook.before_step(self._session)
+        if self._rest is None or self._rested(self._rest):
+            for hook in self._before:
+                hook.before_step(self._session)
 
     def feed(self, batch: Batch) -> Batch:
         for hook in self._feeding:
@@ -59,8 +62,21 @@ class HookCalls:
                 hook.after_gradient(self._session, math.nan)
 
     def after_step(self) -> None:
-        for hook in self._after:
-            hook.after_step(self._session)
+        if self._stepping and (self._rest is None or self._rested(self._rest)):
+            for hook in self._after:
+                hook.after_step(self._session)
+            rests = [hook.rests(self._session) for hook in self._stepping]
+            known = [rest for rest in rests if rest is not None]
+            if len(known) == len(rests):
+                self._rest = Rest(min(rest.updates for rest in known), min(rest.seconds for rest in known))
+
+    def _rested(self, rest: Rest) -> bool:
+        """Whether a hook may have something to do."""
+        session = self._session
+        if session.seconds < rest.seconds and (rest.updates == math.inf or session.updates < rest.updates):
+            return False
+        self._rest = None
+        return True
 
     def failed(self, error: BaseException) -> None:
         """The run was aborted by an error."""

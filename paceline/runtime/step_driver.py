@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from types import CoroutineType
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class StepDriver:
     def begin(self) -> None:
         """Create the coroutine of the next step; nothing of it runs yet."""
         step = self.scheme.rates_at(self._worker.state).step(self._worker)
-        if not isinstance(step, Coroutine):
+        if type(step) is not CoroutineType and not isinstance(step, Coroutine):  # the second question is slow
             raise SchemeError(f"{type(self.scheme).__name__}.step must be 'async def'")
         self._coroutine = step
         self._grad_mode = False
@@ -50,7 +51,8 @@ class StepDriver:
         coroutine = self._coroutine
         assert coroutine is not None, "advance() outside a step"
         outside = torch.is_grad_enabled()
-        _set_grad_mode(self._grad_mode)
+        if outside != self._grad_mode:  # asking is ten times cheaper than setting
+            torch.set_grad_enabled(self._grad_mode)
         try:
             op = coroutine.send(answer)
         except StopIteration:
@@ -69,7 +71,8 @@ class StepDriver:
             raise
         finally:
             self._grad_mode = torch.is_grad_enabled()
-            _set_grad_mode(outside)
+            if self._grad_mode != outside:
+                torch.set_grad_enabled(outside)
         if not isinstance(op, Op):
             chain = list(_chain(coroutine))
             names = [inner.__qualname__ for inner in chain[1:]]
@@ -112,11 +115,6 @@ class StepDriver:
 
     def _place(self) -> str:
         return f"worker:{self._worker.rank}, step {self._worker.t}"
-
-
-def _set_grad_mode(enabled: bool) -> None:
-    if torch.is_grad_enabled() != enabled:  # asking is ten times cheaper than setting
-        torch.set_grad_enabled(enabled)
 
 
 _CLOSED_SET = (

@@ -53,6 +53,7 @@ class FlatModule:
         self.size = sum(self.sizes)
         self._bound: tuple[int, ...] | None = None
         self._places: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
+        self._in_place: list[tuple[Tensor, int]] = []  # the views of the gradient that is bound, and their addresses
         self._progress: BackwardProgress | None = None
         saved = module.state_dict(keep_vars=True).keys()
         self._slots = {
@@ -88,9 +89,18 @@ class FlatModule:
                 parameter.data = weight
             bound = None
         if bound is None or places[2:] != bound[2:]:
-            for parameter, grad in zip(self.parameters, self._grads(out), strict=True):
+            views = self._grads(out)
+            for parameter, grad in zip(self.parameters, views, strict=True):
                 parameter.grad = grad
+            self._in_place = [(view, view.data_ptr()) for view in views]
         self._bound = places
+
+    def gradients_in_place(self) -> bool:
+        """Whether the gradients are still where `bind` put them: nobody has replaced or freed one."""
+        for parameter, (view, place) in zip(self.parameters, self._in_place, strict=True):
+            if parameter.grad is not view or view.data_ptr() != place:
+                return False
+        return True
 
     def progress(self) -> BackwardProgress:
         """What tells how far the gradient of a backward pass is."""

@@ -88,9 +88,12 @@ class ScriptTask(Task):
 
     def gather(self, out: Vector) -> bool:
         """Copy gradients that autograd or the script put elsewhere into `out`; False if there were none."""
+        found = False
+        if self.flat.gradients_in_place():
+            self._keep_buffers()
+            return found
         place, width = out.data_ptr(), out.element_size()
         views: tuple[Tensor, ...] = ()
-        found = False
         for number, parameter in enumerate(self.flat.parameters):
             grad = parameter.grad
             # after a zero_grad(), which frees the gradients
@@ -104,11 +107,14 @@ class ScriptTask(Task):
                     own.zero_()
                 parameter.grad = own
             place += self.flat.sizes[number] * width
+        self._keep_buffers()
+        return found
+
+    def _keep_buffers(self) -> None:
         self.flat.keep_buffers(self._buffers)
         for name, buffer in self._buffers.items():
             if buffer is not self._shared[name]:  # on another device
                 self._shared[name].copy_(buffer)
-        return found
 
     def drop_gradients(self, kept: Sequence[Tensor]) -> None:
         """Set the gradients of all other parameters to 0."""

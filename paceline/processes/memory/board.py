@@ -250,4 +250,5 @@ RUN = {name: index for index, name in enumerate(name for name, word in WORDS.ite
 WORKER = [name for name, word in WORDS.items() if word.per == "worker"]
 SERVER = [name for name, word in WORDS.items() if word.per == "server"]
 CLOCKS = [RUN[name] for name, word in WORDS.items() if word.clock]
-STOP, GENERATION = RUN["stop"], RUN["generation"]
+STOP, GENERATION, GOAL, HALT = RUN["stop"], RUN["generation"], RUN["goal"], RUN["halt"]
+ASKED, SNAPSHOT, BEGAN = RUN["asked"], RUN["snapshot"], RUN["began"]

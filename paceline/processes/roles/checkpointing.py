@@ -15,7 +15,7 @@ from paceline.errors import SchemeError
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import SAVE
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import FAILED, RUNNING, STOP, fence
+from paceline.processes.memory.board import ASKED, FAILED, RUNNING, SNAPSHOT, STOP, fence
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
 from paceline.processes.roles.recorder import RunLog
@@ -85,12 +85,11 @@ class Checkpointing:
 
     def between_steps(self) -> None:
         """Copy this worker's part if a checkpoint wants it at this step. The chief writes once all parts are copied."""
-        board = self._board
-        asked = board.get("asked")
-        if self._chief and asked != self._requests and not self._writing:  # a server's node is about to leave
-            self._requests = asked
+        board, run = self._board, self._board.run
+        if self._chief and run[ASKED] != self._requests and not self._writing:  # a server's node is about to leave
+            self._requests = run[ASKED]
             self.ask()
-        wanted = board.get("snapshot")
+        wanted = run[SNAPSHOT]
         if self._leaving is not None:
             self._note_departure()
         elif wanted > board.saved[self._rank] and self._due(wanted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.processes.calls.client import CallClient, Stopped
 from paceline.processes.calls.mailbox import SET
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import EVALUATING, RUNNING, STOP, STOPPING
+from paceline.processes.memory.board import BEGAN, EVALUATING, RUNNING, STOP, STOPPING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.checkpointing import Checkpointing
 from paceline.processes.roles.control_channel import Control
@@ -60,7 +61,7 @@ class HookSession:
 
     @property
     def seconds(self) -> float:
-        return self._memory.seconds()
+        return (time.monotonic_ns() - self._memory.board.run[BEGAN]) / 1e9
 
     @property
     def samples(self) -> int:

@@ -91,7 +91,11 @@ class NotProfiled:
         return self.part(means, **dict.fromkeys(names, Category.COPY), wait=Category.WAIT)
 
     def journal(self, journal: OrderLogWriter | None) -> OrderLogWriter | None:
-        return self.part(journal, **dict.fromkeys(("add", "flush", "text"), Category.RECORD)) if journal else None
+        return (
+            self.part(journal, **dict.fromkeys(("add", "flush", "record", "text"), Category.RECORD))
+            if journal
+            else None
+        )
 
     def checkpoints(self, checkpoints: Checkpointing) -> Checkpointing:
         return self.part(checkpoints, **dict.fromkeys(("ask", "between_steps"), Category.CHECKPOINT))

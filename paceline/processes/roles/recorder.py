@@ -149,14 +149,15 @@ class RunLog:
 
     def gradient(self, loss: float) -> None:
         if self._journal is not None:
-            self._journal.add(GRAD, loss)
-            self._journal.flush()  # a window may end with this process, and its gradients count all the same
+            self._journal.record(GRAD, loss)  # a window may end with this process, and its gradients count all the same
 
     def step(self, *, flush: bool) -> None:
-        if self._journal is not None:
+        if self._journal is None:
+            return
+        if flush:
+            self._journal.record(STEP)
+        else:
             self._journal.add(STEP)
-            if flush:
-                self._journal.flush()
 
     def change(self, hyper: dict[str, Any]) -> None:
         """Record hyper-parameters that a hook has changed."""

@@ -120,13 +120,15 @@ class GradientBuffers:
         shared = session.cells.device.type == "cpu" or session.memory.on_gpu
         self._places = [session.memory.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
         self._returned = session.returned
+        found = [session.memory.segment.offset(place) for place in self._places]
+        self._offsets = [offset for offset in found if offset is not None]
         # references to a buffer that no step holds
         self._idle = sys.getrefcount(self._places[0]) if self._places else 0
 
     def free(self) -> torch.Tensor:
         """A buffer that no step holds any more; a step may keep a gradient as long as it likes."""
-        for k in range(len(self._places)):  # by number: a variable would be one more reference to the buffer
+        for k, offset in enumerate(self._offsets):  # by number: a variable would be one more reference to the buffer
             # the first one whenever it is free: it is still in the core's cache
-            if sys.getrefcount(self._places[k]) <= self._idle and self._returned(self._places[k]):
+            if sys.getrefcount(self._places[k]) <= self._idle and self._returned(offset):
                 return self._places[k]
         return torch.empty_like(self._like)

@@ -27,6 +27,7 @@ class WorkerCells:
             self.worker.rng.set_state(memory.tensor(f"rng.{rank}"))
         self.buffers = memory.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}
+        self._cells = [state.cell(name) for name in state]
         self._counted = (0, 0)
         self._writes: tuple[int, ...] | None = None  # write counters of the cells when the step began
         self.count()
@@ -86,5 +87,4 @@ class WorkerCells:
         return self._writes is None or self._write_counts() == self._writes
 
     def _write_counts(self) -> tuple[int, ...]:
-        state = self.worker.state
-        return tuple(state.cell(name)._version for name in state)
+        return tuple([cell._version for cell in self._cells])

@@ -25,7 +25,7 @@ from paceline.ops import Grad, Pending, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import ENDING, FAILED, RUNNING, STOP, STOPPING, TRAINING
+from paceline.processes.memory.board import ENDING, FAILED, GENERATION, GOAL, HALT, RUNNING, STOP, STOPPING, TRAINING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import profiling
 from paceline.processes.roles.checkpointing import FINAL, Checkpointing
@@ -44,6 +44,10 @@ from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
 from paceline.task import Task
+from paceline.worker import Worker
+
+# past Worker.__setattr__, which looks for a cell of that name
+_set_loss, _set_step = vars(Worker)["loss"].__set__, vars(Worker)["t"].__set__
 
 
 class WorkerSession:
@@ -98,6 +102,8 @@ class WorkerSession:
         )
         self.hooks = profile.hooks(HookCalls([*hooks, *profile.own_hooks()], self.view))
         self._wanted: Pending[Any] | None = None  # what gets the gradient that is being computed
+        self._counts = calls is None or memory.direct()  # no server counts the updates and ends the run
+        self._computed = False  # a gradient: the board has the time of the first one
 
     def begin(self) -> Grad | None:
         """Take part: hooks begin, and the first gradient is asked for."""
@@ -136,14 +142,17 @@ class WorkerSession:
     def give(self, loss: float | None, g: Vector, size: int) -> Grad | None:
         """Take the gradient that was asked for, of `size` samples. `loss`: None if the caller does not know it."""
         board, rank = self.board, self.rank
-        self.worker.loss = board.loss[rank] = shown = math.nan if loss is None else loss
-        if loss is not None:
+        board.loss[rank] = shown = math.nan if loss is None else loss
+        _set_loss(self.worker, shown)
+        if loss is not None and not math.isfinite(loss):
             self.hooks.check_loss(loss)
         self.log.gradient(shown)
         board.gradients[rank] += 1
         board.samples[rank] += size
-        if not board.get("first_step"):
-            board.put("first_step", self.memory.now())
+        if not self._computed:
+            self._computed = True
+            if not board.get("first_step"):
+                board.put("first_step", self.memory.now())
         if self._norm.asked:
             self._norm.measure(g)
         if self.hooks.watching:
@@ -157,24 +166,23 @@ class WorkerSession:
         wanted.done, wanted.result = True, g
         return self.advance(wanted)
 
-    def returned(self, gradient: Vector) -> bool:
-        """Whether no other process reads a gradient in shared memory any more."""
-        place = self.memory.segment.offset(gradient)
-        return place is None or (self._means.returned(place) and (self._calls is None or self._calls.returned(place)))
+    def returned(self, place: int) -> bool:
+        """Whether no other process reads the gradient at an offset of shared memory any more."""
+        return self._means.returned(place) and (self._calls is None or self._calls.returned(place))
 
     def _run(self, answer: Any) -> Grad | None:
-        driver, board, calls = self._driver, self.board, self._calls
+        driver, busy, rank = self._driver, self.board.busy, self.rank
         while True:
             if not driver.running:
                 if not self._between():
                     return None
                 driver.begin()
                 answer = None
-                if calls is None:
+                if self._calls is None:
                     self.cells.begin_step()
-            board.busy[self.rank] += 1
+            busy[rank] += 1
             op = self._advance(answer)
-            board.busy[self.rank] += 1
+            busy[rank] += 1
             if op is None:
                 self._end_step()
                 continue
@@ -188,7 +196,8 @@ class WorkerSession:
 
     def _end_step(self) -> None:
         step = self.worker.t
-        self.worker.t = self.board.t[self.rank] = step + 1
+        self.board.t[self.rank] = step + 1
+        _set_step(self.worker, step + 1)
         # without a server the step's mean carries the record along, if it had one
         self.log.step(flush=self._calls is None and self._operations.last_mean != step)
         self.cells.end_step()
@@ -204,16 +213,17 @@ class WorkerSession:
 
     def _between(self) -> bool:
         """Between two steps: do what the run as a whole wants of this worker. False when it is to end."""
-        board, rank = self.board, self.rank
-        if self.waiting.rolled_back():
+        board, run, membership = self.board, self.board.run, self.membership
+        if run[GENERATION] != self.waiting.generation:
             raise RolledBack
         self._checkpoints.between_steps()
-        self._stop_at_goal()
-        if board.run[STOP] or self.membership.leaving:
+        if run[HALT] or (self._counts and run[GOAL] >= 0):
+            self._stop_at_goal()
+        if run[STOP] or membership.leaving:
             return False
-        board.state[rank] = TRAINING
+        board.state[self.rank] = TRAINING
         self.hooks.before_step()
-        return not board.run[STOP] and not self.membership.leaving
+        return not run[STOP] and not membership.leaving
 
     def _stop_at_goal(self) -> None:
         """Stop the run after its last update, where no server does."""
@@ -225,8 +235,7 @@ class WorkerSession:
             waiting.wait_for_goal(goal)
             if waiting.rolled_back():  # the last update is still to be made
                 raise RolledBack
-        counts = serverless or memory.direct()
-        if counts and board.run[STOP] == RUNNING and 0 <= goal <= memory.updates:
+        if self._counts and board.run[STOP] == RUNNING and 0 <= goal <= memory.updates:
             memory.stop(STOPPING)
 
     def _set_goal(self) -> None:
