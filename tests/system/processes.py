@@ -98,6 +98,8 @@ class Watch:
         self._story.steps = {role.name: role.step for role in status.roles}
         self._note_updates(status.updates)
         for fault in self._story.faults:
+            # a worker that died inside a call has made all return to a checkpoint: to an earlier step
+            fault.step = min(fault.step, roles[fault.name].step)
             if fault.back is None and at_work(roles[fault.name], fault):
                 fault.back = now - fault.at
         down = {fault.name for fault in self._story.faults if fault.back is None}
