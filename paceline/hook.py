@@ -127,7 +127,7 @@ class Hook:
 
     def rests(self, session: Session) -> Rest | None:
         """After a step: until when `before_step` and `after_step` need not be called; None: call them at each step.
-        Steps at which all hooks rest cost nothing."""
+        At steps at which all hooks rest none is called."""
         return None
 
     def failed(self, session: Session, error: BaseException) -> None: ...
