@@ -83,7 +83,7 @@ class Rule(Component):
         """One update of the cell `at`, in place."""
         x = state.cell(at)
         if self._once() and x.numel() <= BLOCK and not torch.is_grad_enabled():
-            self._update(x, g, lr if self.lr is None else self.lr)
+            self._update(x, g, self.rate(lr))
             return
         memory = {name: state.cell(f"{self.name}_{name}") for name in self.memory}
         rates = self._rates(self.rate(lr), memory.pop("step", None))

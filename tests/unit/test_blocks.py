@@ -120,27 +120,29 @@ def test_threads_leave_torchs_own_number_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "direct", "serves", "hosts", "servers", "cores", "expected"),
+    ("methods", "direct", "locked", "serves", "hosts", "servers", "cores", "expected"),
     [
-        (True, False, True, 2, 1, 16, 14),  # the server has the cores that two workers leave
-        (True, False, True, 2, 2, 16, 7),
-        (True, False, True, 2, 1, 2, 1),  # fewer cores than processes
-        (True, False, False, 2, 1, 16, 1),  # workers of a server's scheme compute gradients
-        (False, False, False, 2, 0, 16, 8),  # without a server each worker updates its own vector
-        (True, True, False, 4, 1, 16, 3),  # hogwild: workers update the server's vector
-        (True, True, True, 4, 1, 16, 1),
-        (False, False, False, 1, 0, 3.5, 3),  # a quota
+        (True, False, False, True, 2, 1, 16, 14),  # the server has the cores that two workers leave
+        (True, False, False, True, 2, 2, 16, 7),
+        (True, False, False, True, 2, 1, 2, 1),  # fewer cores than processes
+        (True, False, False, False, 2, 1, 16, 1),  # workers of a server's scheme compute gradients
+        (False, False, False, False, 2, 0, 16, 8),  # without a server each worker updates its own vector
+        (True, True, True, False, 4, 1, 16, 3),  # hogwild: workers update the server's vector
+        (True, True, True, True, 4, 1, 16, 1),
+        (False, False, False, False, 1, 0, 3.5, 3),  # a quota
+        (True, False, True, False, 2, 1, 16, 15),  # one worker at a time performs a call, under the lock
+        (True, False, True, True, 2, 1, 16, 1),
+        (True, False, True, False, 2, 1, 2, 1),
     ],
 )
 def test_the_share_of_the_free_cores(
-    methods: bool, direct: bool, serves: bool, hosts: int, servers: int, cores: float, expected: int
+    methods: bool, direct: bool, locked: bool, serves: bool, hosts: int, servers: int, cores: float, expected: int
 ) -> None:
     board = SimpleNamespace(node=[0] * hosts, server_node=[0] * servers, servers=servers)
     plan = SimpleNamespace(hosts=hosts, workers=hosts, threads=1)
     scheme = SimpleNamespace(methods={"push": None} if methods else {})
-    memory: Any = SimpleNamespace(
-        plan=plan, board=board, scheme=scheme, node=SimpleNamespace(number=0), direct=lambda: direct
-    )
+    memory: Any = SimpleNamespace(plan=plan, board=board, scheme=scheme, node=SimpleNamespace(number=0))
+    memory.direct, memory.locked_calls = lambda: direct, lambda: locked
     assert spare_cores.share(memory, serves=serves, available=cores) == expected
 
 
@@ -153,5 +155,6 @@ def test_workers_in_threads_of_one_process_have_one_core() -> None:
         scheme=SimpleNamespace(methods={}),
         node=SimpleNamespace(number=0),
         direct=lambda: False,
+        locked_calls=lambda: False,
     )
     assert spare_cores.share(memory, serves=False, available=16) == 1

@@ -15,6 +15,7 @@ import torch
 from memory_fixture import Company, Theatre
 
 from paceline.errors import SchemeError
+from paceline.processes.calls import locked_client
 from paceline.processes.calls.client import RolledBack, Stopped
 from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.calls.mailbox import SET
@@ -23,6 +24,7 @@ from paceline.processes.memory.board import FAILED, STOP
 from paceline.processes.roles.caretaker import Caretaker
 from paceline.processes.roles.roles import Role
 from paceline.processes.supervisor.recovery import Recovery
+from paceline.runs import order_log
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
 
@@ -64,6 +66,10 @@ class Gates(Scheme, name="gates"):
     @on_server(reads=True, when=lambda self, s, v: s.v >= v)
     def pull(self, s: State, v: int) -> Vector:
         return s.x
+
+    @on_server(reads=True)
+    def look(self, s: State) -> tuple[Vector, int]:
+        return s.x, s.v
 
     @on_server
     def wrong(self, s: State) -> Any:
@@ -115,6 +121,43 @@ def test_only_whom_it_concerns_is_woken(theatre: Theatre) -> None:
     assert rung == [0]
     assert clients[0].collect(waiting) == 2
     assert not clients[1].ready(also)
+
+
+def test_the_read_that_follows_a_push_is_made_with_it(theatre: Theatre, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme, (clients, _) = Gates(), links(theatre)
+    one, now, noted = torch.ones(LENGTH), [0], list[tuple[Any, ...]]()
+    monkeypatch.setattr(locked_client, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    clients[0].journal = SimpleNamespace(add=lambda *record: noted.append(record), flush=lambda: None)  # type: ignore[assignment]
+    clients[0].call(scheme.push(one))
+    assert clients[0].call(scheme.look())[1] == 1  # from now on a look is expected after a push
+    clients[0].call(scheme.push(one))
+    clients[1].call(scheme.push(one))
+    x, v = clients[0].call(scheme.look())  # as it was right after its own push, which the log says
+    assert (x.tolist(), v) == ([-2.0] * LENGTH, 2)
+    assert noted[-1] == (order_log.RecordKind.READ, clients[0]._methods["look"], 2)
+    assert clients[0].memory.tensor("ledger.0.held")[0] == 2
+    clients[0].call(scheme.push(one))
+    clients[1].call(scheme.push(one))
+    now[0] += locked_client.RECENT  # too long ago
+    assert clients[0].call(scheme.look())[1] == 5
+    clients[0].call(scheme.push(one))
+    clients[1].call(scheme.push(one))
+    clients[0].call(scheme.touch())  # something else came next
+    assert clients[0].call(scheme.look())[1] == 7
+    clients[0].call(scheme.push(one))
+    clients[1].call(scheme.push(one))
+    assert clients[0].call(scheme.look())[1] == 9  # so it was not expected
+
+
+def test_what_was_read_ahead_is_void_after_a_return_to_a_checkpoint(theatre: Theatre) -> None:
+    scheme, (clients, _) = Gates(), links(theatre)
+    for _ in range(2):
+        clients[0].call(scheme.push(torch.ones(LENGTH)))
+        clients[0].call(scheme.look())
+    clients[0].call(scheme.push(torch.ones(LENGTH)))
+    theatre.board.put("generation", 1)
+    with pytest.raises(RolledBack):
+        clients[0].call(scheme.look())
 
 
 def test_a_guard_that_is_true_for_a_moment_is_taken(theatre: Theatre) -> None:

@@ -55,7 +55,7 @@ class CallClient:
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Mailbox, str, list[tuple[Tensor, int]]]] = []
         self.journal: OrderLogWriter | None = None
-        self._unheard = False
+        self._unheard, self._tries = False, READS
         self._grads = {memory.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._reach: RemoteCalls | None = memory.transport.calls(memory, rank, self._mailboxes, self._given_up)
         self._near = [shard for shard in self._servers if memory.near(shard)]
@@ -298,7 +298,7 @@ class CallClient:
         """Perform a method that only reads, at a moment at which no server writes."""
         board, state = self._board, self._state
         mark, performed = board.mark, board.performed
-        for _ in range(READS):
+        for _ in range(self._tries):
             before, position = mark.tolist(), performed.tolist()
             if any(one % 2 for one in before) or (len(before) > 1 and len(set(position)) > 1):
                 time.sleep(0)  # let the server run: it may share this core
@@ -313,12 +313,16 @@ class CallClient:
             if self._board.run[GENERATION] != self.generation:
                 return False, None  # this may be the state that the servers have returned to
             if mark.tolist() == before:
-                if self.journal is not None:
-                    self.journal.add(READ, self._methods[method.name], position[0])
-                if _gives(result, self._x):
-                    self._held[self.memory.scheme.holder(self.rank)] = version
+                self._has_read(method, position[0], version if gives(result, self._x) else None)
                 return True, own
         return False, None
+
+    def _has_read(self, method: ServerMethod[Any, Any], position: int, version: int | None) -> None:
+        """Note that the worker has read the servers' state at a position. `version`: of x, if it has got x."""
+        if self.journal is not None:
+            self.journal.add(READ, self._methods[method.name], position)
+        if version is not None:
+            self._held[self.memory.scheme.holder(self.rank)] = version
 
     def _here(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
         """Perform a call of an `atomic=False` method on the shared vector, without a lock."""
@@ -328,7 +332,7 @@ class CallClient:
         args = tuple(a.to(state.x.device) if isinstance(a, Tensor) else a for a in args)
         result = method.function(self.memory.scheme.rates_at(state), state, *args)
         self._board.direct[self.rank] += state.v - before
-        if _gives(result, self._x):
+        if gives(result, self._x):
             self._tally.pulled(holder, before)
         return result if self._in_place else mapped(self._copied, result)
 
@@ -339,6 +343,6 @@ class CallClient:
         return tensor.to(self.device, copy=True)
 
 
-def _gives(value: Any, x: int) -> bool:
+def gives(value: Any, x: int) -> bool:
     """Whether a result contains the tensor at an address."""
     return any(tensor.data_ptr() == x for tensor in tensors(value))

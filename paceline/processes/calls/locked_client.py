@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from paceline.ops import Call, mapped
-from paceline.processes.calls.client import CallClient, RolledBack, Stopped
+from paceline.processes.calls.client import CallClient, RolledBack, Stopped, gives
 from paceline.processes.calls.locked_server import LockedServer
 from paceline.processes.calls.mailbox import Mailbox, put
-from paceline.processes.memory.board import RUNNING, STOP
+from paceline.processes.memory.board import GENERATION, RUNNING, STOP
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.packed_words import asks_when, call_number
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
@@ -18,7 +20,20 @@ from paceline.processes.transport import WaitFor
 from paceline.runs.order_log import RecordKind
 from paceline.scheme import ServerMethod
 
+AHEAD_BYTES = 4 << 20  # of x: of a larger one, a copy under the lock would keep others waiting for too long
+RECENT = 500_000  # ns
 POST = RecordKind.POST  # bound here: looking up a member of an enum is slow
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """What a worker has read right after a call, for its next one."""
+
+    method: ServerMethod[Any, Any]
+    result: Any
+    version: int | None  # of x, if the result has it
+    position: int  # calls that the server had performed
+    at: int  # when, ns
 
 
 class LockedClient(CallClient):
@@ -28,7 +43,13 @@ class LockedClient(CallClient):
         super().__init__(memory, rank, wait_for)
         self.server = LockedServer(memory, rank, wait_for)
         self._home = self.server.state.x.device
+        self._tries = 2  # then under the lock
         self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
+        small = self._home.type == "cpu" and self.server.state.x.nbytes <= AHEAD_BYTES
+        self._reads_ahead = small and not memory.plan.exact
+        self._last: ServerMethod[Any, Any] | None = None  # the last call, if it was not a read
+        self._followers: dict[str, ServerMethod[Any, Any] | None] = {}  # by method: the read that came next last time
+        self._ahead: ReadAhead | None = None
 
     def call(self, call: Call[Any]) -> Any:
         """Have a call performed and give its result."""
@@ -36,7 +57,17 @@ class LockedClient(CallClient):
         if not method.atomic:
             return self._here(method, call.args)
         if method.reads:
+            if self._last is not None:
+                unguarded = method.when is None and not call.args
+                self._followers[self._last.name], self._last = method if unguarded else None, None
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead.method is method and self._recent(ahead):
+                self._has_read(method, ahead.position, ahead.version)
+                return ahead.result
             return self._read(method, call.args)
+        if self._last is not None:
+            self._followers[self._last.name] = None
+        self._last, self._ahead = method, None
         mailbox, result = self._attempt(call)
         return result if mailbox is None else self.collect(mailbox)
 
@@ -83,6 +114,7 @@ class LockedClient(CallClient):
     def forget(self) -> None:
         """Calls under way are void."""
         self._results.clear()
+        self._last = self._ahead = None
         super().forget()
 
     def _attempt(self, call: Call[Any]) -> tuple[Mailbox | None, Any]:
@@ -105,9 +137,26 @@ class LockedClient(CallClient):
                     return mailbox, None
             if method.when is not None and (unmet := server.unmet(call)):
                 return self._line_up(self._methods[method.name], call, unmet), None
-            return None, server.perform(self.rank, call, lambda result: self._own(result, call))
+            result = server.perform(self.rank, call, lambda result: self._own(result, call))
+            if self._reads_ahead and (follower := self._followers.get(method.name)) is not None:
+                self._ahead = self._read_ahead(follower)
+            return None, result
         finally:
             server.release()
+
+    def _read_ahead(self, method: ServerMethod[Any, Any]) -> ReadAhead:
+        """Perform, under the lock, the read that is expected next: the state that this worker has just changed is still
+        in its core's cache. Later another worker would have it, and the copy would take several times as long."""
+        state = self._state
+        result = method.function(self.memory.scheme.rates_at(state), state)
+        version = state.v if gives(result, self._x) else None
+        own = mapped(self._copied, result)
+        return ReadAhead(method, own, version, self._board.performed[0], time.perf_counter_ns())
+
+    def _recent(self, ahead: ReadAhead) -> bool:
+        """Whether the worker may take what was read ahead for the state now: it has done next to nothing since."""
+        current = self._board.run[GENERATION] == self.generation
+        return bool(current and time.perf_counter_ns() - ahead.at < RECENT)
 
     def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
         """Perform a method that only reads: without the lock, if no process writes meanwhile. If its guard is false,

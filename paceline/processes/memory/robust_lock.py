@@ -16,6 +16,7 @@ import time
 SIZE = 64  # bytes; pthread_mutex_t has 40 to 48
 _SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _MONOTONIC = 1  # CLOCK_MONOTONIC
+_OWNER = 0x3FFFFFFF  # the bits of a futex that name its owner: 0 while nobody has the lock, or its owner has died
 
 
 class _TimeSpec(ctypes.Structure):
@@ -34,6 +35,7 @@ class RobustLock:
 
     def __init__(self, address: int) -> None:
         self._at = ctypes.c_void_p(address)
+        self._word = ctypes.c_uint32.from_address(address)
         self._until = _TimeSpec()
 
     @staticmethod
@@ -44,6 +46,11 @@ class RobustLock:
         _check(_brief.pthread_mutexattr_setpshared(attributes, _SHARED))
         _check(_brief.pthread_mutexattr_setrobust(attributes, _ROBUST))
         _check(_brief.pthread_mutex_init(ctypes.c_void_p(address), attributes))
+
+    def looks_free(self) -> bool:
+        """Whether it is worth trying to take the lock. A try takes the lock's memory from its owner's core, a look does
+        not."""
+        return not self._word.value & _OWNER
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free."""
