@@ -104,6 +104,17 @@ def links(theatre: Theatre) -> tuple[list[LockedClient], list[int]]:
     return found, rung
 
 
+def contended(client: LockedClient, whether: bool = True) -> None:
+    """Have the lock seem to be taken, or free, whenever this client wants it."""
+    acquire = type(client.server).acquire
+
+    def acquired(*given: Any, **named: Any) -> None:
+        acquire(client.server, *given, **named)
+        client.server.contended = whether
+
+    client.server.acquire = acquired  # type: ignore[method-assign]
+
+
 def caretaker(theatre: Theatre) -> Caretaker:
     return Caretaker(theatre.memory(theatre.board.server_place(0)))
 
@@ -130,6 +141,7 @@ def test_the_read_that_follows_a_push_is_made_with_it(theatre: Theatre, monkeypa
     clients[0].journal = SimpleNamespace(add=lambda *record: noted.append(record), flush=lambda: None)  # type: ignore[assignment]
     clients[0].call(scheme.push(one))
     assert clients[0].call(scheme.look())[1] == 1  # from now on a look is expected after a push
+    contended(clients[0])
     clients[0].call(scheme.push(one))
     clients[1].call(scheme.push(one))
     x, v = clients[0].call(scheme.look())  # as it was right after its own push, which the log says
@@ -147,10 +159,15 @@ def test_the_read_that_follows_a_push_is_made_with_it(theatre: Theatre, monkeypa
     clients[0].call(scheme.push(one))
     clients[1].call(scheme.push(one))
     assert clients[0].call(scheme.look())[1] == 9  # so it was not expected
+    contended(clients[0], False)
+    clients[0].call(scheme.push(one))
+    clients[1].call(scheme.push(one))
+    assert clients[0].call(scheme.look())[1] == 11  # nobody waits for the lock: the read may come later
 
 
 def test_what_was_read_ahead_is_void_after_a_return_to_a_checkpoint(theatre: Theatre) -> None:
     scheme, (clients, _) = Gates(), links(theatre)
+    contended(clients[0])
     for _ in range(2):
         clients[0].call(scheme.push(torch.ones(LENGTH)))
         clients[0].call(scheme.look())

@@ -138,15 +138,17 @@ class LockedClient(CallClient):
             if method.when is not None and (unmet := server.unmet(call)):
                 return self._line_up(self._methods[method.name], call, unmet), None
             result = server.perform(self.rank, call, lambda result: self._own(result, call))
-            if self._reads_ahead and (follower := self._followers.get(method.name)) is not None:
-                self._ahead = self._read_ahead(follower)
+            if self._reads_ahead and server.contended:
+                self._ahead = self._read_ahead(self._followers.get(method.name))
             return None, result
         finally:
             server.release()
 
-    def _read_ahead(self, method: ServerMethod[Any, Any]) -> ReadAhead:
-        """Perform, under the lock, the read that is expected next: the state that this worker has just changed is still
-        in its core's cache. Later another worker would have it, and the copy would take several times as long."""
+    def _read_ahead(self, method: ServerMethod[Any, Any] | None) -> ReadAhead | None:
+        """Perform, under the lock, the read that is expected next. Others wait for the lock: later one of them would
+        write while this worker reads. Now the state is still in its core's cache."""
+        if method is None:
+            return None
         state = self._state
         result = method.function(self.memory.scheme.rates_at(state), state)
         version = state.v if gives(result, self._x) else None

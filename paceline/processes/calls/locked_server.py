@@ -47,6 +47,7 @@ class LockedServer:
     def __init__(self, memory: RunMemory, place: int, wait_for: WaitFor) -> None:
         self._memory, self._board, self._place, self._wait_for = memory, memory.board, place, wait_for
         self._lock = memory.board.lock()
+        self.contended = False  # another process had the lock when this one last wanted it
         self._settings = memory.board.get("settings")
         state = memory.shard_state(0)
         self.performer = CallPerformer(self._scheme(), state, memory.plan.workers, memory.ledger("ledger.0."))
@@ -75,7 +76,8 @@ class LockedServer:
     def acquire(self, generation: int, *, torn: bool = False) -> None:
         """Wait for the lock. Stopped or RolledBack if the run has failed, or has returned to a checkpoint since this
         `generation`. `torn`: take it even if a process has died inside a call."""
-        if not self._lock.try_acquire():
+        self.contended = not self._lock.try_acquire()
+        if self.contended:
             self.outwait(generation)
         if self._given_up(generation) or (self._mark[0] % 2 and not torn):
             self._lock.release()
@@ -109,7 +111,7 @@ class LockedServer:
         until = began + spinning.nanoseconds
         while now < until:
             os.sched_yield()
-            taken, now = lock.try_acquire(), clock()
+            taken, now = lock.looks_free() and lock.try_acquire(), clock()
             if taken:
                 spinning.waited(now - began, now)
                 return
