@@ -3,7 +3,7 @@ the transport sends it."""
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +25,7 @@ from paceline.scheme import ServerMethod
 from paceline.state import State
 
 ASK, POST, READ = RecordKind.ASK, RecordKind.POST, RecordKind.READ  # bound here: looking up a member of an enum is slow
-READS = 16  # tries to read while no server writes, before the server is asked
+READS = 16  # tries to read while no server writes, or looks for such a moment, before the server is asked
 
 
 class Stopped(Exception):
@@ -55,7 +55,7 @@ class CallClient:
         self._answered = [board.answered[shard] for shard in self._servers]
         self._silent: list[tuple[Mailbox, str, list[tuple[Tensor, int]]]] = []
         self.journal: OrderLogWriter | None = None
-        self._unheard, self._tries = False, READS
+        self._unheard, self._tries = False, (READS, READS)
         self._grads = {memory.layout.places[f"grad.{rank}.{k}"].offset for k in range(2)}
         self._reach: RemoteCalls | None = memory.transport.calls(memory, rank, self._mailboxes, self._given_up)
         self._near = [shard for shard in self._servers if memory.near(shard)]
@@ -298,11 +298,14 @@ class CallClient:
         """Perform a method that only reads, at a moment at which no server writes."""
         board, state = self._board, self._state
         mark, performed = board.mark, board.performed
-        for _ in range(self._tries):
+        tries, looks = self._tries
+        while tries and looks:
             before, position = mark.tolist(), performed.tolist()
             if any(one % 2 for one in before) or (len(before) > 1 and len(set(position)) > 1):
-                time.sleep(0)  # let the server run: it may share this core
+                looks -= 1
+                os.sched_yield()  # let the server run: it may share this core
                 continue
+            tries -= 1
             if method.when is not None and not method.when(self.memory.scheme, state, *args):
                 return False, None
             result = method.function(self.memory.scheme.rates_at(state), state, *args)

@@ -22,6 +22,7 @@ from paceline.scheme import ServerMethod
 
 AHEAD_BYTES = 4 << 20  # of x: of a larger one, a copy under the lock would keep others waiting for too long
 RECENT = 500_000  # ns
+LOOKS = 1000  # for a moment at which no process writes: about the time of a few calls
 POST = RecordKind.POST  # bound here: looking up a member of an enum is slow
 
 
@@ -43,7 +44,9 @@ class LockedClient(CallClient):
         super().__init__(memory, rank, wait_for)
         self.server = LockedServer(memory, rank, wait_for)
         self._home = self.server.state.x.device
-        self._tries = 2  # then under the lock
+        # tries, then under the lock. The process that tells waiting workers of a new state does so inside the mark: they
+        # all read when it has left it, not one after the other under the lock
+        self._tries = 2, LOOKS
         self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
         small = self._home.type == "cpu" and self.server.state.x.nbytes <= AHEAD_BYTES
         self._reads_ahead = small and not memory.plan.exact

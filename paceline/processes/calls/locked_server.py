@@ -23,7 +23,7 @@ from paceline.processes.calls.mailbox import SAVE, SET, Mailbox, put, received
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, RUNNING, STOP, STOPPING, fence
 from paceline.processes.memory.call_codec import encode
-from paceline.processes.memory.packed_words import generation_of
+from paceline.processes.memory.packed_words import generation_of, only_asks_when
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.spinning import Spinning
 from paceline.processes.transport import WaitFor
@@ -278,7 +278,7 @@ class LockedServer:
 
     def _settle(self, changed: int) -> None:
         """Perform waiting calls, earliest first, until no guard allows another. `changed`: cells that were written."""
-        arrived, allowed = self._board.arrived, dict[int, Call[Any]]()
+        arrived, allowed = self._board.arrived, dict[int, Call[Any] | None]()
         while self._board.run[STOP] == RUNNING:
             known: dict[bytes, int] = {}  # guards with equal arguments are evaluated once
             for index, mask in enumerate(self._watched.tolist() if changed else ()):
@@ -289,6 +289,7 @@ class LockedServer:
             index = min(allowed, key=arrived.__getitem__)
             call, mailbox, changed = allowed.pop(index), self._mailboxes[index], 0
             if not mailbox.tell:
+                assert call is not None
                 before = self.performer.writes()
                 self._reply(mailbox, self._carry_out(mailbox.rank, call))
                 changed = self._changed(before)
@@ -296,7 +297,7 @@ class LockedServer:
             self._watched[index] = 0
             self._to_wake.add(mailbox.rank)
 
-    def _ask(self, index: int, known: dict[bytes, int], allowed: dict[int, Call[Any]]) -> None:
+    def _ask(self, index: int, known: dict[bytes, int], allowed: dict[int, Call[Any] | None]) -> None:
         """Evaluate the guard of a waiting call."""
         mailbox = self._mailboxes[index]
         if self._posted[index] == self._answered[index]:
@@ -304,11 +305,14 @@ class LockedServer:
             return
         if not self._board.alive[mailbox.rank]:
             return  # the server will void it
-        request = mailbox.request
+        request, call = mailbox.request, None
         key = request[: 1 + request[0]].tobytes() + request[-1:].tobytes()
-        call = received(self._memory, mailbox, self.methods, self._memory.bounds(0))
-        if key not in known:
-            known[key] = self.unmet(call)
+        if key in known and only_asks_when(request[-1]):  # as of a worker before: nothing of it is needed
+            mailbox.taken, mailbox.tell = self._posted[index], True
+        else:
+            call = received(self._memory, mailbox, self.methods, self._memory.bounds(0))
+            if key not in known:
+                known[key] = self.unmet(call)
         if known[key]:
             self._watched[index] = known[key]
             allowed.pop(index, None)
