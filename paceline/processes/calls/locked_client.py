@@ -44,8 +44,8 @@ class LockedClient(CallClient):
         super().__init__(memory, rank, wait_for)
         self.server = LockedServer(memory, rank, wait_for)
         self._home = self.server.state.x.device
-        # tries, then under the lock. The process that tells waiting workers of a new state does so inside the mark: they
-        # all read when it has left it, not one after the other under the lock
+        # tries, then under the lock. Waiting workers are told of a new state from inside a call: they all read it when
+        # the call is over, and not one after the other under the lock
         self._tries = 2, LOOKS
         self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
         small = self._home.type == "cpu" and self.server.state.x.nbytes <= AHEAD_BYTES
