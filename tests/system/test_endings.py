@@ -239,8 +239,11 @@ class DiskFull(Hook):
 
     roles: ClassVar[frozenset[Role]] = frozenset({"chief"})
 
+    saved = False
+
     def after_step(self, session: Session) -> None:
-        if session.updates == 40:
+        if session.updates >= 40 and not self.saved:  # from one look to the next it may rise by two
+            self.saved = True
             session.save()
         if session.updates >= 80:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
