@@ -114,7 +114,7 @@ class Group(ABC):
 
     def commit(self, header: Header) -> Exchange:
         """The vector of `open_early` is final, and the worker is at its mean: the first half, as of `start`."""
-        raise NotImplementedError
+        raise AssertionError("no mean was begun early: open_early() of this group gives None")
 
     @abstractmethod
     def headers(self) -> list[Header]:

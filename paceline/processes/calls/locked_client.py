@@ -165,7 +165,7 @@ class LockedClient(CallClient):
 
     def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
         """Perform a method that only reads: without the lock, if no process writes meanwhile. If its guard is false,
-        this worker is woken by whoever makes it true, and then looks again."""
+        the process that makes it true wakes this worker, which then looks again."""
         server = self.server
         while True:
             seen, result = self._look(method, args)

@@ -1,4 +1,4 @@
-"""The server on one node: whoever calls it performs the call, on the shared state and under the server's lock.
+"""The server on one node: the process that calls it performs the call, on the shared state and under its lock.
 
 A call begins and ends with the board's mark: it is odd inside. If a process dies there, the state may be half changed:
 nobody performs anything on it until the supervisor has sent the run back to a checkpoint. A call whose guard is false
@@ -169,7 +169,7 @@ class LockedServer:
         return 0 if met else mask or NONE
 
     def line_up(self, mailbox: Mailbox, unmet: int) -> None:
-        """Have the call in a mailbox performed by whoever makes its guard true."""
+        """Have the call in a mailbox performed by the process that makes its guard true."""
         arrivals = self._board.get("arrivals") + 1
         self._board.put("arrivals", arrivals)
         self._board.arrived[mailbox.index] = arrivals

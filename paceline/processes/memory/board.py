@@ -190,7 +190,7 @@ class Board:
         return made
 
     def lock(self) -> RobustLock:
-        """The server's lock: on one node, whoever calls the server performs the call while it holds this."""
+        """The server's lock: on one node, a process that calls the server performs the call while it holds this."""
         return RobustLock(self._lock_at)
 
     def _words(self, count: int) -> memoryview:

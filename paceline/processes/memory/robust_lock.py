@@ -1,7 +1,7 @@
 """A lock in shared memory that survives its owner: POSIX's robust, process-shared mutex, from the C library.
 
 If the owner dies, the kernel tells the next process that takes the lock. What the owner was changing then may be half
-changed: whoever takes the lock finds that out by itself, from a mark that the owner had set.
+changed: the process that takes the lock finds that out by itself, from a mark that the owner had set.
 
 A mutex belongs to a thread: threads of one process exclude each other like processes.
 """

@@ -72,7 +72,7 @@ class Recovery:
         board = self._launched.board
         if not self._launched.opened():
             return False
-        if self._launched.memory.locked_calls():  # whoever calls performs the call
+        if self._launched.memory.locked_calls():  # the calling worker performs the call
             inside = board.get("inside") - 1
             return bool(board.mark[0] % 2) and inside in places(part, self._launched.plan)
         if part.kind != "server":
