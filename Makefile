@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE := $(VENV)/.site-ready
 ENGINES := .venv-engines
 ALONE := tests/contracts tests/chaos tests/golden tests/papers tests/unit
 # start processes of their own, which are forked: apart from tests that start threads, three at a time on any machine
@@ -12,7 +13,7 @@ SEED ?= 0
 SECONDS ?= 60
 RUNS ?= 1000000
 
-.PHONY: setup demo test test-long test-all matrix test-engines chaos chaos-sim check size bench docs clean help
+.PHONY: setup demo test test-long test-all matrix test-engines chaos chaos-sim check size bench docs docs-serve figures clean help
 
 help:          ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,10 +33,11 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
 test: $(READY) ## every unit, paper and golden test, most contracts, and a few system tests of each world: minutes
-	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES))
+	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES)) -m "not long"
 	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m "not long"
 
-test-long: $(READY) ## the other system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
+test-long: $(READY) ## the other contracts and system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
+	$(BIN)/python -m pytest -n auto tests/contracts $(addprefix --ignore=,$(PROCESSES)) -m long
 	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m long
 
 test-all: test test-long ## both
@@ -68,11 +70,22 @@ bench: $(READY) ## paceline beside other libraries on this machine, in under 15 
 	  $(BIN)/pip install --quiet --editable '.[bench]' || echo "without matplotlib: no figure"
 	$(BIN)/python benchmarks/bench.py
 
-docs: $(READY) ## write the generated parts of docs/ anew
+docs: $(SITE) ## write the generated parts of docs/ anew, and the site of the docs to site/: open site/index.html
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(SITE) ## the site on a local port, built anew at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+figures: $(READY) ## the figures of the docs, from runs of paceline compare: some minutes
+	$(BIN)/python docs/figures.py
+
+$(SITE): $(READY)
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@
 
 size: $(READY) ## lines per file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn
 
 clean:         ## remove the virtual environment and caches
-	rm -rf $(VENV) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .hypothesis site *.egg-info

@@ -32,7 +32,8 @@ def write_page() -> list[Path]:
     if told is not None:
         written += _figure(told)
         parts.append("\n".join(_against_others(told)))
-    for name, section in (("cores.json", _cores), ("gpu.json", _gpu), ("startup.json", _startup)):
+    sections = {"cores.json": _cores, "gpu.json": _gpu, "startup.json": _startup, "slow_links.json": _slow_links}
+    for name, section in sections.items():
         found = _read(name)
         if found is not None:
             parts.append("\n".join(section(found)))
@@ -131,6 +132,31 @@ def _startup(told: dict[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for run in told["runs"]:
         yield f"| {run['model']} | {run['way']} | {run['scheme']} | {run['beyond']:.2f} | {run['peak_mb']:,.0f} |"
+
+
+def _slow_links(told: dict[str, Any]) -> Iterator[str]:
+    yield "## Slow links"
+    yield ""
+    yield (
+        f"`python benchmarks/slow_links.py`: {told['title']} of training. One worker on each host, AdamW at the same "
+        "rate inside, one run each. The evaluations are not in the time."
+    )
+    yield ""
+    yield "| | test loss at the end | samples/s | updates | MB over the link | kB per 1,000 samples |"
+    yield "|---|---|---|---|---|---|"
+    for name, run in told["runs"].items():
+        last, sent = run["course"][-1], run["megabytes"]
+        yield (
+            f"| {name} | {last['loss']:.3f} | {last['samples'] / last['seconds']:,.0f} | {last['updates']:,} "
+            f"| {sent:.1f} | {1e6 * sent / last['samples']:,.0f} |"
+        )
+    yield ""
+    yield "| | command |"
+    yield "|---|---|"
+    for name, run in told["runs"].items():
+        yield f"| {name} | `paceline train char-lm --scheme {run['words']}` |"
+    yield ""
+    yield "![Test loss against time](../benchmarks/results/slow_links.svg)"
 
 
 def _figure(told: dict[str, Any]) -> list[Path]:

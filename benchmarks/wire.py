@@ -47,6 +47,7 @@ from paceline.network.nodes.coordinator import Coordinator
 from paceline.network.nodes.join import JoinRequest
 from paceline.network.secure import secret as secrets
 from paceline.network.secure import tls
+from paceline.network.secure.admission import unpaced
 from paceline.processes.supervisor.supervisor import Supervisor
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
@@ -108,6 +109,7 @@ def sockets(
 
 def _tune(connection: socket.socket, blocking: bool) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    unpaced(connection)
     connection.setblocking(blocking)
 
 

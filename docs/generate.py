@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.cli.commands import COMMANDS, Command
 from paceline.cli.signature import options_of
 from paceline.config import discovery
+from paceline.config.listing import SCHEME_FAMILIES
 from paceline.config.options import Declared
 from paceline.hook import Hook
 from paceline.report.tables import parameter_rows
@@ -21,7 +22,7 @@ BEGIN, END = "<!-- options of ", "<!-- end -->"
 
 def main() -> int:
     pages = {"schemes.md": schemes(), "tasks.md": tasks(), "hooks.md": hooks(), "command-line.md": command_line()}
-    pages["examples.md"] = examples()
+    pages |= {"examples.md": examples(), "decisions/README.md": decisions()}
     stale = []
     for name, lines in pages.items():
         path, text = HERE / name, "\n".join(lines) + "\n"
@@ -37,19 +38,50 @@ def main() -> int:
 
 def schemes() -> Iterator[str]:
     yield from ("# Schemes", "", NOTE, "")
-    yield "`paceline show NAME` prints the same with the listing. Words are given as `key=value`."
-    yield from ("", "| name | what it does | source | words and defaults | file |", "|---|---|---|---|---|")
+    yield "`paceline show NAME` prints the same. Words are given as `key=value`. h is the curvature of a quadratic,"
+    yield "x are the server's or common parameters, v their version, y a worker's own parameters, g is a gradient."
+    yield "Vectors per gradient: what one worker sends and receives for each gradient that it computes, in vectors as"
+    yield "long as x. A mean counts two (a ring of N workers sends 2 (N - 1) / N); a server sees the sum of all."
+    families: dict[str, list[discovery.Member]] = {family: [] for family in SCHEME_FAMILIES}
     for found in discovery.schemes().values():
-        paragraphs = found.doc.split("\n\n")
-        source = " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
-        takes = words("schemes", found)
-        yield f"| `{found.name}` | {cell(found.summary)} | {cell(source)} | {takes} | `{found.file}` |"
+        families[found.value.family].append(found)
+    for family, members in families.items():
+        if not members:
+            continue
+        yield from ("", f"## {family.capitalize()}", "")
+        yield from (
+            "| name | what it does | good for | source | words and defaults | file |",
+            "|---|---|---|---|---|---|",
+        )
+        for found in members:
+            source = " ".join(found.doc.split("\n\n")[1].split()) if "\n\n" in found.doc else ""
+            about, good = cell(found.summary), cell(found.value.good_for)
+            yield f"| `{found.name}` | {about} | {good} | {cell(source)} | {words('schemes', found)} | `{found.file}` |"
+        for found in members:
+            yield from scheme(found)
     yield from ("", "## Update rules", "")
     yield "`rule=NAME` is the worker's (or the only) rule, `server.rule=NAME` the server's; options follow as"
     yield "`rule.OPTION=…` and `server.OPTION=…`. `lr` none means the scheme's `lr`."
     yield from ("", "| name | arithmetic (torch.optim's) | options and defaults |", "|---|---|---|")
     for found in discovery.FAMILIES["rules"]().values():
         yield f"| `{found.name}` | {cell(found.summary)} | {words('rules', found)} |"
+
+
+def scheme(found: discovery.Member) -> Iterator[str]:
+    """The listing of a scheme, and what follows from it."""
+    _, *paragraphs = found.doc.split("\n\n")
+    listings = [part for part in paragraphs[1:] if part.lstrip().startswith(("worker", "server"))]
+    yield from ("", f"### {found.name}", "")
+    if listings:
+        yield from ("```", *"\n".join(listings).splitlines(), "```", "")
+    for part in paragraphs[1:]:
+        if part not in listings:
+            yield from (*part.splitlines(), "")
+    facts = {"Vectors per gradient": found.value.volume, "Stable for": found.value.limit}
+    facts["Identities"] = found.value.equals
+    for what, text in facts.items():
+        if text:
+            yield f"- {what}: {text}."
 
 
 def tasks() -> Iterator[str]:
@@ -93,6 +125,15 @@ def command_line() -> Iterator[str]:
 
 def examples() -> Iterator[str]:
     yield from rewritten("examples.md", "<!-- difference of ", difference)
+
+
+def decisions() -> Iterator[str]:
+    yield from ("# Decisions", "", NOTE, "")
+    yield "Larger choices: what was decided, the alternatives, what it costs. [design.md](../design.md) is the result."
+    yield ""
+    for path in sorted((HERE / "decisions").glob("[0-9]*.md")):
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        yield f"- [{title}]({path.name})"
 
 
 def rewritten(page: str, begin: str, part: Callable[[str], Iterable[str]]) -> Iterator[str]:

@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from paceline.api.script.attach import attach
     from paceline.api.simulate import StabilityWarning, simulate
     from paceline.api.train import EvalSpec, RunInterrupted, TrainSpec, train, train_and_evaluate
+    from paceline.compressor import Compressor
     from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
+    from paceline.experiments.compare import compare
+    from paceline.experiments.comparison import Comparison
     from paceline.hook import Hook
+    from paceline.planning.plan import plan
+    from paceline.planning.plan_cells import Forecast
     from paceline.result import Result
     from paceline.runs.diff import Difference, diff
     from paceline.runs.replay.replay import Replayed, replay
     from paceline.runs.replay.sample_usage import samples
     from paceline.runs.trained_model import evaluate, load, predict
     from paceline.runs.verify import Verification, verify
+    from paceline.runtime.timeline import Timeline
     from paceline.scheme import Scheme, on_server
     from paceline.simulator.cost import Cost
     from paceline.simulator.faults import Fault
@@ -36,13 +42,19 @@ _NAMES = {
     "paceline.api.simulate": "StabilityWarning simulate",
     "paceline.api.train": "EvalSpec RunInterrupted TrainSpec train train_and_evaluate",
     "paceline.errors": "DataError Deadlock LossError PacelineError RunError SchemeError UsageError",
+    "paceline.compressor": "Compressor",
+    "paceline.experiments.compare": "compare",
+    "paceline.experiments.comparison": "Comparison",
     "paceline.hook": "Hook",
+    "paceline.planning.plan": "plan",
+    "paceline.planning.plan_cells": "Forecast",
     "paceline.result": "Result",
     "paceline.runs.diff": "Difference diff",
     "paceline.runs.replay.replay": "Replayed replay",
     "paceline.runs.replay.sample_usage": "samples",
     "paceline.runs.trained_model": "evaluate load predict",
     "paceline.runs.verify": "Verification verify",
+    "paceline.runtime.timeline": "Timeline",
     "paceline.scheme": "Scheme on_server",
     "paceline.simulator.cost": "Cost",
     "paceline.simulator.faults": "Fault",
@@ -56,6 +68,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = ["DataError", "Deadlock", "LossError", "PacelineError", "RunError", "SchemeError", "UsageError"]
 __all__ += [
     "Batch",
+    "Compressor",
     "Hook",
     "Scheme",
     "State",
@@ -74,12 +87,13 @@ __all__ += [
     "Result",
     "RunInterrupted",
     "StabilityWarning",
+    "Timeline",
     "TrainSpec",
     "simulate",
     "train",
 ]
 __all__ += ["Difference", "Replayed", "Verification", "diff", "evaluate", "load", "predict", "replay", "samples"]
-__all__ += ["train_and_evaluate", "verify"]
+__all__ += ["Comparison", "Forecast", "compare", "plan", "train_and_evaluate", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,7 @@ class Bound:
 
     def __str__(self) -> str:
         if self.above:
-            return f"above {self.low:g}"
+            return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
         return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
 
 
@@ -55,6 +55,7 @@ FOLLOWS = "may follow a schedule"
 Rate = Annotated[float, Bound(0, finite=True), FOLLOWS]
 Count = Annotated[int, Bound(1)]
 Natural = Annotated[int, Bound(0)]
+Steps = Annotated[int, Bound(1), FOLLOWS]  # local steps; of a schedule the whole part counts, at least 1
 Fraction = Annotated[float, Bound(0, 1)]
 Feed = Literal["shared", "shard", "slice"]  # how workers share the samples
 
@@ -74,6 +75,7 @@ class Component(ABC):
 
     @classmethod
     def from_name(cls, name: str) -> Self:
+        """The component with this name and default options."""
         known = cls.members()
         if name not in known:
             raise UnknownName(cls.kind, name, known)

@@ -35,6 +35,14 @@ class Session(Protocol):
         """The number of samples of all gradients of all workers."""
 
     @property
+    def bytes_sent(self) -> int:
+        """The bytes of vectors and numbers that all workers have sent since the run was started or resumed."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Those that all workers have received."""
+
+    @property
     def staleness(self) -> Staleness:
         """The staleness of the gradients that have entered the centre."""
 
@@ -86,22 +94,24 @@ class Session(Protocol):
 
 
 class Rest(NamedTuple):
-    """How long a hook has nothing to do at a step: up to a number of updates, or of seconds since the run began."""
+    """How long a hook has nothing to do at a step: up to a number of updates, of seconds since the run began, or of
+    steps of its worker, whichever comes first. `Rest()`: until the end of the run."""
 
     updates: float = math.inf
     seconds: float = math.inf
+    steps: float = math.inf
 
 
 class Hook:
     """Subclasses are dataclasses whose fields are the options. Drawn as the loop that calls them:
 
-    begin                    once, before the first step
-        before_step          \\
-            feed              } for every gradient of the step: may replace the mini-batch
-            after_gradient    } and see its loss
-        after_step           /  again and again
-    failed                   if the run failed with an error
-    end                      always
+        begin                    once, before the first step
+            before_step          \\
+                feed              } for every gradient of the step: may replace the mini-batch
+                after_gradient    } and see its loss
+            after_step           /  again and again
+        failed                   if the run failed with an error
+        end                      always
 
     `failed` and `end` are called for the hooks whose `begin` succeeded, in reverse order, whatever another one raises.
     """
@@ -114,22 +124,29 @@ class Hook:
         super().__init_subclass__()
         cls.name = name or cls.__module__.rpartition(".")[2].replace("_", "-")
 
-    def begin(self, session: Session) -> None: ...
+    def begin(self, session: Session) -> None:
+        """Once in each process that runs the hook, before its first step; also in one that was restarted."""
 
-    def before_step(self, session: Session) -> None: ...
+    def before_step(self, session: Session) -> None:
+        """Before each step of the worker."""
 
     def feed(self, session: Session, batch: Batch) -> Batch:
+        """Before each gradient: the mini-batch that it is taken on, this one or another."""
         return batch
 
-    def after_gradient(self, session: Session, loss: float) -> None: ...
+    def after_gradient(self, session: Session, loss: float) -> None:
+        """After each gradient, with the loss of its mini-batch."""
 
-    def after_step(self, session: Session) -> None: ...
+    def after_step(self, session: Session) -> None:
+        """After each step of the worker."""
 
     def rests(self, session: Session) -> Rest | None:
-        """After a step: until when `before_step` and `after_step` need not be called; None: call them at each step.
-        At steps at which all hooks rest none is called."""
+        """After a step: until when `before_step` and `after_step` need not be called; None: call them at the next step
+        too. They may be called earlier than asked for: when another hook's rest ends."""
         return None
 
-    def failed(self, session: Session, error: BaseException) -> None: ...
+    def failed(self, session: Session, error: BaseException) -> None:
+        """The run failed with this error; `end` follows."""
 
-    def end(self, session: Session) -> None: ...
+    def end(self, session: Session) -> None:
+        """Once, when the run has ended, failed or not."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from paceline.state import Vector
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Group = tuple[int, ...]
+MESSAGES = 4  # messages of one worker that may be under way
+MESSAGE_CELLS = ("message_vectors", "message_numbers", "message_heads", "message_taken")  # runtime/messages.py
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Compressed vectors, as they cross a network: the payload of each, by the place of the argument (a mean or a
+    meeting has place 0). Where memory is shared, what they decode to crosses instead: the same bits. None at all: that
+    is shorter than the payloads of all members of a mean."""
+
+    payloads: dict[int, tuple[Any, ...]]
 
 
 class Op(Generic[R]):
@@ -27,10 +39,13 @@ class Op(Generic[R]):
 
 
 @dataclass(slots=True, eq=False)
-class Grad(Op[Vector]):
-    """The gradient at x on the worker's next mini-batch."""
+class Grad(Op[Any]):
+    """The gradient at x on the worker's next mini-batch. It is stopped, and None is its result, when the server's
+    version has reached `until`, or `within` seconds have passed; then the next gradient is of the same mini-batch."""
 
     x: Vector
+    until: int | None = None
+    within: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +54,7 @@ class Call(Op[R]):
 
     method: ServerMethod[Any, Any]
     args: tuple[Any, ...]
+    packed: Packed | None = None  # of compressed arguments: args hold what it decodes to
 
     def __str__(self) -> str:
         shown = (
@@ -55,6 +71,65 @@ class Mean(Op[Vector]):
     v: Vector
     weight: float = 1.0
     among: Group | None = None
+    whole: bool = False  # v is not compressed
+    packed: Packed | None = None  # of a compressed vector: v is what it decodes to
+    fragment: int | None = None  # the number of the fragment that v is, in the scheme's `fragments_of`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Met:
+    """What a worker takes from a meeting: who took part, and the vectors of those that it asked for, by rank."""
+
+    present: Group
+    vectors: dict[int, Vector]
+    numbers: dict[int, float]  # of all that took part
+    lost: Vector | None = None  # what the others did not get of the worker's own vector, as it was compressed
+
+
+@dataclass(slots=True, eq=False)
+class Meet(Op[Met]):
+    """A meeting of the living workers (of `among`) that are at step t: a worker gives v to those of `to`, and gets the
+    vectors of those of `of`. Nobody waits for a worker that has finished step t."""
+
+    v: Vector
+    to: Group
+    of: Group
+    t: int
+    number: float = 1.0
+    among: Group | None = None
+    packed: Packed | None = None  # of a compressed vector: v is what it decodes to
+    lost: Vector | None = None  # and this is the rest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerMessage:
+    """A message that has come from another worker: its sender's rank, a vector and a number."""
+
+    sender: int
+    v: Vector
+    number: float
+
+
+@dataclass(slots=True, eq=False)
+class Send(Op[bool]):
+    """A message to another worker, which leaves when the step ends. Nobody waits for it. False: it was not sent."""
+
+    to: int
+    v: Vector
+    number: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Receive(Op[tuple[PeerMessage, ...]]):
+    """The messages that have come since the last time, possibly none, in the order of their senders' ranks."""
+
+
+def message_cells(x0: Vector, workers: int) -> dict[str, Tensor]:
+    """A worker's cells for its messages under way, and for which of the others' it has taken."""
+    sizes = ((MESSAGES, 2), (MESSAGES, 4), (workers * MESSAGES, 3))
+    kinds = (torch.float64, torch.int64, torch.int64)
+    rest = [torch.zeros(size, dtype=kind) for size, kind in zip(sizes, kinds, strict=True)]
+    return dict(zip(MESSAGE_CELLS, (x0.new_zeros(MESSAGES, x0.numel()), *rest), strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -97,14 +172,36 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
+def content(op: Op[Any]) -> Any:
+    """What crosses a network for an operation: its arguments, or the payloads of those that are compressed."""
+    match op:
+        case Call(_, args, None):
+            return args
+        case Call(_, args, Packed(payloads)):
+            return tuple(payloads.get(place, arg) for place, arg in enumerate(args))
+        case Mean(packed=Packed(payloads)) | Meet(packed=Packed(payloads)) if payloads:
+            return payloads[0]
+        case Mean(v) | Meet(v):
+            return v
+        case _:
+            return ()
+
+
+def nbytes(value: Any) -> int:
+    """The bytes of an argument, a result or a payload; a number has 8."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(nbytes, value)) if isinstance(value, tuple) else 8
+
+
 def copied(op: Op[R]) -> Op[R]:
     """The same operation with copies of its tensors."""
     match op:
-        case Grad(x):
-            return Grad(x.clone())
-        case Call(method, args):
-            return Call(method, mapped(Tensor.clone, args))
-        case Mean(v, weight, among):
-            return Mean(v.clone(), weight, among)
+        case Grad(x, until, within):
+            return Grad(x.clone(), until, within)
+        case Call(method, args, packed):
+            return Call(method, mapped(Tensor.clone, args), packed)
+        case Mean(v) | Meet(v):
+            return replace(op, v=v.clone())
         case _:
             return op

@@ -160,20 +160,20 @@ class Result:
     scheme: str
     task: str
     workers: int
-    updates: int
-    gradients: int
-    dropped: int = field(default=0, kw_only=True)
-    samples: int
+    updates: int  # changes of the centre: global steps
+    gradients: int  # all that workers have computed
+    dropped: int = field(default=0, kw_only=True)  # gradients that came too late and were not used
+    samples: int  # of all gradients
     epochs: float | None = field(default=None, kw_only=True)  # samples / training samples; None: they have no length
     virtual_seconds: float | None  # None where time was real
     staleness: Staleness
-    metrics: dict[str, float]
-    vector: Vector = field(repr=False)
+    metrics: dict[str, float]  # of the final parameters on the test data: `loss`, and what the task gives
+    vector: Vector = field(repr=False)  # the final parameters
     seed: int = 0
-    batch: int = 0
-    hyper: dict[str, Any] = field(default_factory=dict, repr=False)
-    history: Evaluations = field(default_factory=Evaluations, repr=False)
-    warnings: list[str] = field(default_factory=list, repr=False)
+    batch: int = 0  # samples per gradient
+    hyper: dict[str, Any] = field(default_factory=dict, repr=False)  # hyper-parameters of the scheme
+    history: Evaluations = field(default_factory=Evaluations, repr=False)  # evaluations during the run, oldest first
+    warnings: list[str] = field(default_factory=list, repr=False)  # stability limits that the values cross, …
     notice: str | None = field(default=None, repr=False)
     stopped: str | None = None  # why a hook stopped the run before its last step
     micro: int | None = None  # of exact runs: parts of a batch, each a worker of the scheme
@@ -185,11 +185,13 @@ class Result:
     rolled_back_updates: int | None = None  # updates that returns to a checkpoint undid; of all launches
     lost_updates: int | None = field(default=None, metadata=_REAL)  # updates of a failed run after its last checkpoint
     peak_rss_mb: float | None = field(default=None, metadata=_REAL)  # of the largest process
-    directory: str | None = field(default=None, metadata=_REAL)
+    directory: str | None = field(default=None, metadata=_REAL)  # the run directory
     fingerprint: str | None = field(default=None, metadata=_REAL)  # hash of what determined the result
     batched: bool = False  # of simulations: gradients in flight were computed at once; bits differ by rounding
     device: str = "cpu"  # of simulations: where they computed
     profile: Profile | None = field(default=None, repr=False)  # with profile=True
+    compress: str = ""  # the compressor of what workers sent, with its options
+    traffic: dict[str, list[int]] | None = None  # bytes of each worker: sent, received, and sent if not compressed
     fates: dict[str, int] | None = None  # of simulations with faults: number of gradients used, dropped, lost, …
 
     def __post_init__(self) -> None:
@@ -203,6 +205,7 @@ class Result:
 
     @property
     def digest(self) -> str:
+        """SHA-256 of the bytes of the final vector: equal digests mean equal bits."""
         return digest(self.vector)
 
     @property
@@ -239,6 +242,10 @@ class Result:
             ("memory of the largest process", "{:,.0f} MB", self.peak_rss_mb),
         )
         yield from ((name, form.format(value)) for name, form, value in real if value is not None)
+        if self.compress:
+            yield "compressor", self.compress
+        if self.traffic is not None and any(self.traffic["sent"]):
+            yield "sent by a worker, on average", _sent(self.traffic)
         yield "staleness mean / max", f"{self.staleness.mean:.2f} / {self.staleness.max}"
         if self.final is not None:
             yield "final vector", " ".join(f"{value:.6g}" for value in self.final)
@@ -285,6 +292,7 @@ class Result:
         """Plain data for JSON; numbers that JSON cannot write (NaN, infinity) become None."""
         real, faulty = self.wall_seconds is not None, self.fates is not None
         shown = {"micro": self.micro is not None, "fates": faulty, "profile": self.profile is not None}
+        shown |= {"compress": bool(self.compress), "traffic": self.traffic is not None}
         shown |= {"batched": self.batched, "device": self.device != "cpu"}
         shown |= dict.fromkeys(("servers", "rolled_back_updates"), real or faulty)
         plain: dict[str, Any] = {}
@@ -330,3 +338,19 @@ def digest(vector: Vector) -> str:
     """SHA-256 of the vector's bytes."""
     plain = vector.detach().cpu().contiguous().view(torch.uint8)  # numpy lacks some dtypes
     return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+
+
+def _sent(traffic: dict[str, list[int]]) -> str:
+    """Bytes in words: 1.2 MB, and how much smaller compression has made them."""
+    sent, whole = sum(traffic["sent"]), sum(traffic["uncompressed"])
+    ratio = f" (1/{whole / sent:.3g} of {size_text(whole / len(traffic['sent']))})" if whole != sent else ""
+    return size_text(sent / len(traffic["sent"])) + ratio
+
+
+def size_text(count: float) -> str:
+    """A number of bytes with its unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -7,6 +7,7 @@ billion at once, and ten thousand simulated workers need no memory for their ord
 import math
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from itertools import count
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 
 CHUNK = 1024  # indices computed together once a stream runs, to spread numpy's cost per call
+LARGE_CHUNK = 8192  # for a worker with a process of its own, which has memory for it: a third of the time
 ROUNDS = 4  # of the Feistel network; each one changes both halves
 
 _MASK = (1 << 64) - 1
@@ -34,6 +36,15 @@ def mixed(*parts: int | str) -> int:
 def sample_seed(seed: int, rank: int, count: int) -> int:
     """The seed of the random numbers inside one mini-batch (dropout, noise): 63 bits."""
     return mixed("sample", seed, rank, count)
+
+
+def sample_seeds(seed: int, rank: int, first: int) -> Iterator[int]:
+    """`sample_seed` of the counts from `first` on. What all of them begin with is hashed once."""
+    begun = blake2b(f"sample\x1f{seed}\x1f{rank}\x1f".encode(), digest_size=8)
+    for number in count(first):
+        one = begun.copy()
+        one.update(b"%d" % number)
+        yield int.from_bytes(one.digest(), "little") >> 1
 
 
 class Portion(NamedTuple):
@@ -113,9 +124,10 @@ class Stream:
         """The samples of batch number `count`."""
         return self._block(count, 1).reshape(-1)
 
-    def from_(self, first: int = 0) -> Iterator[Indices]:
-        """The batches from number `first` on. Chunks grow, because a simulated worker may take only a few."""
-        most = max(1, CHUNK // self.size)
+    def from_(self, first: int = 0, most: int = CHUNK) -> Iterator[Indices]:
+        """The batches from number `first` on, computed in chunks of at most `most` indices. Chunks grow, because a
+        simulated worker may take only a few."""
+        most = max(1, most // self.size)
         chunk = 1
         while True:
             yield from self._block(first, chunk)

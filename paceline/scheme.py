@@ -17,6 +17,7 @@ from typing import (
     ClassVar,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     Self,
     TypeVar,
@@ -24,13 +25,16 @@ from typing import (
     overload,
 )
 
+from paceline.compressed_sites import CompressedSites
+from paceline.compressor import Compressor, Fragment
 from paceline.errors import SchemeError, UsageError
 from paceline.fields import Bound, Component, Count, Fraction, Rate, converted
-from paceline.ops import Call
+from paceline.formula import evaluated
+from paceline.ops import MESSAGE_CELLS, Call, message_cells
 from paceline.rules import SGD, Rule
 from paceline.schedules import Schedule
 from paceline.stability import Gain
-from paceline.state import State, Vector, mean_of, sum_of
+from paceline.state import Cell, State, Vector, mean_of, sum_of
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -41,6 +45,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 Guard = Callable[..., bool]
+Named = tuple[tuple[str, tuple[int, ...]], ...]
+COMPRESSED_SHAPES = "compress_shapes"  # the worker's cell with the shapes of the parameters
 
 
 class ServerMethod(Generic[P, R]):
@@ -133,13 +139,32 @@ class Scheme:
     asynchronous: ClassVar[bool] = False  # the centre may change while a worker computes
     fixed_order: ClassVar[bool] = False  # an update adds all workers' gradients in the order of ranks
     alone: ClassVar[bool] = False  # takes one worker only
+    # without a server: every worker has a model of its own. An update is one step of every living worker, and what is
+    # evaluated and saved is the mean of their models
+    decentralised: ClassVar[bool] = False
     rule_at_server: ClassVar[bool] = False  # `rule` is the server's: `server.rule` means the same
+    fair: ClassVar[bool] = False  # asynchronous, and yet all workers count alike, whatever their speeds
+    # whether updates wait for every living worker; None: "never" if asynchronous, else "always"
+    waits: ClassVar[Literal["always", "sometimes", "never"] | None] = None
     reads_in_place: ClassVar[bool] = False  # a worker's x only ever is what it has read without a lock
     uncut: ClassVar[frozenset[str]] = frozenset()  # server cells that are not sharded, though they are as long as x
+    # what it sends that may be compressed: "mean", or "push.g" for the argument g of push, "push.g[p]" if g is the
+    # fragment p: steps (gradients, differences of parameters), not points, as a compressor would damage parameters.
+    # "meet": models that workers give each other, by compressors that say they are precise enough
+    compresses: ClassVar[tuple[str, ...]] = ()
+    compression: ClassVar[str] = ""  # the compressor of its paper, unless the run has another
     retired: ClassVar[dict[str, str]] = {}  # switches of earlier versions, all off now -> what to give instead
+    # for the catalogue: `paceline list schemes`, `paceline show` and docs/schemes.md
+    family: ClassVar[str] = "others"  # one of config.listing.SCHEME_FAMILIES
+    good_for: ClassVar[str] = ""  # when to choose it, as a sentence
+    volume: ClassVar[str] = ""  # vectors that a worker sends and receives per gradient: a formula of fields and workers
+    limit: ClassVar[str] = ""  # the stability limit on a quadratic of curvature h
+    equals: ClassVar[str] = ""  # identities: "window=1 is async; workers=1 is sgd"
     methods: ClassVar[dict[str, ServerMethod[Any, Any]]] = {}
+    parameters: Named = ()  # names and shapes of the parameters, in the order of the vector, once they are known
     _scheduled: tuple[str, ...] = ()  # the fields that follow a schedule, or have an option that does
     _now: tuple[int, Scheme] | None = None  # a version, and the scheme at that version
+    compressor: Compressor | None = None  # of this run
     _source: Scheme | None = None  # of a scheme at a version: the one that follows schedules
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
@@ -186,12 +211,17 @@ class Scheme:
     def fitted(self, parameters: Iterable[tuple[str, Sequence[int]]]) -> Self:
         """This scheme for a vector of parameters with these names and shapes: some rules keep other state of a matrix
         than of a vector. A vector without any is one parameter."""
-        shapes = tuple(tuple(shape) for _, shape in parameters)
+        named = tuple((name, tuple(shape)) for name, shape in parameters)
+        shapes = tuple(shape for _, shape in named)
         rules = {field.name: getattr(self, field.name) for field, _ in fields(type(self))}
-        fitted = {name: rule.fitted(shapes) for name, rule in rules.items() if isinstance(rule, Rule)}
-        if all(fitted[name] is rules[name] for name in fitted):
+        fitted: dict[str, Any] = {name: rule.fitted(shapes) for name, rule in rules.items() if isinstance(rule, Rule)}
+        if self.compressor is not None and self.compressor.shapes != shapes:
+            fitted["compressor"] = self.compressor.fitted(shapes)
+        if named == self.parameters and all(fitted[name] is rules.get(name) for name in fitted):
             return self
         other = copy.copy(self)
+        object.__setattr__(other, "parameters", named)
+        object.__setattr__(other, "_now", None)
         for name, rule in fitted.items():
             object.__setattr__(other, name, rule)
         return other
@@ -203,6 +233,50 @@ class Scheme:
     def worker(self, x0: Vector, workers: int) -> State:
         """A worker's state at the start; it survives a crash of the worker."""
         return State(x=x0)
+
+    def compressed(self, compressor: Compressor | None) -> Self:
+        """This scheme with a compressor for what it sends."""
+        if compressor is self.compressor:
+            return self
+        other = copy.copy(self.source)
+        object.__setattr__(other, "compressor", compressor)
+        object.__setattr__(other, "_now", None)
+        return other
+
+    def sends_messages(self) -> bool:
+        """Whether its step uses `w.send` and `w.receive`: then every worker has cells for messages under way."""
+        return False
+
+    def worker_state(self, x0: Vector, workers: int) -> State:
+        """A worker's state at the start, with the cells of messages and of the compressor."""
+        state = self.worker(x0, workers)
+        sites = self.compressed_sites(len(x0))
+        cells: dict[str, Cell] = {name: state.cell(name) for name in state}
+        if self.sends_messages():
+            cells |= message_cells(x0, workers)
+        if self.compressor is not None and sites is not None:
+            cells |= {COMPRESSED_SHAPES: self.compressor.shapes_cell()} | sites.cells(x0)
+        return state if len(cells) == len(list(state)) else State(**cells)
+
+    def fragments_of(self, length: int) -> Sequence[Fragment]:
+        """The fragments of a vector that it sends by themselves; none: it sends whole vectors."""
+        return ()
+
+    def compressed_sites(self, length: int) -> CompressedSites | None:
+        """What it sends that is compressed, of vectors of this length; None without a compressor."""
+        if self.compressor is None:
+            return None
+        return CompressedSites(self.compressor, self.compresses, self.fragments_of(length))
+
+    def own_cells(self, length: int) -> frozenset[str]:
+        """Cells that a worker keeps when it takes over another's: what it has not sent yet is its own."""
+        sites, messages = self.compressed_sites(length), MESSAGE_CELLS if self.sends_messages() else ()
+        return (frozenset() if sites is None else sites.own_cells()) | frozenset(messages)
+
+    def combined(self, vectors: Sequence[Vector]) -> Vector:
+        """The mean of what workers have sent, in the order given; signsgd makes it their majority."""
+        mean = mean_of(vectors)
+        return mean if self.compressor is None else self.compressor.combined(mean)
 
     async def step(self, w: Worker) -> None:
         """One iteration of a worker. The session owns the loop, so a step is the unit of recovery."""
@@ -222,6 +296,11 @@ class Scheme:
     def holder(self, rank: int) -> int:
         """The owner of the copy of the centre that the worker uses: the worker, or its group."""
         return rank
+
+    def donors(self, rank: int, workers: int) -> Sequence[int]:
+        """Without a server: the workers in the order in which the simulator looks for one whose state a restarted
+        worker continues with. In processes it is one that it meets at its first mean."""
+        return range(workers)
 
     def whole(self) -> str | None:
         """Why the vector cannot be sharded over several servers, or None: a method may need all of it at once."""
@@ -259,6 +338,11 @@ class Scheme:
     def updates_at_start(self, workers: int) -> int:
         """The number of updates that workers make at their first step, before the gradients that the others take."""
         return 0
+
+    def vectors_per_gradient(self, workers: int) -> float:
+        """The value of the formula `volume`: vectors as long as x that cross the network, both ways."""
+        values = {field.name: getattr(self, field.name) for field, _ in fields(type(self))}
+        return evaluated(self.volume, values | {"workers": workers})
 
     def gain(self, workers: int, curvature: float) -> Gain | None:
         """How far one update goes on a quadratic, for the stability warnings; None if the rules tell no limit."""

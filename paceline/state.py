@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.runtime.staleness import StalenessLedger
 
 Vector = Tensor
+"""A tensor with one dimension: all parameters of a model in a row, or a gradient of the same length."""
 Cell = Tensor | float | int | bool
 
 
@@ -28,10 +30,24 @@ class State:
     """
 
     # tensor cells are in __dict__ too: reading one must cost next to nothing
-    __slots__ = ("__dict__", "_cells", "_ledger", "_numbers", "_writes", "bound_tools", "first_coordinate")
+    __slots__ = (
+        "__dict__",
+        "_before_use",
+        "_cells",
+        "_ledger",
+        "_numbers",
+        "_rows",
+        "_write_later",
+        "_writes",
+        "bound_tools",
+        "first_coordinate",
+    )
     _cells: dict[str, Tensor]
     _numbers: dict[str, np.ndarray[Any, Any]]
-    _writes: dict[str, int]
+    _rows: dict[str, np.ndarray[Any, Any]]  # cells with one dimension, as `entry` and `write` have used them
+    _writes: dict[str, int]  # of numbers; of tensors those that torch has not counted
+    _before_use: Callable[[], None] | None  # called before a cell of several rows is used
+    _write_later: Callable[[Tensor, Tensor], bool] | None  # takes a row and its new value, if it will be written later
     _ledger: StalenessLedger | None
     bound_tools: dict[Any, Any]  # objects that work on these cells, such as optimizers; not saved
     first_coordinate: int  # where x begins in the whole vector: not at 0 in a shard
@@ -47,7 +63,10 @@ class State:
         store(self, "_cells", cells)
         # numpy reads and writes a single number several times faster than torch, in the same memory
         store(self, "_numbers", {name: cell.numpy() for name, cell in cells.items() if cell.dim() == 0})
-        store(self, "_writes", dict.fromkeys(self._numbers, 0))
+        store(self, "_writes", dict.fromkeys(cells, 0))
+        store(self, "_rows", {})
+        store(self, "_before_use", None)
+        store(self, "_write_later", None)
         store(self, "_ledger", None)
         store(self, "bound_tools", {})
         store(self, "first_coordinate", 0)
@@ -72,9 +91,12 @@ class State:
         if number is not None:
             return number.item()
         try:
-            return self._cells[name]
+            cell = self._cells[name]
         except KeyError:
             raise AttributeError(self._unknown(name)) from None
+        if self._before_use is not None:
+            self._before_use()
+        return cell
 
     def __setattr__(self, name: str, value: Any) -> None:
         number = self._numbers.get(name)
@@ -87,6 +109,8 @@ class State:
             raise SchemeError(self._unknown(name))
         if value is cell:  # the end of `s.x += e`: the tensor has already changed in place
             return
+        if self._before_use is not None and cell.dim() > 1:
+            self._before_use()
         if isinstance(value, Tensor):
             if value.shape != cell.shape:
                 shapes = f"shape {tuple(cell.shape)}, the value {tuple(value.shape)}"
@@ -110,12 +134,61 @@ class State:
 
     def cell(self, name: str) -> Tensor:
         """The tensor behind a cell, numbers included."""
-        return self._cells[name]
+        cell = self._cells[name]
+        if self._before_use is not None and cell.dim() > 1:
+            self._before_use()
+        return cell
+
+    def entry(self, name: str, index: int) -> Any:
+        """`s.name[index]` of a cell that is a row of numbers, as a Python number."""
+        row = self._rows.get(name)
+        return self._row(name)[index].item() if row is None else row.item(index)
+
+    def write(self, name: str, index: int, value: Tensor | float) -> None:
+        """`s.name[index] = value`, for one number of a row or one row of a matrix. Where the server's memory is shared,
+        the caller may copy a row after the call: other calls need not wait for it. Who uses the cell next does."""
+        row = self._rows.get(name)
+        if row is None:
+            row = self._row(name)
+        if isinstance(row, Tensor):
+            if row.dim() > 1 and isinstance(value, Tensor):
+                self._write_row(name, row[index], value)
+                return
+            self.cell(name)[index] = value
+            return
+        row[index] = value if type(value) is int else _fitting(name, value, row.dtype.kind == "f")
+        self._writes[name] += 1
+
+    def _row(self, name: str) -> Any:
+        """A cell for `entry` and `write`. Numpy reads and writes a single number several times faster than torch."""
+        cell = self._cells.get(name)
+        if cell is None:
+            raise SchemeError(self._unknown(name))
+        if cell.dim() != 1 or cell.device.type != "cpu":
+            return cell
+        row = self._rows[name] = cell.numpy()
+        return row
+
+    def _write_row(self, name: str, row: Tensor, value: Tensor) -> None:
+        if value.shape != row.shape:
+            raise SchemeError(f"a row of {name!r} has shape {tuple(row.shape)}, the value {tuple(value.shape)}")
+        if self._write_later is not None and self._write_later(row, value):
+            self._writes[name] += 1
+        else:
+            row.copy_(value)
+
+    def watch(self, before_use: Callable[[], None], write_later: Callable[[Tensor, Tensor], bool] | None) -> None:
+        """Have rows written later, by `write_later`, and `before_use` called before a cell of several rows is used."""
+        object.__setattr__(self, "_before_use", before_use)
+        object.__setattr__(self, "_write_later", write_later)
+        for name, cell in self._cells.items():
+            if cell.dim() > 1:
+                self.__dict__.pop(name, None)  # so that __getattr__ is asked
 
     def changes(self, name: str) -> int:
         """The number of writes to a cell: equal numbers mean that it has not changed."""
-        writes = self._writes.get(name)
-        return self._cells[name]._version if writes is None else writes
+        writes = self._writes[name]
+        return writes if name in self._numbers else self._cells[name]._version + writes
 
     def saved(self) -> dict[str, Tensor]:
         """A copy of every cell, by name."""
@@ -150,6 +223,16 @@ class State:
             object.__setattr__(view, "_ledger", self._ledger)
             object.__setattr__(view, "_writes", self._writes)  # guards that wait for these cells see its writes
         return view
+
+    def under(self, prefix: str) -> State:
+        """The cells whose names begin with a prefix, as a state of their own with the names that follow it: a scheme
+        with two rules gives each its cells. It has this state's v."""
+        key = "under", prefix
+        found: State | None = self.bound_tools.get(key)
+        if found is None:
+            cells = {name.removeprefix(prefix): cell for name, cell in self._cells.items() if name.startswith(prefix)}
+            found = self.bound_tools[key] = State.over({**cells, "v": self._cells["v"]}, self.first_coordinate)
+        return found
 
     def keep_ledger(self, ledger: StalenessLedger) -> None:
         """Let `admit` and `refuse` write into this ledger."""
@@ -232,15 +315,24 @@ def mean_of(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -
     return sum_of([vector * weight for vector, weight in counted]) / sum(weight for _, weight in counted)
 
 
-def mean_into(out: Vector, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
-    """`mean_of` written into `out`, with the same bits and without temporary vectors where possible."""
-    if len(vectors) == 1 or any(weight != 1.0 for weight in weights):
-        out.copy_(vectors[0] if len(vectors) == 1 and weights[0] else mean_of(vectors, weights))
-        return
-    torch.add(vectors[0], vectors[1], out=out)
+def mean_into(out: Vector | None, vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> Vector:
+    """`mean_of` with the same bits, without temporary vectors where possible. `weights`: None if all are 1.
+    `out`: where to write it; None: to new memory."""
+    if weights is not None and any(weight != 1.0 for weight in weights) and (len(vectors) > 1 or not weights[0]):
+        found = mean_of(vectors, weights)
+        return found if out is None else out.copy_(found)
+    if len(vectors) == 1:
+        return vectors[0].clone() if out is None else out.copy_(vectors[0])
+    out = torch.add(vectors[0], vectors[1], out=out)
     for vector in vectors[2:]:
         out += vector
-    out /= len(vectors)
+    return out.div_(_number(len(vectors)))
+
+
+@cache
+def _number(number: int) -> Tensor:
+    """A tensor of no dimension: an operation takes it in half the time that it takes to make one of a number."""
+    return torch.tensor(number, dtype=torch.float64)
 
 
 def _tensor(name: str, value: Cell) -> Tensor:

@@ -28,6 +28,10 @@ class Batch:
     weight: float = 1.0  # under `slice`: workers * size / global size, so that the mean over workers is exact
 
 
+class GradientStopped(Exception):
+    """A gradient was given up before its end: it has become useless (`Task.watch`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradientBlock:
     """Gradients that were computed at once: a row each, with their losses and the samples of their batches."""
@@ -78,6 +82,13 @@ class Task(ABC):
         and keep in the run directory what finds a later batch sooner."""
         return self.batches(rank, workers, seed, first)
 
+    def threaded(
+        self, rank: int, workers: int, seed: int, first: int = 0, directory: Path | None = None
+    ) -> Iterator[Batch]:
+        """The same where a core is free beside the training: a task may have a thread of this process read them
+        ahead."""
+        return self.prefetched(rank, workers, seed, first, directory)
+
     def warnings(self, workers: int) -> Iterator[str]:
         """What the user should know before training, as sentences."""
         if self.epoch_size is None:
@@ -103,6 +114,10 @@ class Task(ABC):
     def follow(self, final: Callable[[int, int], None] | None) -> None:  # noqa: B027
         """While the next gradient is computed, call `final(index, version)` when the numbers of `out` from an index on
         do not change any more; `version` is the count of writes to `out`. An index of -1 takes it all back."""
+
+    def watch(self, useless: Callable[[], bool] | None) -> None:  # noqa: B027
+        """While gradients are computed, ask now and then whether the present one is `useless`, and raise
+        `GradientStopped` if it is. A task that cannot stop ignores it: its gradient is thrown away at the end."""
 
     @abstractmethod
     def evaluate(self, x: Vector, buffers: Buffers = None) -> dict[str, float]:

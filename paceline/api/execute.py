@@ -1,6 +1,7 @@
 """Runs a plan in real processes: this process is the launcher."""
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +18,15 @@ from paceline.processes.roles import main, recorder
 from paceline.processes.supervisor import profile_summary
 from paceline.processes.supervisor.outcome import result_of
 from paceline.processes.supervisor.progress import Progress, Watcher
+from paceline.processes.supervisor.run_summaries import RunSummaries
 from paceline.processes.supervisor.status import Status
 from paceline.processes.supervisor.supervisor import Supervisor
+from paceline.report.web.scheme_text import listing_of
 from paceline.result import Point, Result
 from paceline.runs import checkpoint, file_sums, fingerprint
 from paceline.runs.accounts import Totals
 from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.progress_log import ProgressLog
 from paceline.runs.run_directory import RunDirectory, RunState
 from paceline.scheme import Scheme
 from paceline.state import Vector
@@ -75,16 +79,26 @@ def execute(
         if plan.profile:
             profile_summary.clear(directory.path)
         watcher = Watcher()
+        summaries = RunSummaries(plan, listing_of(plan.scheme)["source"]) if plan.summaries else None
+        log = ProgressLog(directory.path, plan.launch, began / 1e9, summaries.line if summaries else None)
         hooks = main.hooks_of(plan, objects, "chief")
+        names: list[str] = []  # of the roles
 
         def look(one: Supervisor) -> None:
             status = watcher.status(one)
             progress.note(status)
             watch(status)
 
+        def told(kind: str, text: str) -> None:
+            if kind in ("warn", "notice"):
+                log.event(kind, text, next((name for name in names if re.match(rf"{name}\b(?!-)", text)), ""))
+            tell(kind, text)
+
         with _within_limits(directory):
-            mine = launcher(plan, scheme, objects, tell=tell, watch=look)
-            progress = Progress(directory, plan, hooks, mine.warn)
+            mine = launcher(plan, scheme, objects, tell=told, watch=look)
+            names += (str(child.part) for child in mine.children)
+            log.begin(names, plan.steps)
+            progress = Progress(directory, plan, hooks, mine.warn, log)
             mine.board.put("began", began)
             mine.board.put("restarts", totals.restarts)
             mine.board.put("rolled_back", totals.rolled_back)
@@ -100,6 +114,9 @@ def execute(
             last = Point(result.updates, (outcome.words["stopped"] - began) / 1e9, result.metrics)
             result.history.append(last)
             directory.append_history(last.as_dict())
+        if summaries is not None:
+            failed = "" if outcome.error is None else str(outcome.error)
+            summaries.end(build.hyper_of(mine.launched.scheme), result, failed)
         if outcome.error is not None:
             directory.write_result((result.as_dict() if result else {}) | {"error": str(outcome.error)})
             if isinstance(outcome.error, RunError):

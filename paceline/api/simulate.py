@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from paceline.compressor import Compressor
 from paceline.compute_times import ComputeTime, parse_times
 from paceline.config import build, work
 from paceline.config.exact import check_task, settled
@@ -22,8 +24,11 @@ from paceline.config.validate import check_device
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
+from paceline.report import chrome_trace
 from paceline.report.simulation_progress import progress
 from paceline.result import Evaluations, Point, Result, epochs_of
+from paceline.runtime.timeline import Timeline
+from paceline.runtime.traffic import traffic_of
 from paceline.schedules import Unit
 from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, NetworkLink, parse_link, parse_links
@@ -33,7 +38,16 @@ from paceline.simulator.hook_session import hooked
 from paceline.task import Task
 
 Watch = Callable[[SimulationEngine], None]
-OBJECTS = {"hooks", "compute", "network", "links", "access", "faults"}  # settings that may be objects or strings
+OBJECTS = {
+    "compress",
+    "hooks",
+    "compute",
+    "network",
+    "links",
+    "access",
+    "faults",
+    "trace",
+}  # settings that may be objects or strings
 
 
 class StabilityWarning(UserWarning):
@@ -50,6 +64,7 @@ def simulate(
     epochs: float | None = None,
     batch: int | None = None,
     seed: int = 0,
+    compress: str | Compressor = "",
     exact: bool = False,
     micro: int | None = None,
     compute: str | float | ComputeTime = "constant:1.0",
@@ -77,6 +92,7 @@ def simulate(
     optimizer: OptimizerArgument | None = None,
     schedule: ScheduleArgument | None = None,
     schedule_unit: Unit = "updates",
+    trace: str | Path | Timeline | None = None,
     **hyper: Any,
 ) -> Result:
     """Train in virtual time until the centre has had `steps` updates (or `seconds` of virtual time have passed).
@@ -96,14 +112,20 @@ def simulate(
     `batched` computes the gradients that are in flight in one call of torch.func.vmap: times, orders and staleness are
     the same, values are equal to rounding. `device`: where the run computes and keeps its vectors ("cuda").
 
+    `compress` is a compressor for what workers send ("topk:0.01"), which messages of the network see:
+    docs/compression.md.
+
     `optimizer`, of torch.optim or a function of the model, takes the place of the scheme's rule; `schedule` (a function
     of the optimizer, or text) counts `schedule_unit`: docs/optimizers.md.
+
+    `trace` is a file for a trace that Perfetto and Chrome show, or a `Timeline` that is filled: `Timeline(until=20.0)`
+    has what each worker did (gradient, wait, call, mean, …) in the first 20 units of virtual time: docs/trace.md.
     """
     arguments = locals()
     given = {name: arguments[name] for name in declared(Simulation) if name not in OBJECTS}
     given = work.one_unit(given, default=Simulation.steps)
     asked = checked("simulate", Simulation, {name: value for name, value in given.items() if value is not None})
-    chosen = build.scheme_of(scheme, hyper)
+    chosen = build.compressing(build.scheme_of(scheme, hyper), compress)
     settings = settled(asked, chosen, 1 if chosen.alone else 4)
     crew, curvature = settings["workers"], settings.get("curvature")
     chosen.check(crew)
@@ -128,6 +150,7 @@ def simulate(
         access=_law(access),
     )
     cost.check(crew)
+    timeline = trace if isinstance(trace, Timeline) else None if trace is None else chrome_trace.for_file(trace)
     crew_hooks = [build.hook_of(hook) for hook in _listed(hooks)]
     if settings["batched"]:
         _check_batched(crew_hooks, exact=exact)
@@ -141,11 +164,14 @@ def simulate(
     if exact:
         check_task(job, crew)
     said = list(chosen.warnings(crew, job.curvature() if curvature is None else curvature))
-    if chosen.asynchronous and job.heterogeneous and len(set(cost.speeds)) > 1:
+    if chosen.asynchronous and not chosen.fair and job.heterogeneous and len(set(cost.speeds)) > 1:
         said.append(
-            "workers of different speed on different data: asynchronous pushes favour the fast workers' optimum"
+            "workers of different speed on different data: asynchronous pushes favour the fast workers' optimum; "
+            "rescaled, ringleader, ace and malenia do not"
         )
     said.extend(job.warnings(crew))
+    if chosen.compressor is not None:
+        said.extend(chosen.compressor.warnings())
     for text in said:
         if warn is None:
             warnings.warn(text, StabilityWarning, stacklevel=2)
@@ -155,7 +181,7 @@ def simulate(
         job = job.on(place)
     # random numbers of a GPU are those of the current one
     current = torch.cuda.device(place) if place.type == "cuda" else nullcontext()
-    with _threads(settings["threads"]), current:
+    with torch_threads(settings["threads"]), current:
         engine = SimulationEngine(
             job,
             chosen,
@@ -169,6 +195,7 @@ def simulate(
             processes=settings["processes"] if exact else None,
             batched=settings["batched"],
             device=place,
+            timeline=timeline,
         )
         history = Evaluations()
         try:
@@ -181,7 +208,19 @@ def simulate(
         except RunError as error:
             error.result = dataclasses.replace(_result(engine, {}, history, said), **shown)
             raise
+        finally:
+            if engine.trace is not None and timeline is not None:
+                engine.trace.finish()
+                timeline.about |= _about(engine)
+                if isinstance(trace, str | Path):
+                    chrome_trace.write(timeline, Path(trace))
         return dataclasses.replace(_result(engine, engine.evaluate(), history, said), **shown)
+
+
+def _about(engine: SimulationEngine) -> dict[str, Any]:
+    """What a timeline says of its run."""
+    told = {"scheme": engine.scheme.name, "task": engine.task.name, "workers": engine.workers, "seed": engine.seed}
+    return told | {"updates": engine.updates, "gradients": engine.gradients}
 
 
 def _bar(watch: Watch | None, engine: SimulationEngine) -> AbstractContextManager[Watch | None]:
@@ -254,7 +293,7 @@ def _result(engine: SimulationEngine, metrics: dict[str, float], history: Evalua
         virtual_seconds=engine.now,
         staleness=engine.staleness,
         metrics=metrics,
-        vector=engine.scheme.model(engine.centre).to("cpu", copy=True),
+        vector=engine.model().to("cpu", copy=True),
         dropped=0 if scheduler is None else scheduler.ledger.cells.refused,
         seed=engine.seed,
         batch=task.batch,
@@ -265,12 +304,14 @@ def _result(engine: SimulationEngine, metrics: dict[str, float], history: Evalua
         stopped=engine.stopped,
         servers=engine.servers.number if engine.watched and engine.servers is not None else 0,
         rolled_back_updates=engine.recovery.rolled_back if engine.watched else None,
+        traffic=traffic_of([seat.driver.traffic for seat in engine.seats]),
+        compress=str(engine.scheme.compressor or ""),
         fates=engine.accounts.closed(engine.seats) if engine.watched else None,
     )
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def torch_threads(number: int) -> Iterator[None]:
     """Set the number of torch's threads while inside: it can change the bits of a sum."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from paceline.api.detached import launch
+from paceline.compressor import Compressor
 from paceline.config import build, discovery, from_plan
 from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, with_optimizer
 from paceline.config.options import Quorum, Start, declared
@@ -58,6 +59,7 @@ def train(
     seconds: float | None = None,
     batch: int | None = None,
     seed: int = 0,
+    compress: str | Compressor = "",
     exact: bool = False,
     micro: int | None = None,
     hooks: Iterable[str | Hook] = (),
@@ -103,6 +105,7 @@ def train(
     With `evaluator` another process evaluates the checkpoints and keeps the best. A task, scheme or hook may be an
     object of the caller's own, also one defined in a notebook. With `exact` every batch is split into `micro` parts
     (default: 8), which the processes share: neither the number of processes nor a failure changes a bit of the result.
+    `compress` is a compressor for what workers send ("topk:0.01"): docs/compression.md.
     The work is done by other processes; this one waits, and forwards Ctrl-C: the run ends in order, and
     `RunInterrupted`, a KeyboardInterrupt, has its `result` so far.
 

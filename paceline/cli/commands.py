@@ -7,8 +7,10 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from paceline.cli import options
+from paceline.config.comparison import ComparisonSettings
 from paceline.config.options import CLUSTER, DIRECTORY, OUTPUT, Option, option
 from paceline.config.plan import Plan, Prints
+from paceline.config.planning import SCHEMES, PlanningSettings
 from paceline.config.simulation import Simulation
 
 LAUNCHERS = sorted(path.stem for path in Path(__file__).parents[1].joinpath("launchers").glob("[!_]*.py"))
@@ -63,6 +65,7 @@ class TrainOptions(options.ClusterTaskOptions, LaunchOptions):
     apart: bool = option(False, "Connect processes of one host by sockets, not by shared memory.", CLUSTER)
     as_json: bool = options.TABLE_AS_JSON.field(False)
     plain: bool = options.PLAIN.field(False)
+    watch: bool = options.WATCH.field(False)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,44 @@ class SimulateOptions:
     task: str = options.TASK.field(MISSING)
     words: list[str] = options.WORDS.field([])
     scheme: str | None = options.SCHEME.field(None)
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compare schemes on equal work: page, figures, tables, tests.
+
+    Every scheme is run with several seeds. The same command goes on where it was interrupted.
+    """
+
+    task: str = options.TASK.field(MISSING)
+    schemes: str = option(MISSING, "Schemes to compare: sync,async,downpour.", flags="--schemes -s")
+    words: list[str] = option(
+        [],
+        "Hyper-parameters of all schemes that have them (lr=0.1) or of one (downpour.lr=0.02), and task.OPTION=….",
+        metavar="[KEY=VALUE]...",
+        positional=True,
+    )
+    data: str | None = options.DATA.field(None)
+    as_json: bool = options.TABLE_AS_JSON.field(False)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Forecast how schemes scale: throughput, time, cost.
+
+    Measures gradients here and simulates up to hundreds of workers on a network, with stragglers and failures.
+    """
+
+    task: str = options.TASK.field(MISSING)
+    words: list[str] = option(
+        [],
+        "Hyper-parameters of all schemes that have them (window=10) or of one (diloco.window=100), and task.OPTION=….",
+        metavar="[KEY=VALUE]...",
+        positional=True,
+    )
+    schemes: str = option(SCHEMES, "Schemes to plan for.", flags="--schemes -s")
     data: str | None = options.DATA.field(None)
     as_json: bool = options.TABLE_AS_JSON.field(False)
 
@@ -108,6 +149,7 @@ class RunOptions:
     exact: bool = option(False, "", hidden=True)
     as_json: bool = options.TABLE_AS_JSON.field(False)
     plain: bool = options.PLAIN.field(False)
+    watch: bool = options.WATCH.field(False)
 
 
 @dataclass(frozen=True)
@@ -124,6 +166,23 @@ class RunsOptions:
 
     root: Path = option(Path("runs"), "The folder that holds the runs.", positional=True)
     as_json: bool = option(False, "One JSON object per run on stdout.", flags="--json")
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Show runs in the browser, while they train or later.
+
+    The page is on this machine only and opens with the printed address. Ctrl-C ends it; the runs go on.
+    """
+
+    runs: list[str] = option(
+        [],
+        "Run directories, names under runs/, or folders of runs. Default: all of runs/.",
+        metavar="[RUN]...",
+        positional=True,
+    )
+    port: int = option(0, "Port of the page on 127.0.0.1.", default="any free port")
+    parent: int = option(0, "", hidden=True)  # `train --watch`: the page ends with that process
 
 
 @dataclass(frozen=True)
@@ -181,6 +240,23 @@ class ReplayOptions:
     save: Path | None = option(None, "Write the last vector to this safetensors file.")
     data: str | None = options.DATA.field(None)
     as_json: bool = options.AS_JSON.field(False)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Write the timeline of a recorded run, for Perfetto or Chrome.
+
+    Gradients, calls, means and waits of every worker; updates, kills and restarts. Of a simulation: `paceline simulate
+    --trace FILE`.
+    """
+
+    run: str = options.RUN.field(MISSING)
+    out: Path | None = option(
+        None, "File to write; compressed if it ends with .gz.", flags="--out -o", default="RUN-trace.json"
+    )
+    launch: int | None = option(None, "Which launch of a resumed run.", default="the last one")
+    since: float = option(0.0, "Seconds after the start of the launch from which on.")
+    until: float = option(0.0, "Seconds after the start of the launch until which.", default="its end")
 
 
 @dataclass(frozen=True)
@@ -263,12 +339,16 @@ class Command:
 COMMANDS = (
     Command("train", TrainOptions, "paceline.cli.train:train_command", Plan),
     Command("simulate", SimulateOptions, "paceline.cli.simulate:simulate_command", Simulation),
+    Command("compare", CompareOptions, "paceline.cli.compare:compare_command", ComparisonSettings),
+    Command("plan", PlanOptions, "paceline.cli.plan:plan_command", PlanningSettings),
     Command("run", RunOptions, "paceline.cli.train:run_command", Plan),
     Command("runs", RunsOptions, "paceline.cli.runs:runs"),
+    Command("watch", WatchOptions, "paceline.cli.watch:watch"),
     Command("show", ShowOptions, "paceline.cli.show:show"),
     Command("evaluate", EvaluateOptions, "paceline.cli.trained:evaluate"),
     Command("predict", PredictOptions, "paceline.cli.trained:predict"),
     Command("replay", ReplayOptions, "paceline.cli.replay:replay_command"),
+    Command("trace", TraceOptions, "paceline.cli.trace:trace_command"),
     Command("samples", SamplesOptions, "paceline.cli.replay:samples_command"),
     Command("verify", VerifyOptions, "paceline.cli.verify:verify"),
     Command("diff", DiffOptions, "paceline.cli.verify:diff"),

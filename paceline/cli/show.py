@@ -23,10 +23,21 @@ def show(asked: ShowOptions) -> None:
     for paragraph in found.doc.split("\n\n"):
         # a listing keeps its lines, prose follows the width of the terminal
         screen.print(escape(paragraph if "  " in paragraph else paragraph.replace("\n", " ")) + "\n")
+    if family == "schemes":
+        _show_catalogue(found)
     table = tables.parameters(family, found)
     if table is not None:
         screen.print(table)
     screen.print(f"file: {escape(found.file)}")
+
+
+def _show_catalogue(found: discovery.Member) -> None:
+    scheme = found.value
+    facts = {"family": scheme.family, "good for": scheme.good_for, "vectors per gradient": scheme.volume}
+    facts |= {"stable for": scheme.limit, "identities": scheme.equals}
+    for what, text in facts.items():
+        if text:
+            screen.print(f"{what}: {escape(text)}")
 
 
 def show_run(name: str | Path) -> bool:

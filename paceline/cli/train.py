@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from paceline.cli import cluster_options, console
 from paceline.cli.commands import RunOptions, TrainOptions
 from paceline.cli.console import messages, say, screen
 from paceline.cli.options import print_json
+from paceline.cli.watch import page_of
 from paceline.config import build, discovery, work
 from paceline.config.from_plan import ready_task, scheme_of
 from paceline.config.options import declared
@@ -41,6 +43,8 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
     hooks = settings.pop("hooks", [])
     if task_options:
         settings["task_options"] = task_options
+    if asked.watch and asked.on is not None:
+        raise UsageError("--watch does not go with --on: use `paceline watch RUN` where the run directory can be seen")
     seat = _assignment(asked, settings.get("servers"))
     fixed = cluster_options.fixed_ports(asked.ports, seat is not None or asked.on is not None)
     network = participate.Network(
@@ -95,7 +99,8 @@ def train_command(asked: TrainOptions, settings: dict[str, Any]) -> None:
     if asked.on is not None:
         submit(plan, chosen, place.path)
     launcher = None if seat is None else participate.hub_of(seat, network, str(place.path), say)
-    conduct(place, plan, chosen, objects, as_json=asked.as_json, plain=asked.plain, launcher=launcher)
+    with page_of(place.path) if asked.watch else nullcontext():
+        conduct(place, plan, chosen, objects, as_json=asked.as_json, plain=asked.plain, launcher=launcher)
 
 
 def _assignment(asked: TrainOptions, servers: int | None) -> Assignment | None:
@@ -139,7 +144,8 @@ def run_command(asked: RunOptions, settings: dict[str, Any]) -> None:
     chosen = scheme_of(plan, {})
     check(plan, chosen)
     place = RunDirectory.open(directory) if resume and directory else RunDirectory.create(directory, script.stem)
-    conduct(place, plan, chosen, {}, as_json=asked.as_json, plain=asked.plain)
+    with page_of(place.path) if asked.watch else nullcontext():
+        conduct(place, plan, chosen, {}, as_json=asked.as_json, plain=asked.plain)
 
 
 def resumed(
@@ -157,6 +163,9 @@ def resumed(
     for name, wanted in (("task", task), ("scheme", scheme)):
         if wanted is not None and wanted != getattr(before, name):
             raise UsageError(f"{place.path} has {name} {getattr(before, name)!r}; it cannot be resumed with {wanted!r}")
+    if settings.get("compress", before.compress) != before.compress:
+        own = f"{place.path} was compressed by {before.compress or 'none'}"
+        raise UsageError(f"{own}, whose memory is part of its state; it cannot be resumed with {settings['compress']}")
     if settings.get("exact") and not before.exact:
         raise UsageError(f"{place.path} is not exact and cannot become exact; start a new run with --exact")
     if before.exact:

@@ -8,7 +8,7 @@ import torch
 
 from paceline.config.endpoint import Endpoint
 from paceline.processes.calls.zero_copy import SMALLEST, BufferPool, over
-from paceline.processes.means import SharedMeans, new_vector
+from paceline.processes.means.shared_means import SharedMeans, new_vector
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
 from paceline.state import Vector

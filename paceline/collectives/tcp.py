@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from paceline.network.means.distributed import Connected
 from paceline.network.means.group import GroupRequest
 from paceline.network.means.peer_connections import connected, listener_of
@@ -20,9 +22,12 @@ class TcpCollective(Connected):
     def prepare(self, memory: RunMemory) -> None:
         listener_of(memory.node)
 
-    def group(self, memory: RunMemory, request: GroupRequest) -> TcpGroup:
+    def connections(self, memory: RunMemory, request: GroupRequest) -> dict[int, socket.socket]:
         node = memory.node
         assert node.store is not None
         patience = UNREACHED * memory.plan.patience
-        connections = connected(request, listener_of(node), node.store[2], tls.client_side(node), patience=patience)
+        return connected(request, listener_of(node), node.store[2], tls.client_side(node), patience=patience)
+
+    def group(self, memory: RunMemory, request: GroupRequest) -> TcpGroup:
+        connections = self.connections(memory, request)
         return TcpGroup(request.place, len(request.members), connections, watch=memory.wakeup, ring=request.ring)

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
+from paceline.compressed_sites import MEET
+from paceline.compressor import Compressor
 from paceline.config import discovery
 from paceline.config.options import declared
 from paceline.errors import UnknownName, UsageError
@@ -54,7 +56,9 @@ def scheme_of(scheme: str | Scheme | type[Scheme], hyper: Mapping[str, Any]) -> 
     if isinstance(scheme, Scheme):
         scheme = scheme.source
         kept = {field.name: getattr(scheme, field.name) for field, _ in fields(type(scheme))}
-        return _built(type(scheme), hyper, kept) if hyper else scheme
+        if not hyper:
+            return scheme
+        return _built(type(scheme), hyper, kept).compressed(scheme.compressor).fitted(scheme.parameters)
     return _built(discovery.scheme(scheme) if isinstance(scheme, str) else scheme, hyper, {})
 
 
@@ -78,6 +82,45 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
     if not isinstance(built, Task):
         raise UsageError(f"{task!r} gave a {type(built).__name__}, not a paceline.Task")
     return built
+
+
+def compressor_of(compressor: str | Compressor) -> Compressor | None:
+    """A compressor, or `name`, `name:value`, `name:key=value,key=value`; a value without a key is that of the first
+    option. The name may be `file.py:Class` or `package.module:Class`. None for `none`."""
+    if isinstance(compressor, Compressor) or compressor == "none":
+        return compressor if isinstance(compressor, Compressor) else None
+    name, _, rest = compressor.partition(":")
+    if "." in name or "/" in name:  # a reference has a colon of its own
+        attribute, _, rest = rest.partition(":")
+        name = f"{name}:{attribute}"
+    cls = discovery.compressor(name)
+    first, _, others = rest.partition(",")
+    if first and "=" not in first:
+        known = dataclasses.fields(cls)
+        if not known:
+            raise UsageError(f"compressor {name} has no options, not {first!r}")
+        rest = f"{known[0].name}={first}" + (f",{others}" if others else "")
+    return cls().with_options(pairs(filter(None, rest.split(","))))
+
+
+def compressing(scheme: Scheme, compressor: str | Compressor) -> Scheme:
+    """A scheme with a compressor for what it sends; by default that of its paper, if it has one."""
+    found = compressor_of(compressor or scheme.compression or "none")
+    if found is not None and scheme.sends_messages():
+        raise UsageError(f"{scheme.name}: messages that nobody waits for are not compressed; omit --compress {found}")
+    if found is not None and not scheme.compresses:
+        able = ", ".join(name for name, one in discovery.schemes().items() if one.value.compresses)
+        raise UsageError(
+            f"{scheme.name} sends no gradients or differences of parameters; what it sends would be damaged by "
+            f"compression. Schemes that can be compressed: {able}"
+        )
+    if found is not None and MEET in scheme.compresses and not found.points:
+        able = ", ".join(name for name, one in discovery.compressors().items() if one.value().points)
+        raise UsageError(
+            f"{scheme.name}: workers give each other their models, and {found} is for gradients and differences of "
+            f"parameters: it would damage models. Compressors of models: {able} (without feedback), or qsgd:127"
+        )
+    return scheme.compressed(found)
 
 
 def hook_of(hook: str | Hook) -> Hook:
@@ -124,7 +167,7 @@ def hyper_of(scheme: Scheme) -> dict[str, Any]:
         if isinstance(value, Component):
             key = _shown(field.name, hint)
             plain[key] = value.name
-            prefix = "server" if key == "server.rule" else "rule"
+            prefix = "server" if key == "server.rule" else field.name
             plain |= {f"{prefix}.{name}": _plain(option) for name, option in value.given().items()}
         else:
             plain[field.name] = _plain(value)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from paceline import datasets, user_code
+from paceline.compressor import Compressor
 from paceline.compute_times import ComputeTime, laws
 from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.hook import Hook
@@ -57,7 +58,15 @@ class Member:
 
 
 # the base class of a family; transports and collectives are recognised by their attributes
-BASES = {"schemes": Scheme, "hooks": Hook, "launchers": Launcher, "rules": Rule, "compute": ComputeTime, "tasks": Task}
+BASES = {
+    "schemes": Scheme,
+    "hooks": Hook,
+    "launchers": Launcher,
+    "rules": Rule,
+    "compressors": Compressor,
+    "compute": ComputeTime,
+    "tasks": Task,
+}
 ATTRIBUTES = {"transports": ("name", "calls", "port", "order"), "collectives": ("name", "means", "store")}
 
 # the families of `paceline list`, with their broken members
@@ -65,6 +74,7 @@ FAMILIES: dict[str, Callable[[], dict[str, Member]]] = {
     "schemes": lambda: _members("schemes"),
     "tasks": lambda: _members("tasks"),
     "rules": lambda: {name: Member(name, rule) for name, rule in sorted(rules().items())},
+    "compressors": lambda: _members("compressors"),
     "hooks": lambda: _members("hooks"),
     "launchers": lambda: _members("launchers"),
     "compute": lambda: {name: Member(name, law) for name, law in sorted(laws().items())},
@@ -108,6 +118,18 @@ def hook(name: str) -> Any:
     return _found("hook", name)
 
 
+def compressors() -> dict[str, Member]:
+    return readable("compressors")
+
+
+def compressor(name: str) -> type[Compressor]:
+    """A compressor by its name, or by `file.py:Class` or `package.module:Class`."""
+    value = _found("compressor", name)
+    if _family(value) != "compressors":
+        raise UsageError(f"{name!r} is not a compressor: it must name a subclass of paceline.Compressor")
+    return value  # type: ignore[no-any-return]
+
+
 def launcher(name: str) -> Launcher:
     """A launcher by its name, or by `file.py:Class` or `package.module:Class`."""
     found = _found("launcher", name)
@@ -142,7 +164,7 @@ def anything(name: str) -> tuple[str, Member]:
     for family, found in every:
         if found.name == name:
             return family, _checked(found)
-    what = "scheme, task, rule, hook, launcher, compute law or data set"
+    what = "scheme, task, rule, compressor, hook, launcher, compute law or data set"
     raise _unknown(what, name, [found for _, found in every])
 
 

@@ -28,7 +28,7 @@ def scheme_of(plan: Plan, objects: dict[str, Any]) -> Scheme:
         return UNDECIDED
     if given is None:
         raise UsageError("no scheme was given")
-    return build.scheme_of(given, plan.hyper)
+    return build.compressing(build.scheme_of(given, plan.hyper), plan.compress)
 
 
 def task_of(plan: Plan, objects: dict[str, Any]) -> Task:

@@ -15,12 +15,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FAMILIES = ("schemes", "tasks", "rules", "hooks", "launchers", "compute", "data")
-CONTRACTS = {"schemes": "paceline.scheme", "hooks": "paceline.hook", "launchers": "paceline.launcher"}
-ONE_FILE = {
-    "rules": ("rules/__init__.py", "Rule"),
-    "compute": ("compute_times.py", "ComputeTime"),
-}  # and the base class
+FAMILIES = ("schemes", "tasks", "rules", "compressors", "hooks", "launchers", "compute", "data")
+SCHEME_FAMILIES = (
+    "synchronous",
+    "asynchronous",
+    "bounded or corrected staleness",
+    "optimal time",
+    "local updates",
+    "elastic averaging",
+    "groups and hierarchies",
+    "decentralised",
+    "others",
+)  # in the order of `paceline list schemes` and docs/schemes.md; a scheme that names none is among the last
+CONTRACTS = {
+    "schemes": "paceline.scheme",
+    "hooks": "paceline.hook",
+    "launchers": "paceline.launcher",
+    "compressors": "paceline.compressor",
+}
+BASES = {
+    "rules": (("rules/rule.py", "rules/elementwise.py", "rules/torch_rules.py"), "Rule"),
+    "compute": (("compute_times.py",), "ComputeTime"),
+}  # the files, those of base classes first, and the base of all
 PLAIN = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 # what a scheme refuses when its class is made: an async method of the server, `x += await …`, keyword-only arguments
 REFUSED = re.compile(r"@[^\n]+\n\s+async def|[-+*/%&|^@]=\s*await\b|@on_server[^\n]*\n\s+def [^:]*\*[,*]")
@@ -31,6 +47,7 @@ class Listed(NamedTuple):
 
     name: str
     summary: str
+    family: str = ""  # of a scheme: one of SCHEME_FAMILIES
 
 
 class _Unclear(Exception):
@@ -46,7 +63,10 @@ def listed(family: str, folders: tuple[Path, ...] = ()) -> list[Listed]:
     except (_Unclear, SyntaxError, UnicodeDecodeError, OSError):
         from paceline.config import discovery
 
-        return [Listed(one.name, one.summary) for one in discovery.FAMILIES[family]().values()]
+        return [
+            Listed(one.name, one.summary, getattr(one.value, "family", "others") if family == "schemes" else "")
+            for one in discovery.FAMILIES[family]().values()
+        ]
 
 
 @cache
@@ -56,10 +76,10 @@ def _groups() -> frozenset[str]:
 
 
 def _read(family: str, folders: tuple[Path, ...]) -> Iterator[Listed]:
-    if family in ONE_FILE:
-        file, base = ONE_FILE[family]
+    if family in BASES:
+        files, base = BASES[family]
         known = {base}
-        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
+        for node in (node for file in files for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body):
             if isinstance(node, ast.ClassDef) and known & {ast.unparse(one) for one in node.bases}:
                 known.add(node.name)
                 if any(keyword.arg == "listed" for keyword in node.keywords):
@@ -88,7 +108,8 @@ def _files(folders: tuple[Path, ...]) -> Iterator[tuple[Path, ast.Module]]:
         for node in tree.body[ast.get_docstring(tree) is not None :]:
             # a file may also call a private name of its own, such as `_Dumper.add_representer(…)`
             prepares = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-            if not isinstance(node, PLAIN) and not (prepares and ast.unparse(node).startswith("_")):
+            typed = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
+            if not isinstance(node, PLAIN) and not typed and not (prepares and ast.unparse(node).startswith("_")):
                 raise _Unclear
             if isinstance(node, ast.Import | ast.ImportFrom):
                 _check_import(node)
@@ -120,14 +141,20 @@ def _classes(family: str, path: Path, tree: ast.Module) -> Iterator[Listed]:
                 raise _Unclear
             if node.bases:
                 known.add(node.name)
-                yield Listed(_name(node) or path.stem.rstrip("_").replace("_", "-"), _summary(node))
+                named = _assigned(node, "family") or "others" if family == "schemes" else ""
+                yield Listed(_name(node) or path.stem.rstrip("_").replace("_", "-"), _summary(node), named)
 
 
 def _name(node: ast.ClassDef) -> str | None:
     """The name that a class is given, as `class X(Base, name="x")` or `name = "x"`."""
     values = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+    return str(ast.literal_eval(values[0])) if values else _assigned(node, "name")
+
+
+def _assigned(node: ast.ClassDef, name: str) -> str | None:
+    """The text that the body of a class assigns to a name."""
     assigned = [part for part in node.body if isinstance(part, ast.Assign)]
-    values += [part.value for part in assigned if ast.unparse(part.targets[0]) == "name"]
+    values = [part.value for part in assigned if ast.unparse(part.targets[0]) == name]
     return str(ast.literal_eval(values[0])) if values else None
 
 

@@ -145,6 +145,12 @@ SEED = Option("Seed of everything random.")
 HOOKS = Option(
     "NAME:key=value,…, a name of `paceline list hooks`; may be repeated.", flags="--hook", page="hooks.md", run=True
 )
+COMPRESS = Option(
+    "Compresses what workers send: NAME:VALUE or NAME:key=value,…, a name of `paceline list compressors`.",
+    default="none, or that of the scheme's paper",
+    page="compression.md",
+    run=True,
+)
 EXACT = Option("The same bits for any number of workers and servers, and after any failure.", page="exact.md")
 MICRO = Option("With --exact: the parts that every batch is split into.", default="8", bound=COUNT, page="exact.md")
 QUORUM = Option(

@@ -66,6 +66,7 @@ class Plan:
     seconds: float | None = option(None, "Seconds of training after which this launch ends.", bound=POSITIVE, run=True)
     seed: int = options.SEED.field(0)
     hooks: list[str] = options.HOOKS.field([])
+    compress: str = options.COMPRESS.field("")
     exact: bool = options.EXACT.field(False)
     micro: int = options.MICRO.field(8)
     quorum: options.Quorum = options.QUORUM.field("shrink")

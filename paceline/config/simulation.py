@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.config import options
-from paceline.config.options import COUNT, EVALUATION, FAILURES, NATURAL, POSITIVE, VIRTUAL, option
+from paceline.config.options import COUNT, EVALUATION, FAILURES, NATURAL, OUTPUT, POSITIVE, VIRTUAL, option
 from paceline.fields import Feed
 
 
@@ -25,6 +25,7 @@ class Simulation:
     shuffle: bool | None = options.SHUFFLE.field(None)
     seed: int = options.SEED.field(0)
     hooks: list[str] = options.HOOKS.field([])
+    compress: str = options.COMPRESS.field("")
     exact: bool = options.EXACT.field(False)
     micro: int | None = options.MICRO.field(None)
     compute: str = option(
@@ -66,3 +67,10 @@ class Simulation:
     )
     device: str = option("cpu", "Where the run computes and keeps its vectors: cpu, cuda or cuda:K.")
     threads: int = option(1, "Threads of torch; another number may give other bits.", bound=COUNT)
+    trace: str | None = option(
+        None,
+        "File for a trace of who computes and who waits, which Perfetto and Chrome show.",
+        OUTPUT,
+        metavar="FILE",
+        page="trace.md",
+    )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from paceline.compressor import Compressor
 from paceline.config import build, discovery, exact, work
 from paceline.config.options import checked, declared
 from paceline.config.plan import Plan
@@ -11,6 +12,8 @@ from paceline.errors import UsageError
 from paceline.hook import Hook
 from paceline.scheme import Scheme
 from paceline.task import Task
+
+NO_MEETINGS = ("gloo", "nccl")  # collectives by which the workers of a decentralised scheme cannot meet
 
 
 def planned(
@@ -22,7 +25,8 @@ def planned(
     **settings: Any,
 ) -> tuple[Plan, Scheme, dict[str, Any]]:
     """A checked plan, its scheme, and the objects that a plan cannot name. A setting that is None was not given."""
-    chosen = build.scheme_of(scheme, hyper or {})
+    chosen = build.compressing(build.scheme_of(scheme, hyper or {}), settings.get("compress") or "")
+    settings["compress"] = _named(settings.get("compress"))
     listed = [hooks] if isinstance(hooks, str | Hook) else list(hooks)
     for hook in listed:
         build.hook_of(hook)
@@ -41,6 +45,17 @@ def planned(
     )
     check(plan, chosen)
     return plan, chosen, objects
+
+
+def _named(compressor: str | Compressor | None) -> str | None:
+    """A compressor as text, which every process can read."""
+    if compressor is None or isinstance(compressor, str):
+        return compressor
+    known = discovery.compressors().get(compressor.name)
+    if known is None or known.value is not type(compressor):
+        kind = type(compressor).__name__
+        raise UsageError(f"other processes cannot find the compressor {kind}: name it as text, 'my_file.py:{kind}'")
+    return str(compressor)
 
 
 def own_objects(
@@ -81,6 +96,11 @@ def check(plan: Plan, scheme: Scheme) -> None:
     if plan.collective == "nccl" and plan.hosts < plan.workers:
         needed = f"nccl needs a GPU and a process for each of the {plan.workers} workers"
         raise UsageError(f"{needed}, here are {plan.hosts} processes; use --collective tcp")
+    if reason := messages_refused(scheme, plan.collective, plan.device):
+        raise UsageError(f"{scheme.name}: {reason}")
+    if scheme.decentralised and plan.collective in NO_MEETINGS:
+        why = f"{plan.collective} carries sums of all members, not vectors from one worker to another"
+        raise UsageError(f"{scheme.name}: workers cannot meet by --collective {plan.collective}: {why}; use tcp")
     if scheme.methods:
         if plan.servers < 1:
             raise UsageError(f"{scheme.name} needs a server: servers must be at least 1, not {plan.servers}")
@@ -89,6 +109,17 @@ def check(plan: Plan, scheme: Scheme) -> None:
     scheme.check(plan.workers)
     for name, device in (("device", plan.device), ("eval-device", plan.eval_device or "cpu")):
         check_device(name, device)
+
+
+def messages_refused(scheme: Scheme, collective: str, device: str) -> str | None:
+    """Why the workers of a scheme cannot send each other messages there."""
+    if not scheme.sends_messages():
+        return None
+    if collective != "shared":
+        return "messages that nobody waits for are in the shared memory of one machine; use --collective shared"
+    if device != "cpu":
+        return f"messages that nobody waits for are in the memory of the host, not of {device}; use --device cpu"
+    return None
 
 
 def check_device(name: str, device: str) -> None:

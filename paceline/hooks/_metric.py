@@ -47,7 +47,8 @@ class Speed:
 
 
 class Gauges:
-    """What a run can be watched by: the chief's loss, rate and gradient, the speed, the staleness."""
+    """What a run can be watched by: the chief's loss, rate and gradient, the speed, the staleness, and the bytes that
+    all workers have sent and received."""
 
     def __init__(self, session: Session) -> None:
         self._speed = Speed(session)
@@ -65,8 +66,14 @@ class Gauges:
             **learning_rates(session),
             **({} if math.isnan(norm) else {"gradient_norm": norm}),
             "staleness_mean": session.staleness.mean,
+            **traffic(session),
             **self._speed.measure(session),
         }
+
+
+def traffic(session: Session) -> dict[str, float]:
+    """The bytes of all workers so far."""
+    return {"bytes_sent": float(session.bytes_sent), "bytes_received": float(session.bytes_received)}
 
 
 def learning_rates(session: Session) -> dict[str, float]:

@@ -38,10 +38,11 @@ class Timer:
         step, self._seen = max(count - self._seen, 1), count
         return now - self._last >= self._seconds if self._seconds is not None else count + step >= self._next
 
-    def rest(self) -> Rest:
-        """When it can be due again, or a moment before: `due` alone decides."""
+    def rest(self, *, of_steps: bool = False) -> Rest:
+        """When it can be due again, or a moment before: `due` alone decides. `of_steps`: the count is that of the
+        worker's steps, not of updates."""
         if self._seconds is None:
-            return Rest(updates=self._next)
+            return Rest(steps=self._next) if of_steps else Rest(updates=self._next)
         return Rest(seconds=self._last + self._seconds * (1 - 1e-9))
 
     def _multiple_above(self, count: int) -> int:
@@ -57,6 +58,7 @@ class Periodic(Checked):
     every: int | None
     seconds: float | None = None
     default: ClassVar[tuple[int | None, float | None]] = (100, None)  # every, seconds: if neither is given
+    of_steps: ClassVar[bool] = False  # `every` counts the worker's steps
 
     def begin(self, session: Session) -> None:
         every, seconds = self.default if self.every is None and self.seconds is None else (self.every, self.seconds)
@@ -69,11 +71,13 @@ class Periodic(Checked):
     def rests(self, session: Session) -> Rest | None:
         kind = type(self)
         own = kind.after_step is not Periodic.after_step or kind.before_step is not Hook.before_step
-        return None if own or kind.count is not Periodic.count else self._timer.rest()
+        if own or kind.count is not Periodic.count:
+            return None
+        return self._timer.rest(of_steps=self.of_steps)
 
     def count(self, session: Session) -> int:
-        """What `every` counts: the updates of the centre."""
-        return session.updates
+        """What `every` counts: the updates of the centre, or the worker's steps."""
+        return session.worker.t if self.of_steps else session.updates
 
     @abstractmethod
     def act(self, session: Session) -> None: ...

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.hook import Session
-from paceline.hooks._metric import Speed
+from paceline.hooks._metric import Speed, traffic
 from paceline.hooks._periodic import EveryOrSeconds
 
 
@@ -11,7 +11,8 @@ from paceline.hooks._periodic import EveryOrSeconds
 class StepCounter(EveryOrSeconds):
     """Prints and records updates and samples per second, every `every` updates (100 if neither is given) or `seconds`.
 
-    Each figure is the mean since the one before.
+    Each figure is the mean since the one before. The bytes that all workers have sent and received so far are recorded
+    too.
     """
 
     def begin(self, session: Session) -> None:
@@ -29,4 +30,4 @@ class StepCounter(EveryOrSeconds):
                 f"update {session.updates}: {rates['updates_per_second']:.4g} updates/s, "
                 f"{rates['samples_per_second']:.4g} samples/s"
             )
-            session.record(rates)
+            session.record(rates | traffic(session))

@@ -14,9 +14,7 @@ class StepPrinter(Periodic):
 
     every: Count = 1
     roles: ClassVar[frozenset[Role]] = frozenset({"chief", "worker"})
-
-    def count(self, session: Session) -> int:
-        return session.worker.t
+    of_steps: ClassVar[bool] = True
 
     def act(self, session: Session) -> None:
         worker = session.worker

@@ -1,6 +1,7 @@
 """Keep a moving average of the model."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.fields import Count, Fraction
 from paceline.hook import Session
@@ -20,15 +21,13 @@ class WeightEma(Periodic):
 
     decay: Fraction = 0.999
     every: Count = 1
+    of_steps: ClassVar[bool] = True
 
     def begin(self, session: Session) -> None:
         super().begin(session)
         centre, kept = session.model(), session.kept(_KEPT)
         self._average = centre if kept is None else kept.to(centre, copy=True)
         session.keep(_KEPT, self._average)
-
-    def count(self, session: Session) -> int:
-        return session.worker.t
 
     def act(self, session: Session) -> None:
         self._average.lerp_(session.model(), 1 - self.decay)

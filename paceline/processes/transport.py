@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from paceline.config.endpoint import Endpoint
-    from paceline.ops import Mean
+    from paceline.ops import Mean, Meet
     from paceline.processes.calls.mailbox import Mailbox
     from paceline.processes.calls.zero_copy import PendingReplies, ReceiveBuffer
     from paceline.processes.memory.byte_ranges import Span
@@ -77,7 +77,8 @@ class CallPort(Protocol):
     def order(self, position: int) -> None:
         """Tell servers of other nodes which call is next; only the first server does."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The server ends: no call is taken any more."""
 
 
 class CallOrder(Protocol):
@@ -88,7 +89,8 @@ class CallOrder(Protocol):
     def go_back(self, generation: int) -> None:
         """The run has returned to a checkpoint: the order starts again."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The server ends."""
 
 
 class Transport(Protocol):
@@ -114,14 +116,15 @@ class Means(Protocol):
     generation: int  # how often the run had returned to a checkpoint when this worker last did
     journal: OrderLogWriter | None
 
-    def mean(self, op: Mean, *, first: bool) -> Vector:
-        """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
+    def mean(self, op: Mean | Meet, *, first: bool) -> Any:
+        """Arrive, wait for the others, and give the mean, or what this worker takes from a meeting. `first`: it is the
+        first that this step awaits."""
 
-    def arrive(self, op: Mean, *, first: bool) -> Any:
+    def arrive(self, op: Mean | Meet, *, first: bool) -> Any:
         """Begin a mean without waiting for it; `leave` takes what this gives."""
 
-    def leave(self, meeting: Any) -> Vector:
-        """Wait for a mean that was begun, and give it."""
+    def leave(self, meeting: Any) -> Any:
+        """Wait for a mean or a meeting that was begun, and give its result."""
 
     def returned(self, place: int) -> bool:
         """Whether no other worker reads the vector at an offset of shared memory any more."""
@@ -161,11 +164,14 @@ class Store(Protocol):
 
     place: tuple[str, int, bytes]  # address, port and secret, for workers
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """What becomes readable when a worker asks for something."""
 
-    def pump(self) -> None: ...
+    def pump(self) -> None:
+        """Answer what workers have asked, without waiting for more."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run ends."""
 
 
 class Collective(Protocol):

@@ -15,7 +15,7 @@ from rich.text import Text
 from paceline.processes.supervisor.status import duration
 from paceline.report.profile_table import profile_table
 from paceline.report.run_tables import STYLES, facts, last, last_metrics, moment, number, readable
-from paceline.result import Profile
+from paceline.result import Profile, size_text
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
@@ -66,7 +66,7 @@ def _checkpoints(run: RunDirectory, damage: list[str]) -> Table | None:
         if not files:  # the run has just deleted it
             continue
         written = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC)
-        table.add_row(f"{step:,}", _size(sum(file.st_size for file in files)), moment(written))
+        table.add_row(f"{step:,}", size_text(sum(file.st_size for file in files)), moment(written))
     return table
 
 
@@ -95,6 +95,9 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stale = result.get("staleness")
     if isinstance(stale, dict):
         yield "staleness mean / max", f"{number(stale.get('mean'))} / {number(stale.get('max'))}"
+    traffic = result.get("traffic")
+    if isinstance(traffic, dict) and traffic.get("sent"):
+        yield "sent by a worker, on average", size_text(sum(traffic["sent"]) / len(traffic["sent"]))
     for key in ("digest", "fingerprint"):
         if result.get(key):
             yield key, f"{str(result[key])[:16]}…"
@@ -159,12 +162,3 @@ def _log_ends(logs: Path) -> Iterator[RenderableType]:
         if lines := [line for line in text.splitlines() if line.strip()][-LOG_LINES:]:
             yield Text(f"end of {path}", style="bold")
             yield Text("\n".join(lines))
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

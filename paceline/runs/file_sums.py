@@ -2,7 +2,8 @@
 
 A sum is recorded before its file is written. Until the end of the launch the former content is valid too: a process
 that is killed between the two writes leaves nothing that looks changed. Not covered: `checkpoints/` and the tensors in
-`best/`, whose manifests have sums of their own, and `logs/` and `summaries/`, which are never read back.
+`best/`, whose manifests have sums of their own, `logs/` and `summaries/`, which are never read back, and
+`progress.jsonl`, which only `paceline watch` shows.
 """
 
 from __future__ import annotations

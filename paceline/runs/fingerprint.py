@@ -92,6 +92,8 @@ def of(plan: Plan, scheme: Scheme | None, task: Task | None, x0: Vector | None, 
 def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Sequence[Hook] = ()) -> dict[str, Any]:
     """The settings that have an effect on the result, including defaults."""
     settings = {name: value for name, value in asdict(plan).items() if name not in without_effect(Plan)}
+    if scheme is not None and scheme.compressor is None:
+        del settings["compress"]  # runs of earlier versions had no such setting
     named = [one for one in plan.hooks if one.partition(":")[0] not in KEEPERS]
     settings["hooks"] = named + [_described(one) for one in hooks if one.name not in KEEPERS]
     settings["script"] = [Path(plan.script[0]).name, *plan.script[1:]] if plan.script else []
@@ -101,6 +103,8 @@ def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Seque
             settings["script_sha256"] = atomic_files.sha256(Path(plan.script[0]))
     if scheme is not None:
         settings |= {"scheme": scheme.name, "hyper": _hyper(scheme)}
+        if scheme.compressor is not None:
+            settings["compress"] = str(scheme.compressor)
     if task is not None:
         settings |= {"task": plan.task or task.name, "task_options": _options(plan)}
         settings |= {"batch": task.batch, "feed": task.feed, "shuffle": task.shuffle}

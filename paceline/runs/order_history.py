@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from paceline.runs import atomic_files, file_sums, order_log
 from paceline.runs.checkpoint import Checkpoint, load
 from paceline.runs.order_log import ABOUT, START, LogRecord, MemberEvent, OrderLog, RecordKind
 from paceline.runs.run_directory import RunDirectory
+
+MEETINGS = (RecordKind.MEAN, RecordKind.MEET)
 
 
 @dataclass
@@ -49,6 +52,8 @@ class History:
     torn: set[tuple[int, int]] = field(default_factory=set)  # (rank, number) of vectors that were in several means
     unseen: set[tuple[int, int, int]] = field(default_factory=set)  # (rank, life, number) that no other worker saw
     checkpoints: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, step) -> digest of the model
+    # (generation, step) of a checkpoint of a decentralised run -> the workers whose models its model is the mean of
+    averaged: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     cut: bool = False
     on_gpu: bool = False  # the server's vectors were in the memory of a GPU
 
@@ -129,6 +134,7 @@ def read(at: Path) -> History:
     for name in in_order:
         if name.startswith("worker-"):
             _add_life(history, logs[name])
+    _drop_unfinished(history.lives)
     if plan.scheme in _HAD_BARRIER:
         _drop_barrier(history)
     history.torn = {
@@ -169,11 +175,21 @@ def _drop_barrier(history: History) -> None:
         ]
 
 
+def _drop_unfinished(lives: list[WorkerLife]) -> None:
+    """Where workers send messages, a step is recorded before it is finished: others see its messages then. If the next
+    life begins before the end of that step, the worker died in between, and the step was never finished."""
+    for life, after in pairwise(lives):
+        steps = [k for k, record in enumerate(life.records) if record.kind == RecordKind.STEP]
+        sends = any(record.kind in (RecordKind.SENT, RecordKind.RECEIVED) for record in life.records)
+        if sends and life.rank == after.rank and life.begun["t"] + len(steps) > after.begun["t"]:
+            del life.records[steps[-1] :]
+
+
 def _unseen(lives: list[WorkerLife]) -> set[tuple[int, int, int]]:
     """A contribution is logged before other workers can see it. If a later life of the worker reuses its number, the
     worker died in between, and no mean includes the contribution."""
     last: dict[tuple[int, int], int] = {}  # (rank, number) -> the last life that used it
-    logged = [(life.rank, life.number, one) for life in lives for one in life.records if one.kind == RecordKind.MEAN]
+    logged = [(life.rank, life.number, one) for life in lives for one in life.records if one.kind in MEETINGS]
     brought = [(rank, life, record.values[0]) for rank, life, record in logged]
     for rank, life, number in brought:
         last[rank, number] = max(life, last.get((rank, number), 0))
@@ -226,6 +242,9 @@ def _add_life(history: History, log: OrderLog) -> None:
                 else:  # the worker's own log is right if deaths in between made the logs differ
                     history.decided.setdefault((rank, number), present)
         elif "checkpoint" in told:
-            history.checkpoints[told.get("generation", generation), told["checkpoint"]] = told["digest"]
+            at = told.get("generation", generation), told["checkpoint"]
+            history.checkpoints[at] = told["digest"]
+            if "of" in told:
+                history.averaged[at] = told["of"]
     history.cut |= log.cut
     history.lives.append(WorkerLife(header["rank"], header["life"], begun, records[1:], log.cut))

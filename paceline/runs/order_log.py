@@ -16,14 +16,13 @@ import mmap
 import os
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from torch import Tensor
 
@@ -33,7 +32,7 @@ FORMAT = 1
 ABOUT, START = "about.json", "start"  # the description of a launch, and the checkpoint that it resumed from
 PROBES = 64  # coordinates of x in a checksum
 SELDOM = 32  # one call in SELDOM is followed by a checksum
-GATHERED = 512  # most records in one frame
+GATHERED = 8192  # bytes of records that are collected before they are sealed in a frame
 LARGEST = 1 << 16  # most bytes in one frame
 PIECE = 1 << 18  # bytes by which a log grows
 
@@ -51,6 +50,9 @@ class RecordKind(IntEnum):
     CALL, TELL, MEMBER, SAVE, SET, PROBED = range(1, 7)  # PROBED: a call followed by a checksum of x
     # of a worker
     READ, GRAD, POST, ASK, MEAN, STEP, CHANGE, DECIDED, END = range(16, 25)
+    MEET = 25
+    SENT, RECEIVED, TAKEN = range(26, 29)  # messages: one sent, how many were received, each of these
+    STOPPED = 31  # a gradient that was given up; its mini-batch is the next gradient's
     NOTE = 32  # of both: plain data
 
     __hash__ = int.__hash__  # a frame is packed by a table of its kinds: Enum's own hash is slow
@@ -66,23 +68,24 @@ _SHAPES = {
     RecordKind.SAVE: struct.Struct("<BH"),
     RecordKind.READ: struct.Struct("<BBq"),  # kind, method, position of the server
     RecordKind.GRAD: struct.Struct("<Bd"),  # kind, loss
+    RecordKind.STOPPED: struct.Struct("<B"),
     RecordKind.POST: struct.Struct("<BB"),
     RecordKind.ASK: struct.Struct("<BB"),  # a call that only asks to be told when to look
     RecordKind.MEAN: struct.Struct("<Bq"),  # kind, number of the mean, counted by this worker
+    RecordKind.MEET: struct.Struct("<Bq"),  # kind, number of the meeting, counted as a mean
+    RecordKind.SENT: struct.Struct("<Bb"),  # kind, slot; -1: it was refused
+    RecordKind.RECEIVED: struct.Struct("<BI"),
+    RecordKind.TAKEN: struct.Struct("<BHBq"),  # kind, sender, slot, number among the messages of that slot
     RecordKind.STEP: struct.Struct("<B"),
     RecordKind.END: struct.Struct("<B"),
 }
 _TEXTS = frozenset({RecordKind.SET, RecordKind.CHANGE, RecordKind.DECIDED, RecordKind.NOTE})  # length, then JSON
 _TEXT = struct.Struct("<BH")
 _LENGTH, _SUM = struct.Struct("<H"), struct.Struct("<I")
+_pack_length, _pack_sum = _LENGTH.pack, _SUM.pack
 _AROUND = _LENGTH.size + _SUM.size
+_PACK = {kind: shape.pack for kind, shape in _SHAPES.items()}
 SUM_SIZE = _SUM.size  # bytes of a checksum, the last ones of a frame
-
-
-@lru_cache(maxsize=1024)
-def _row_of(kinds: tuple[RecordKind, ...]) -> struct.Struct:
-    """The layout of a frame with records of these kinds. Packing them one by one is slow next to a small gradient."""
-    return struct.Struct("<" + "".join(_SHAPES[kind].format.removeprefix("<") for kind in kinds))
 
 
 def packed(kind: RecordKind, *values: Any) -> bytes:
@@ -98,7 +101,7 @@ def packed_text(kind: RecordKind, content: Mapping[str, Any]) -> bytes:
 
 def framed(records: bytes, before: bytes) -> bytes:
     """A frame of these records. `before`: the checksum of the frame before, as it was written; empty for the first."""
-    running = zlib.crc32(records, _SUM.unpack(before)[0] if before else 0)
+    running = crc32(records, _SUM.unpack(before)[0] if before else 0)
     return _LENGTH.pack(len(records)) + records + _SUM.pack(running)
 
 
@@ -123,9 +126,9 @@ def probe_of(x: Tensor) -> Callable[[], int]:
     every = max(1, x.numel() // PROBES)
     chosen = x.detach().view(-1)[::every][:PROBES]
     if chosen.is_cuda:
-        return lambda: zlib.crc32(chosen.cpu().numpy().tobytes())
+        return lambda: crc32(chosen.cpu().numpy().tobytes())
     seen = chosen.numpy()
-    return lambda: zlib.crc32(seen.tobytes())
+    return lambda: crc32(seen.tobytes())
 
 
 class OrderLogWriter:
@@ -144,26 +147,21 @@ class OrderLogWriter:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         self._room: mmap.mmap | bytearray = bytearray()
         self._size = self._at = self._sum = 0
-        self._kinds: list[RecordKind] = []
-        self._values: list[Any] = []
+        self._full = 0  # from here on the log needs more space
+        self._collected = b""
         self._broken = False
         self._grow()
         self.note({"format": FORMAT, **header})
 
     def add(self, kind: RecordKind, *values: Any) -> None:
-        self._kinds.append(kind)
-        self._values.append(kind)
-        self._values.extend(values)
-        if len(self._kinds) >= GATHERED:
+        self._collected += _PACK[kind](kind, *values)
+        if len(self._collected) >= GATHERED:
             self.flush()
 
     def record(self, kind: RecordKind, *values: Any) -> None:
         """Write a record now, in a frame with those that were collected."""
-        if self._kinds:
-            self.add(kind, *values)
-            self.flush()
-        else:
-            self._seal(_SHAPES[kind].pack(kind, *values))
+        records, self._collected = self._collected + _PACK[kind](kind, *values), b""
+        self._seal(records)
 
     def text(self, kind: RecordKind, content: dict[str, Any]) -> None:
         """Write a record of plain data, in a frame of its own."""
@@ -175,18 +173,16 @@ class OrderLogWriter:
 
     def flush(self) -> None:
         """Seal the collected records: from here on they survive the death of this process."""
-        if self._kinds:
-            records = _row_of(tuple(self._kinds)).pack(*self._values)
-            self._kinds.clear()
-            self._values.clear()
+        if self._collected:
+            records, self._collected = self._collected, b""
             self._seal(records)
 
     def _seal(self, records: bytes) -> None:
-        self._sum = added = zlib.crc32(records, self._sum)
+        self._sum = added = crc32(records, self._sum)
         at, size = self._at, len(records)
         self._at = end = at + size + _AROUND
-        self._room[at:end] = b"%b%b%b" % (size.to_bytes(2, "little"), records, added.to_bytes(4, "little"))
-        if end + LARGEST > self._size:
+        self._room[at:end] = _pack_length(size) + records + _pack_sum(added)
+        if end > self._full:
             self._grow()
 
     def _grow(self) -> None:
@@ -195,13 +191,14 @@ class OrderLogWriter:
             try:
                 os.posix_fallocate(self._file, self._size, PIECE)
                 self._size += PIECE
+                self._full = self._size - LARGEST
                 self._room = mmap.mmap(self._file, self._size)
                 return
             except OSError as error:
                 self._broken, self._last = True, self._at
                 self._room = bytearray(PIECE)
                 print(f"the order log ends here: {error.strerror}", file=sys.stderr, flush=True)
-        self._size, self._at = PIECE, 0  # a scratch buffer: the log has ended
+        self._size, self._full, self._at = PIECE, PIECE - LARGEST, 0  # a scratch buffer: the log has ended
 
     def close(self) -> None:
         self.flush()
@@ -277,7 +274,7 @@ def _frames(path: Path, content: bytes) -> tuple[list[tuple[int, int]], bool]:
         size = _LENGTH.unpack_from(content, at)[0] if begin <= len(content) else 0
         end = begin + size
         if size and end + _SUM.size <= len(content):
-            running = zlib.crc32(content[begin:end], running)
+            running = crc32(content[begin:end], running)
             if running == _SUM.unpack_from(content, end)[0]:
                 found.append((begin, end))
                 at = end + _SUM.size
@@ -300,7 +297,7 @@ def _has_frame(content: bytes, since: int) -> bool:
         end = begin + _LENGTH.unpack_from(content, at)[0]
         if begin < end <= len(content) - _SUM.size:
             before, after = _SUM.unpack_from(content, at - _SUM.size)[0], _SUM.unpack_from(content, end)[0]
-            if zlib.crc32(content[begin:end], before) == after:
+            if crc32(content[begin:end], before) == after:
                 return True
     return False
 

@@ -5,6 +5,7 @@ runs/mnist-mlp-sync-001/
   checkpoints/ best/  see `checkpoint`                  result.json        the result, or the error
   logs/ summaries/    of the processes, of TensorBoard  lock               held while the run lives
   fingerprint.json    what determined the result, of each launch
+  progress.jsonl      how it went, for people: see `progress_log`
   sums.json           SHA-256 of these files: see `file_sums`
 """
 

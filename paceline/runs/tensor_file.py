@@ -5,11 +5,15 @@ The SHA-256 of the file is computed while it is written. Large tensors with the 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,8 @@ from paceline.errors import RunError
 LARGE = 1 << 20  # bytes from which on equal tensors are looked for
 PIECE = 1 << 24  # bytes that are written, or copied from a GPU, at a time
 PROBE = 1 << 10  # bytes that are compared first
+BLOCK = 1 << 12  # bytes: whole blocks of any usual disk
+DIRECT = getattr(os, "O_DIRECT", 0)
 WORD = 8
 
 _NAMES = {
@@ -73,26 +79,84 @@ def write(path: Path, tensors: Mapping[str, Tensor], first: Sequence[str] = ()) 
             for piece in torch.split(raw[name], PIECE):
                 yield piece.cpu().numpy().data
 
-    def add_up() -> None:
+    def summed() -> Iterator[memoryview]:
         for piece in pieces():
             total.update(piece)
+            yield piece
 
-    with path.open("wb", buffering=0) as file:
-        on_gpu = any(one.device.type != "cpu" for one in raw.values())  # each piece is copied from there only once
-        adding = threading.Thread(target=add_up) if end > PIECE and not on_gpu else None
-        if adding is not None:  # at the same time as the writing: both leave the interpreter to others
-            adding.start()
+    def add_up() -> None:
+        for _ in summed():
+            pass
+
+    on_gpu = any(one.device.type != "cpu" for one in raw.values())  # each piece is copied from there only once
+    if end <= PIECE or on_gpu:
+        _put_on_disk(path, summed(), large=end > PIECE)
+    else:
+        adding = threading.Thread(target=add_up)
+        adding.start()  # at the same time as the writing: both leave the interpreter to others
         try:
-            for piece in pieces():
-                if adding is None:
-                    total.update(piece)
-                while piece:
-                    piece = piece[file.write(piece) :]
-            os.fsync(file.fileno())
+            _put_on_disk(path, pieces(), large=True)
         finally:
-            if adding is not None:
-                adding.join()
+            adding.join()
     return Written(total.hexdigest(), aliases)
+
+
+def _put_on_disk(path: Path, pieces: Iterator[memoryview], *, large: bool) -> None:
+    """Write a file, and return when it is on the disk. A large one bypasses the system's page cache: to find memory for
+    a copy of all of it can take longer than the disk does."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    handle = None
+    if large and DIRECT:
+        with suppress(OSError):  # the file system cannot
+            handle = os.open(path, flags | DIRECT, 0o666)
+    if handle is None:
+        handle = os.open(path, flags, 0o666)
+    try:
+        for block in _blocks(pieces) if large else pieces:
+            if large and len(block) % BLOCK:  # the last one
+                _through_cache(handle)
+            _write_whole(handle, block)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _blocks(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The same bytes in pieces of one size, at one place in memory, with the alignment that bypassing the page cache
+    asks for. All but the last have whole blocks of the disk."""
+    room = memoryview(mmap.mmap(-1, PIECE))
+    filled = 0
+    for piece in pieces:
+        while piece:
+            count = min(len(piece), PIECE - filled)
+            room[filled : filled + count] = piece[:count]
+            filled, piece = filled + count, piece[count:]
+            if filled == PIECE:
+                yield room
+                filled = 0
+    whole = filled // BLOCK * BLOCK
+    if whole:
+        yield room[:whole]
+    if filled > whole:
+        yield room[whole:filled]
+
+
+def _write_whole(handle: int, data: memoryview) -> None:
+    while data:
+        try:
+            data = data[os.write(handle, data) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _through_cache(handle):  # EINVAL: the disk has larger blocks
+                raise
+
+
+def _through_cache(handle: int) -> bool:
+    """Have a file that bypasses the page cache written through it from now on; False if it is so already."""
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    if not flags & DIRECT:
+        return False
+    fcntl.fcntl(handle, fcntl.F_SETFL, flags & ~DIRECT)
+    return True
 
 
 def _bytes_of(name: str, tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import build
+from paceline.config import from_plan
 from paceline.config.plan import Plan
 from paceline.errors import DataError, PacelineError
 from paceline.result import digest
@@ -43,6 +43,7 @@ class Verification:
 
     @property
     def verified(self) -> bool:
+        """Whether no check has failed; one that could not be made is no failure."""
         return all(check.fits is not False for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def _settings_and_data(
     """Compare the settings that plan.json gives now, and the data that its task has now, with the recorded ones."""
     try:
         plan = Plan.from_dict(directory.plan(checked=False))
-        scheme = None if plan.scheme is None else build.scheme_of(plan.scheme, plan.hyper)
+        scheme = None if plan.scheme is None else from_plan.scheme_of(plan, {})
     except (PacelineError, TypeError) as error:
         yield Check("config", False, _within(error, directory))
         return

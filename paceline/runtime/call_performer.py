@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
@@ -26,30 +25,36 @@ class CallPerformer:
         self.calls = 0
         state.keep_ledger(self.ledger)
         self._own = {_place(state.cell(name)) for name in state}
+        self._vector, self._version = state.x, state.cell("v").numpy()
         self._x: int = state.x.data_ptr()
 
     def carry_out(self, rank: int, call: Call[Any]) -> Any:
         """Perform a call; gives what the method gave, which may be a cell of the state itself."""
-        self.ledger.caller = holder = self.scheme.holder(rank)
         before = self.writes() if call.method.reads else None
-        versions = [(a, a._version) for a in tensors(call.args)]
-        scheme = self.scheme.rates_at(self.state)
-        result = self._changing(call.method.name, lambda: call.method.function(scheme, self.state, *call.args))
-        for arg, version in versions:
-            if arg._version != version:
-                named = zip(call.method.parameters, call.args, strict=False)
-                name = next(name for name, value in named if any(arg is part for part in tensors(value)))
-                raise SchemeError(
-                    f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
-                    f"write '{name} = {name} * …' instead"
-                )
+        given = versions(call)
+        result, _, _ = self.change(rank, call)
+        check_unchanged(call, given)
         if before is not None and before != self.writes():
             raise SchemeError(f"{call.method.name}() is declared reads=True and changed a cell; remove reads=True")
-        self.calls += 1
         self._check_crossing(call, result)
-        if self._gives_x(result):
-            self.ledger.pulled(holder, self.state.v)
         return result
+
+    def change(self, rank: int, call: Call[Any]) -> tuple[Any, int, int]:
+        """Perform a call, checking only that v rises by one exactly when x changes. Gives what the method gave, v, and
+        by how much it has risen. What it touches is little: on one machine other workers wait meanwhile, and the caches
+        of this one hold the gradient that it has computed."""
+        scheme, state, vector, version = self.scheme, self.state, self._vector, self._version
+        self.ledger.caller = holder = scheme.holder(rank)
+        writes, before = vector._version, version.item()
+        result = call.method.function(scheme.rates_at(state), state, *call.args)
+        now = version.item()
+        rise = now - before
+        if rise != (vector._version != writes):
+            raise _wrong_rise(call.method.name, vector._version != writes, rise)
+        self.calls += 1
+        if result is not None and self._gives_x(result):
+            self.ledger.pulled(holder, now)
+        return result, now, rise
 
     def writes(self) -> list[int]:
         """How often each cell has been written, in the order of the cells."""
@@ -59,20 +64,12 @@ class CallPerformer:
         if event == "left":
             self.ledger.gone(self.scheme.holder(rank))
         if quorum:
-            self._changing(event, lambda: getattr(self.scheme.rates_at(self.state), event)(self.state, rank))
-
-    def _changing(self, name: str, change: Callable[[], Any]) -> Any:
-        """Run a change of the state, and check that v rises by one exactly when x changes."""
-        state = self.state
-        before, version = state.x._version, state.v
-        result = change()
-        changed, rise = state.x._version != before, state.v - version
-        if rise != int(changed):
-            what = "changed x" if changed else "did not change x"
-            raise SchemeError(
-                f"{name}() {what} and raised s.v by {rise}; v counts the changes of x: put 's.v += 1' where x changes"
-            )
-        return result
+            state = self.state
+            before, version = state.x._version, state.v
+            getattr(self.scheme.rates_at(state), event)(state, rank)
+            rise = state.v - version
+            if rise != (state.x._version != before):
+                raise _wrong_rise(event, state.x._version != before, rise)
 
     def _check_crossing(self, call: Call[Any], values: Any) -> None:
         """Only tensors, numbers, strings and tuples of them can cross to another process."""
@@ -100,6 +97,30 @@ class CallPerformer:
         """Whether a tensor of a result lies in the server's memory or in that of an argument."""
         place = _place(tensor)
         return place in self._own or any(place == _place(arg) for arg in tensors(call.args))
+
+
+def versions(call: Call[Any]) -> list[tuple[Tensor, int]]:
+    """The tensors among a call's arguments, with torch's counts of their changes."""
+    return [(tensor, tensor._version) for tensor in tensors(call.args)]
+
+
+def check_unchanged(call: Call[Any], given: list[tuple[Tensor, int]]) -> None:
+    """Refuse a method that has changed an argument since `versions` gave this."""
+    for arg, version in given:
+        if arg._version != version:
+            named = zip(call.method.parameters, call.args, strict=False)
+            name = next(name for name, value in named if any(arg is part for part in tensors(value)))
+            raise SchemeError(
+                f"{call.method.name}() changed its argument {name!r} in place; arguments cross by value: "
+                f"write '{name} = {name} * …' instead"
+            )
+
+
+def _wrong_rise(name: str, changed: bool, rise: int) -> SchemeError:
+    what = "changed x" if changed else "did not change x"
+    return SchemeError(
+        f"{name}() {what} and raised s.v by {rise}; v counts the changes of x: put 's.v += 1' where x changes"
+    )
 
 
 def _place(tensor: Tensor) -> int:

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, SchemeError
-from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start
+from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Receive, Send, Sleep, Start
+from paceline.runtime.compression import Compression
+from paceline.runtime.traffic import Traffic
 from paceline.scheme import Scheme
 from paceline.worker import Worker
 
@@ -24,7 +26,7 @@ class StepDriver:
     restored when the step continues, so it never leaks to the next worker.
     """
 
-    __slots__ = ("_coroutine", "_grad_mode", "_worker", "awaits", "scheme")
+    __slots__ = ("_compression", "_coroutine", "_grad_mode", "_under_way", "_worker", "awaits", "scheme", "traffic")
 
     def __init__(self, scheme: Scheme, worker: Worker) -> None:
         self.scheme = scheme
@@ -32,6 +34,11 @@ class StepDriver:
         self._coroutine: Coroutine[Op[Any], Any, None] | None = None
         self._grad_mode = False
         self.awaits = 0  # in this step
+        self.traffic = Traffic(worker.workers)
+        self._under_way: Op[Any] | None = None  # other than a gradient
+        self._compression: Compression | None = None
+        if scheme.compressor is not None:
+            self._compression = Compression(scheme, worker, scheme.compressor)
 
     @property
     def running(self) -> bool:
@@ -45,11 +52,22 @@ class StepDriver:
             raise SchemeError(f"{type(self.scheme).__name__}.step must be 'async def'")
         self._coroutine = step
         self._grad_mode = False
+        self._under_way = None
         self.awaits = 0
 
     def advance(self, answer: Any) -> Op[Any] | None:
         coroutine = self._coroutine
         assert coroutine is not None, "advance() outside a step"
+        if self._under_way is not None:
+            self.traffic.incoming(self._under_way, answer)
+            self._under_way = None
+        if self._compression is not None and self.awaits:
+            more, answer = self._compression.incoming(answer)
+            if more is not None:
+                self.awaits += 1
+                self._under_way = more
+                self.traffic.outgoing(more, _NOTHING)
+                return more
         outside = torch.is_grad_enabled()
         if outside != self._grad_mode:  # asking is ten times cheaper than setting
             torch.set_grad_enabled(self._grad_mode)
@@ -81,8 +99,15 @@ class StepDriver:
             self.close()
             raise SchemeError(f"{self._place()}, {line}: awaited '{' -> '.join(names)}'; {_CLOSED_SET}")
         self.awaits += 1
-        if not isinstance(op, Grad) and (wrong := self._misuse(op)):
+        if isinstance(op, Grad) and op.until is None and op.within is None:
+            return op
+        if wrong := self._misuse(op):
             raise SchemeError(f"worker:{self._worker.rank} {wrong}")
+        whole = op
+        if self._compression is not None:
+            op = self._compression.outgoing(op)
+        self.traffic.outgoing(op, whole)
+        self._under_way = None if isinstance(op, Start) else op
         return op
 
     def _misuse(self, op: Op[Any]) -> str | None:
@@ -92,12 +117,43 @@ class StepDriver:
                 return f"called {method.name}(), which is not a method of its own scheme"
             case Mean(among=tuple(among)) if self._worker.rank not in among:
                 return f"asks for a mean among {among}, where it is not a member"
+            case Meet() as meet if wrong := self._no_member(meet):
+                return f"comes to a meeting {wrong}"
+            case (Send() | Receive()) as post if wrong := self._no_post(post, started=post is not op):
+                return wrong
+            case Grad(until=int()) if not self.scheme.methods:
+                return "asks for a gradient until a version of the server, and its scheme has no server"
+            case Grad(within=float(seconds)) if not seconds > 0:
+                return f"asks for a gradient within {seconds} seconds; give a number above 0"
             case Sleep(seconds) if not (seconds >= 0 and math.isfinite(seconds)):
                 return f"would sleep {seconds} seconds; give a finite number, at least 0"
             case (Start() | Pending()) as begun if begun is not op:
                 return f"starts a {type(begun).__name__}, which cannot be started"
             case _:
                 return None
+
+    def _no_member(self, op: Meet) -> str | None:
+        members = range(self._worker.workers) if op.among is None else op.among
+        if self._worker.rank not in members:
+            return f"among {op.among}, where it is not a member"
+        outside = [rank for rank in (*op.to, *op.of) if rank not in members]
+        return f"with worker {outside[0]}, which is not a member of it" if outside else None
+
+    def _no_post(self, op: Send | Receive, *, started: bool) -> str | None:
+        """Why a message cannot be sent, or messages cannot be received."""
+        worker = self._worker
+        if not self.scheme.sends_messages():
+            return f"uses w.{type(op).__name__.lower()}, and sends_messages() of its scheme says that it does not"
+        if started:
+            return f"starts a {type(op).__name__}, which nobody waits for: await it"
+        if isinstance(op, Receive):
+            return None
+        if op.to == worker.rank or not 0 <= op.to < worker.workers:
+            return f"sends a message to worker {op.to}: it is none of the other {worker.workers - 1}"
+        x = worker.state.x
+        if op.v.shape != x.shape or op.v.dtype != x.dtype:
+            return f"sends {op.v.numel()} numbers of {op.v.dtype}; a message is like x: {x.numel()} of {x.dtype}"
+        return None
 
     def close(self) -> None:
         """Abandon the step: its locals are lost, the worker's cells stay."""
@@ -117,8 +173,10 @@ class StepDriver:
         return f"worker:{self._worker.rank}, step {self._worker.t}"
 
 
+_NOTHING = Sleep(0.0)
 _CLOSED_SET = (
-    "a step may await only w.grad, w.mean, w.sleep, w.start, a pending operation, or a call of an @on_server method"
+    "a step may await only w.grad, w.mean, w.meet, w.swap, w.send, w.receive, w.sleep, w.start, a pending operation, "
+    "or a call of an @on_server method"
 )
 
 

@@ -28,6 +28,12 @@ class ADAG(Windowed):
     gamma: Annotated[float, Bound(1e-300)] = 1e-4
     distance: Literal["element", "norm"] = "element"
     normalise: bool = False
+    family = "bounded or corrected staleness"
+    compresses = ("push.total",)
+    good_for = "staleness measured by how far x has moved, not by counting"
+    volume = "2 / window"
+    limit = "gain of a window below the limit of async"
+    equals = "a large gamma is downpour-easy; normalise=true and a large gamma is agn"
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, given=torch.zeros(workers, len(x0), dtype=x0.dtype), **self.server_rule.cells(x0))

@@ -22,6 +22,12 @@ class AGN(Windowed):
     """
 
     window: Count = 12
+    family = "asynchronous"
+    compresses = ("push.mean",)
+    good_for = "uneven devices on a slow network, more stable than downpour-easy"
+    volume = "2 / window"
+    limit = "gain of a window / window below the limit of async"
+    equals = "window=1 is async"
 
     @on_server
     def push(self, s: State, mean: Vector, v: int) -> None:

@@ -22,7 +22,13 @@ class AllReduce(Scheme):
     lr: Rate = 0.1
     rule: Rule = SGD()
     fixed_order = True
+    compresses = ("mean",)
     warnings = stability.synchronous
+    family = "synchronous"
+    good_for = "equal devices on a fast network; the usual choice on GPUs of one machine"
+    volume = "2"
+    limit = "lr * h < 2"
+    equals = "workers=1 is sgd; the same bits as sync with all workers"
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))

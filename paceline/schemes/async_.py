@@ -25,8 +25,14 @@ class AsyncSGD(Scheme):
     lr: Rate = 0.1
     rule: Rule = SGD()
     asynchronous = True
+    compresses = ("push.g",)
     rule_at_server = True
     warnings = stability.asynchronous
+    family = "asynchronous"
+    good_for = "uneven devices and little staleness: few workers, a small rate"
+    volume = "2"
+    limit = "lr * h < 2 sin(pi / (2 (2 workers - 1))) in turn"
+    equals = "workers=1 is sgd"
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))

@@ -26,6 +26,11 @@ class ModelAveraging(Scheme):
     window: Count = 10
     fixed_order = True
     warnings = stability.synchronous
+    family = "local updates"
+    good_for = "a slow network and data that are distributed alike"
+    volume = "2 / window"
+    limit = "lr * h < 2"
+    equals = "window=1 with sgd is allreduce, up to rounding"
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))

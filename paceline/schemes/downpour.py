@@ -36,7 +36,13 @@ class Downpour(Scheme):
     n_fetch: Count | None = None
     paper_schedule: bool = False
     asynchronous = True
+    compresses = ("push.a",)
     warnings = stability.asynchronous
+    family = "asynchronous"
+    good_for = "rare features: the server's Adagrad; fewer messages with a window"
+    volume = "1 / (n_push or window) + 1 / (n_fetch or window)"
+    limit = "gain of a window below the limit of async"
+    equals = "server.rule=sgd, window=1 is async"
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.server_rule.cells(x0))

@@ -20,6 +20,13 @@ class DownpourEasy(Windowed):
     y_start.
     """
 
+    family = "asynchronous"
+    compresses = ("push.total",)
+    good_for = "uneven devices on a slow network"
+    volume = "2 / window"
+    limit = "gain of a window below the limit of async"
+    equals = "window=1 is async"
+
     @on_server
     def push(self, s: State, total: Vector, v: int) -> None:
         s.admit(v)

@@ -25,6 +25,12 @@ class DynSGD(Windowed):
     """
 
     weight: Literal["staleness", "constant"] = "staleness"
+    family = "bounded or corrected staleness"
+    compresses = ("push.total",)
+    good_for = "very uneven devices: stale pushes count less"
+    volume = "2 / window"
+    limit = "lr * h / workers below the limit of async, when workers push in turn"
+    equals = "workers=1, window=1 is sgd; weight=constant, window=1 is async at lr / workers"
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, workers=workers, **self.server_rule.cells(x0))

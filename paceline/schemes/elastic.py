@@ -32,6 +32,11 @@ class EASGD(Scheme, name="easgd"):
     alpha: Rate | None = None
     window: Count = 1
     fixed_order = True
+    family = "elastic averaging"
+    good_for = "exploring several basins with synchronous workers"
+    volume = "2 / window"
+    limit = "beta < (4 - 2 lr h) / (2 (1 + 1 / workers) - lr h)"
+    equals = "alpha=0 is sgd on each worker, the centre at rest"
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, centre=x0, **self.rule.cells(x0))
@@ -99,6 +104,11 @@ class AEASGD(Scheme, name="aeasgd"):
     window: Count = 10
     order: Literal["paper", "sequential"] = "paper"
     asynchronous = True
+    family = "elastic averaging"
+    good_for = "uneven devices on a slow network that explore on their own"
+    volume = "2 / window"
+    limit = "alpha <= (4 - 2 lr h) / (4 - lr h)"
+    equals = "alpha=0 is sgd on each worker, the centre at rest"
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, alpha=moving_rate(self.alpha, self.beta, workers))
@@ -158,6 +168,11 @@ class AEAMSGD(AEASGD, name="aeamsgd"):
 
     lr: Rate = 0.01
     delta: Fraction = 0.99
+    family = "elastic averaging"
+    good_for = "as aeasgd, with momentum on each worker"
+    volume = "2 / window"
+    limit = "as aeasgd at a rate of lr / (1 - delta), about"
+    equals = "delta=0 is aeasgd"
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, m=torch.zeros_like(x0))

@@ -30,7 +30,13 @@ class Groups(Scheme):
     rule: Rule = SGD()
     size: Count = 2
     asynchronous = True
+    compresses = ("mean",)
     rule_at_server = True
+    family = "groups and hierarchies"
+    good_for = "fast links inside nodes, slow ones between them"
+    volume = "4"
+    limit = "as async with a worker for each group"
+    equals = "size=workers is sync; size=1 is async"
 
     def server(self, x0: Vector, workers: int) -> State:
         groups = -(-workers // self.size)

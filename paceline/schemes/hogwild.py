@@ -28,9 +28,15 @@ class HogWild(Scheme):
     rule: Rule = SGD()
     chunks: Count = 8
     asynchronous = True
+    compresses = ("add.g",)
     rule_at_server = True
     reads_in_place = True
     warnings = stability.asynchronous
+    family = "asynchronous"
+    good_for = "small models in the memory of one machine"
+    volume = "2"
+    limit = "as async"
+    equals = "chunks=1 is async; workers=1 is sgd"
 
     def server(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))

@@ -26,6 +26,11 @@ class SAGN(SyncSGD):
 
     server_rule: Rule = SGD()
     window: Count = 5
+    family = "local updates"
+    good_for = "a slow network and a server rule of its own"
+    volume = "2 / window"
+    limit = "gain of a window / window < 2"
+    equals = "window=1 is sync"
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, next=0, **self.rule.cells(x0))

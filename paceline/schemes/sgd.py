@@ -23,6 +23,10 @@ class SequentialSGD(Scheme):
     alone = True
     fixed_order = True
     warnings = stability.synchronous
+    family = "synchronous"
+    good_for = "one device; the reference that the others are measured against"
+    volume = "0"
+    limit = "lr * h < 2"
 
     def worker(self, x0: Vector, workers: int) -> State:
         return State(x=x0, **self.rule.cells(x0))

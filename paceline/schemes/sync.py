@@ -8,7 +8,7 @@ import torch
 from paceline import stability
 from paceline.errors import UsageError
 from paceline.rules import SGD, Rule
-from paceline.scheme import Count, Rate, Scheme, State, Vector, mean_of, on_server, sum_of
+from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server, sum_of
 from paceline.stability import Gain
 from paceline.worker import Worker
 
@@ -38,6 +38,12 @@ class SyncSGD(Scheme):
         "repeat": "several gradients of a worker per update are the scheme sync-repeat",
         "barrier": "workers start together with the hook start-barrier",
     }
+    family = "synchronous"
+    compresses = ("push.g",)
+    good_for = "equal devices with a server, or stragglers that backup workers replace"
+    volume = "2"
+    limit = "lr * h < 2"
+    equals = "workers=1 is sgd; aggregate=workers is allreduce"
 
     def server(self, x0: Vector, workers: int) -> State:
         need = self.aggregate or workers
@@ -66,21 +72,21 @@ class SyncSGD(Scheme):
 
     @on_server
     def push(self, s: State, g: Vector, v: int, rank: int) -> None:
-        if v < s.v or s.latest[rank] == v:
+        if v < s.v or s.entry("latest", rank) == v:
             s.refuse()
             return
         s.admit(v)
-        s.latest[rank] = v
+        s.write("latest", rank, v)
         if s.got + 1 < s.need:
-            s.kept[s.got] = g
-            s.whose[s.got] = rank
+            s.write("kept", s.got, g)
+            s.write("whose", s.got, rank)
             s.got += 1
         else:
             self._update(s, (rank, g))
 
     def _update(self, s: State, *last: tuple[int, Vector]) -> None:
         gradients = in_order(s, *last)
-        self.applied.apply(s, mean_of(gradients) if self.reduce == "mean" else sum_of(gradients), self.lr)
+        self.applied.apply(s, self.combined(gradients) if self.reduce == "mean" else sum_of(gradients), self.lr)
         s.v += 1
         s.got = 0
 

@@ -27,6 +27,11 @@ class SyncRates(SyncSGD):
 
     rates: tuple[Rate, ...] = ()
     reduce: Literal["mean", "sum"] = "sum"
+    family = "synchronous"
+    good_for = "workers whose data deserve different weights"
+    volume = "2"
+    limit = "sum of rates * h < 2"
+    equals = "rates all lr and reduce=mean is sync"
 
     async def step(self, w: Worker) -> None:
         w.x, w.v = await self.pull(w.next)

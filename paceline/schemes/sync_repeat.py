@@ -7,7 +7,7 @@ import torch
 
 from paceline import stability
 from paceline.rules import SGD, Rule
-from paceline.scheme import Count, Rate, Scheme, State, Vector, mean_of, on_server, sum_of
+from paceline.scheme import Count, Rate, Scheme, State, Vector, on_server, sum_of
 from paceline.schemes.sync import in_order
 from paceline.stability import Gain
 from paceline.worker import Worker
@@ -34,7 +34,14 @@ class SyncRepeat(Scheme):
     aggregate: Count | None = None
     reduce: Literal["mean", "sum"] = "mean"
     rule_at_server = True
+    waits = "sometimes"  # the others may do the share of a worker that is away
     warnings = stability.synchronous
+    family = "synchronous"
+    compresses = ("push.g",)
+    good_for = "more gradients per update than workers, so that fast workers give several"
+    volume = "2"
+    limit = "lr * h < 2"
+    equals = "workers=1, aggregate=1 is sgd"
 
     def server(self, x0: Vector, workers: int) -> State:
         need = self.aggregate or workers
@@ -52,25 +59,25 @@ class SyncRepeat(Scheme):
 
     @on_server(when=lambda self, s, rank: s.tokens > 0 or s.holds[rank] > 0)
     def pull(self, s: State, rank: int) -> tuple[Vector, int]:
-        if not s.holds[rank]:  # a restarted worker still has its token
+        if not s.entry("holds", rank):  # a restarted worker still has its token
             s.tokens -= 1
-            s.holds[rank] = 1
+            s.write("holds", rank, 1)
         return s.x, s.v
 
     @on_server
     def push(self, s: State, g: Vector, v: int, rank: int) -> None:
-        s.holds[rank] = 0
+        s.write("holds", rank, 0)
         if v < s.v:
             s.refuse()
             return
         s.admit(v)
         if s.got + 1 < s.need:
-            s.kept[s.got] = g
-            s.whose[s.got] = rank
+            s.write("kept", s.got, g)
+            s.write("whose", s.got, rank)
             s.got += 1
             return
         gradients = in_order(s, (rank, g))
-        self.rule.apply(s, mean_of(gradients) if self.reduce == "mean" else sum_of(gradients), self.lr)
+        self.rule.apply(s, self.combined(gradients) if self.reduce == "mean" else sum_of(gradients), self.lr)
         s.v += 1
         s.got = 0
         s.tokens = max(s.present, s.need)
@@ -83,8 +90,8 @@ class SyncRepeat(Scheme):
 
     def left(self, s: State, rank: int) -> None:
         s.present -= 1
-        s.tokens += int(s.holds[rank])
-        s.holds[rank] = 0
+        s.tokens += s.entry("holds", rank)
+        s.write("holds", rank, 0)
 
     def joined(self, s: State, rank: int) -> None:
         s.present += 1

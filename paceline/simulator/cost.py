@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from paceline.compute_times import ComputeTime, Constant, Exponential, Rng, filled
 from paceline.errors import UsageError
@@ -54,6 +52,7 @@ class Cost:
             object.__setattr__(self, "access", Constant(float(self.access)))
 
     def check(self, workers: int) -> None:
+        """Raise UsageError if this does not fit the number of workers."""
         if self.speeds and len(self.speeds) != workers:
             raise UsageError(f"{len(self.speeds)} speeds were given for {workers} workers; give one for each")
         for rank in self.links:
@@ -64,6 +63,7 @@ class Cost:
         self.access.check()
 
     def compute(self, rank: int, t: int, rng: Rng) -> float:
+        """The seconds that gradient number `t` of a worker takes."""
         seconds = self.compute_law.draw(rank, t, rng)
         return seconds / self.speeds[rank] if self.speeds else seconds
 
@@ -81,13 +81,6 @@ class Cost:
     def message(self, rank: int, size: int) -> float:
         """Between a worker and the server."""
         return self.links.get(rank, self.network).seconds(size)
-
-
-def size(content: Any) -> int:
-    """The bytes of a message."""
-    if isinstance(content, Tensor):
-        return content.numel() * content.element_size()
-    return sum(map(size, content)) if isinstance(content, tuple) else 8
 
 
 def parse_link(text: str, owner: str = "network") -> NetworkLink:

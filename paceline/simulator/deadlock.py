@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import Deadlock, RunError
-from paceline.ops import Mean
+from paceline.ops import Mean, Meet
 
 if TYPE_CHECKING:
     from paceline.simulator.engine import SimulationEngine
@@ -42,6 +42,8 @@ def _why(engine: SimulationEngine, seat: SimulatedWorker) -> str:
     op = None if seat.waits_for is None else seat.waits_for.op
     if isinstance(op, Mean):
         return engine.means.explain(op)
+    if isinstance(op, Meet):
+        return engine.meetings.explain(op)
     scheduler = engine.scheduler
     call = scheduler.waits(seat.worker.rank) if scheduler is not None else None
     return scheduler.explain(call) if scheduler is not None and call is not None else f"{op}"

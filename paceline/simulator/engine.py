@@ -15,25 +15,31 @@ import numpy as np
 import torch
 
 from paceline.errors import RunError
-from paceline.ops import Call, Grad, Mean, Op, Pending, Sleep, Start, copied
+from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Receive, Send, Sleep, Start, content, copied, nbytes
 from paceline.result import Staleness
 from paceline.runtime.call_scheduler import CallScheduler, Reply
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.staleness import staleness_of
 from paceline.runtime.step_driver import StepDriver
+from paceline.runtime.timeline import Timeline
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
-from paceline.simulator.cost import Cost, size
+from paceline.simulator.cost import Cost
 from paceline.simulator.deadlock import stuck
+from paceline.simulator.every_worker import EveryWorker
 from paceline.simulator.exchange_lane import ExchangeLane, exchanges
 from paceline.simulator.fault_injection import FaultInjector
 from paceline.simulator.faults import Fault
+from paceline.simulator.gradient_stops import GradientStops
 from paceline.simulator.gradients import Gradients, GradientsInFlight, SingleGradients
 from paceline.simulator.hook_session import SimulatedSession
-from paceline.simulator.means import Met, SimulatedMeans
+from paceline.simulator.means import MeanAnswers, SimulatedMeans
+from paceline.simulator.meetings import Over, SimulatedMeetings
+from paceline.simulator.messages import SimulatedMessages
 from paceline.simulator.recovery import SimulatedRecovery
 from paceline.simulator.servers import Servers
 from paceline.simulator.simulated_worker import Accounts, Event, SimulatedWorker
+from paceline.simulator.trace import SimulationTrace
 from paceline.state import State, Vector
 from paceline.task import Task, average_buffers
 from paceline.worker import Worker
@@ -46,6 +52,7 @@ class SimulationEngine:
     `processes`: makes the run exact, with its workers in this number of processes.
     `batched`: gradients in flight are computed at once; times and orders are the same, values up to rounding.
     `device`: where the task computes, and where all vectors are.
+    `timeline`: records what each worker does, from when to when.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class SimulationEngine:
         processes: int | None = None,
         batched: bool = False,
         device: torch.device | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         scheme = scheme.fitted(task.parameters())
         self.task, self.scheme, self.cost, self.seed, self.shrink = task, scheme, cost, seed, shrink
@@ -85,12 +93,14 @@ class SimulationEngine:
         # the workers' own x, each a row: gathered by one call where many are needed
         self._points = self._x0.repeat(workers, 1) if batched else None
         self.seats = [self._seat(rank) for rank in range(workers)]
-        self.means = SimulatedMeans(self.seats, shrink)
+        self.means, self.meetings = SimulatedMeans(self.seats, shrink), SimulatedMeetings(self.seats, shrink)
+        self.messages = SimulatedMessages(self) if scheme.sends_messages() else None
         free = not cost.links and cost.network.latency == 0 and math.isinf(cost.network.bandwidth)
         self._free_network = free and not any(fault.action == "delay" for fault in faults)
         self._park_at: int | None = None
         self._goal = math.inf
         self.rewound = False  # the run has returned to a checkpoint: updates are counted from there
+        self.stops = GradientStops(self)
         self.choose_centre()
         self.recovery = SimulatedRecovery(self, checkpoint_every, processes)
         self.injector = FaultInjector(self, faults)
@@ -98,13 +108,14 @@ class SimulationEngine:
         self._lane: ExchangeLane | None = None
         if self._points is not None:
             self._drawn = flight = GradientsInFlight(task.batched(workers, seed), workers, self._useful)
-            if not self.watched and self._free_network and exchanges(scheme, self._x0):
+            if not self.watched and timeline is None and self._free_network and exchanges(scheme, self._x0):
                 self._lane = ExchangeLane(self, flight, self._points, self._heap, self._sequence, self._on_grad)
+        self.trace = SimulationTrace(timeline, self) if timeline is not None else None
         for seat in self.seats:
             self.begin(seat)
 
     def _seat(self, rank: int) -> SimulatedWorker:
-        state = self.scheme.worker(self._x0, self.workers)
+        state = self.scheme.worker_state(self._x0, self.workers)
         if self._points is not None and "x" in state:
             state = State.over({name: state.cell(name) for name in state} | {"x": self._points[rank]})
         worker = Worker(rank, self.workers, state, self.seed)
@@ -115,7 +126,10 @@ class SimulationEngine:
 
     @property
     def centre(self) -> State:
-        """The server's state; without a server that of the lowest living worker, usually the chief."""
+        """The server's state; without a server that of the lowest living worker, usually the chief; of a decentralised
+        run that of the living worker with the fewest updates."""
+        if self.scheme.decentralised:
+            return EveryWorker(self.seats).last
         return self._chief().worker.state if self.servers is None else self.servers.state
 
     @property
@@ -128,7 +142,12 @@ class SimulationEngine:
 
     def choose_centre(self) -> None:
         """Find the centre again; called when a worker dies or returns."""
-        self._centre = self.centre
+        self._centre: State | EveryWorker = EveryWorker(self.seats) if self.scheme.decentralised else self.centre
+
+    def model(self) -> Vector:
+        """What is evaluated and saved."""
+        centre = self._centre
+        return centre.model(self.scheme) if isinstance(centre, EveryWorker) else self.scheme.model(self.centre)
 
     @property
     def updates(self) -> int:
@@ -204,6 +223,8 @@ class SimulationEngine:
                         continue
                     handler(seat, *payload)
                 self.events += 1
+                if self.stops.watched:
+                    self.stops.tell(self._centre.v)
                 if self._centre.v > last:  # the worker that replaces the chief may be behind at first
                     last, quiet = self._centre.v, 0
                     if watch is not None:
@@ -242,7 +263,7 @@ class SimulationEngine:
             trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
             rows = trained or [chief]  # not of workers that are dead or have seen no data
             buffers = chief if task.buffer_policy == "chief" else average_buffers(rows)
-        return task.evaluate(self.scheme.model(self.centre) if x is None else x.to(self._device), buffers)
+        return task.evaluate(self.model() if x is None else x.to(self._device), buffers)
 
     def begin(self, seat: SimulatedWorker) -> None:
         """Schedule a worker's next step, after the events of this moment that are in the heap already."""
@@ -268,18 +289,26 @@ class SimulationEngine:
                 if self._park_at is not None and worker.t >= self._park_at:
                     seat.parked = True
                     return
+                if self.scheme.decentralised and worker.state.v >= self._goal:  # its part of the run is done
+                    seat.parked = True
+                    return
                 if self.watched:
                     if not self.recovery.between(seat):
                         return
                     seat.version = worker.state.v
                 seat.hooks.before_step()
+                if self.messages is not None and self.watched:
+                    self.messages.begin(seat)
                 driver.begin()
-                answer = None
+                answer, seat.met = None, False
             op = driver.advance(answer)
             if op is None:
                 worker.t += 1
                 if self.watched:
                     self.accounts.finished(seat, counted=self.servers is None and worker.state.v > seat.version)
+                if self.messages is not None:
+                    self.messages.leave(seat)
+                self.deliver_met(self.meetings.changed())
                 seat.hooks.after_step()
                 if seat.leaves is not None:  # a death without lost gradients; the last worker to leave ends the run
                     if any(other.worker.alive for other in self.seats if other is not seat):
@@ -287,7 +316,7 @@ class SimulationEngine:
                     else:
                         self.stopped = seat.leaves
                     return
-                if worker.state is self._centre:
+                if self.scheme.decentralised or worker.state is self._centre:
                     self.begin(seat)  # the run may end between two steps
                     return
                 continue
@@ -297,6 +326,9 @@ class SimulationEngine:
             else:
                 pending = op if isinstance(op, Pending) else self._issue(seat, op)
                 answer = pending.result
+                if pending.done and isinstance(pending.op, Mean):
+                    seat.unread -= not pending.waited  # awaited twice, it was read the first time
+                    pending.waited = True
                 if not pending.done:
                     pending.waited, seat.waits_for = True, pending
             if self.injector.struck(seat, "await", seat.awaits) or seat.waits_for is not None:
@@ -306,22 +338,35 @@ class SimulationEngine:
         """Begin an operation; an event completes it."""
         target: Pending[Any] = Pending(op)
         match op:
-            case Grad():
+            case Grad(until=until, within=within):
                 seat.issued += 1
                 seconds = self.cost.compute(seat.worker.rank, seat.issued - 1, seat.rng)
-                self._drawn.begin(seat, op, self.now + seconds)
-                self.later(seat, seconds, self._on_grad, op, target)
+                if within is not None and seconds > within:
+                    self.later(seat, within, self._on_stop, op, target)
+                    seconds = math.inf
+                if until is not None:
+                    self.stops.watch(seat, op, target)
+                if seconds < math.inf:
+                    self._drawn.begin(seat, op, self.now + seconds)
+                    self.later(seat, seconds, self._on_grad, op, target)
             case Call():
                 assert self.servers is not None
                 if not op.method.atomic:
                     self.servers.begin_parts(seat, op, target)
                     return target
-                seconds = self.message(seat, op.args)
+                seconds = self.message(seat, content(op))
                 for shard in self.servers.followers:
                     self.later(seat, seconds, self.servers.arrived, shard, op)
                 self.later(seat, seconds, self.on_call, op, target)
             case Mean():
-                self.later(seat, self.message(seat, op.v), self.on_mean, op, target)
+                self.later(seat, self.message(seat, content(op)), self.on_mean, op, target)
+            case Meet():
+                seconds = self.message(seat, (content(op),) * len(op.to)) if op.to else 0.0
+                self.later(seat, seconds, self.on_meet, op, target)
+            case Send() if self.messages is not None:
+                target.done, target.result = True, self.messages.send(seat, op)
+            case Receive() if self.messages is not None:
+                target.done, target.result = True, self.messages.receive(seat)
             case Sleep(seconds):
                 self.later(seat, seconds, self.deliver, target, None)
         return target
@@ -334,7 +379,21 @@ class SimulationEngine:
         if target.waited:
             self.resume(seat, result)
 
+    def _on_stop(self, seat: SimulatedWorker, op: Grad, target: Pending[Any]) -> None:
+        """A worker gives a gradient up, unless it is done."""
+        if not target.done:
+            self.stops.count += 1
+            self._drawn.stop(op)
+            self.deliver(seat, target, None)
+
+    # the server's word that a gradient has become useless: a message, which faults know by its handler
+
+    def on_told(self, seat: SimulatedWorker, op: Grad, target: Pending[Any]) -> None:
+        self._on_stop(seat, op, target)
+
     def _on_grad(self, seat: SimulatedWorker, op: Grad, target: Pending[Any]) -> None:
+        if target.done:
+            return  # it was stopped
         worker = seat.worker
         loss, g, number = self._drawn.take(seat, op)
         seat.hooks.check_loss(loss)
@@ -365,27 +424,49 @@ class SimulationEngine:
     def on_answer(self, seat: SimulatedWorker, target: Pending[Any], result: Any) -> None:
         self.deliver(seat, target, result)
 
-    def on_met(self, seat: SimulatedWorker, target: Pending[Any], mean: Vector) -> None:
-        self.deliver(seat, target, mean)
+    def on_met(self, seat: SimulatedWorker, target: Pending[Any], result: Any) -> None:
+        seat.unread += isinstance(target.op, Mean) and not target.waited
+        self.deliver(seat, target, result)
 
     def on_mean(self, seat: SimulatedWorker, op: Mean, target: Pending[Any]) -> None:
         self.deliver_means(self.means.arrive(seat.worker.rank, op, target))
 
-    def deliver_means(self, met: Met) -> None:
+    def deliver_means(self, met: MeanAnswers) -> None:
         apart = self.injector.apart([rank for rank, _, _ in met]) - self.now if self.watched else 0.0
         for rank, target, mean in met:
             seat = self.seats[rank]
             if self.watched and self.servers is None:
                 self.accounts.carried(seat)
-            self.later(seat, max(self.message(seat, mean, inward=True), apart), self.on_met, target, mean)
+            carried: Any = mean
+            if target.op.packed is not None and target.op.packed.payloads:  # the others' payloads, of one size
+                carried = (content(target.op),) * (len(met) - 1)
+            self.later(seat, max(self.message(seat, carried, inward=True), apart), self.on_met, target, mean)
 
-    def message(self, seat: SimulatedWorker, content: Any, *, inward: bool = False) -> float:
+    def on_meet(self, seat: SimulatedWorker, op: Meet, target: Pending[Any]) -> None:
+        self.deliver_met(self.meetings.arrive(seat.worker.rank, op, target))
+
+    def deliver_met(self, over: Over) -> None:
+        apart = self.injector.apart([rank for rank, _, _ in over]) - self.now if self.watched and over else 0.0
+        for rank, target, result in over:
+            seat, carried = self.seats[rank], (content(target.op),) * len(result.vectors)  # all of one size
+            seconds = self.message(seat, carried, inward=True) if carried else 0.0
+            self.later(seat, max(seconds, apart), self.on_met, target, result)
+
+    def message(self, seat: SimulatedWorker, carried: Any, *, inward: bool = False) -> float:
         """The seconds that a message of a worker takes; `inward`: to the worker."""
         if self._free_network:
             return 0.0
-        return self.injector.late(seat, inward, self.cost.message(seat.worker.rank, size(content)))
+        return self.injector.late(seat, inward, self.cost.message(seat.worker.rank, nbytes(carried)))
 
     def means_under_way(self) -> list[float]:
-        """When the means arrive that are on their way to living workers."""
-        events = (event for event in self._heap if event[4] == self.on_met)
-        return [when for when, rank, _, generation, *_ in events if generation == self.seats[rank].generation]
+        """When the means arrive that are on their way to living workers; of one that has arrived and is not awaited
+        yet, when the next event is."""
+        arrivals = [event[0] for event in self._living_events() if event[4] == self.on_met]
+        return arrivals or (self.next_event() if any(seat.unread for seat in self.seats) else [])
+
+    def next_event(self) -> list[float]:
+        """When the next event of a living worker is; nothing if there is none."""
+        return sorted(event[0] for event in self._living_events())[:1]
+
+    def _living_events(self) -> list[Event]:
+        return [event for event in self._heap if event[1] >= 0 and event[3] == self.seats[event[1]].generation]

@@ -262,6 +262,6 @@ class ExchangeLane:
 def exchanges(scheme: Scheme, x: Vector) -> bool:
     """Whether a scheme performs pushes and pulls at once, with rates that stay as they are. A class that inherits its
     `exchanged` may have another step."""
-    if scheme._scheduled or "exchanged" not in vars(type(scheme)):
+    if scheme._scheduled or scheme.compressor is not None or "exchanged" not in vars(type(scheme)):
         return False
     return scheme.exchanged(scheme.server(x, 1), torch.zeros_like(x)[None]) is not None

@@ -23,9 +23,10 @@ class FaultInjector:
         self._delays = any(fault.action == "delay" for fault in faults)
         recovery, servers = engine.recovery, engine.servers
         # messages: sent by a worker, requests to the first server, replies of servers, and all that can be held up
-        self._arrivals = {engine.on_call, engine.on_mean, recovery.on_save} | ({servers.arrived} if servers else set())
+        sent = {engine.on_call, engine.on_mean, engine.on_meet, recovery.on_save}
+        self._arrivals = sent | ({servers.arrived} if servers else set())
         self._asked = {engine.on_call, recovery.on_save} | ({servers.on_part} if servers else set())
-        self._told = {engine.on_answer, recovery.on_saved}
+        self._told = {engine.on_answer, engine.on_told, recovery.on_saved}
         self._messages = self._arrivals | self._asked | self._told | {engine.on_met}
         self._apart: dict[frozenset[int], float] = {}  # two workers -> until when they are cut off from each other
         for fault in sorted(faults, key=lambda fault: fault.when):
@@ -122,6 +123,8 @@ class FaultInjector:
                 _cut(seat, one.index, until)
         if one.role == "worker":
             seat = engine.seats[one.index]
+            if engine.messages is not None and (other is None or other.role == "worker"):
+                engine.messages.cut_off(one.index, None if other is None else other.index, until)
             if other is None:
                 seat.cut_until = max(seat.cut_until, until)
                 seat.disturbed_until = max(seat.disturbed_until, until)
@@ -182,9 +185,11 @@ class FaultInjector:
         for seat in dying:
             seat.worker.alive = seat.parked = False
             seat.generation += 1
-            seat.waits_for = None
+            seat.waits_for, seat.unread = None, 0
             seat.arrivals = [-math.inf, -math.inf]
             seat.frozen_until = -math.inf  # the process that replaces it is not frozen
+            if engine.messages is not None and seat.driver.running:
+                engine.messages.died(seat)
             seat.driver.close()
             engine.accounts.died(seat)
             engine.recovery.died(seat.worker.rank)
@@ -195,6 +200,7 @@ class FaultInjector:
             engine.recovery.tear(None)
             return
         engine.deliver_means(engine.means.left(rank))
+        engine.deliver_met(engine.meetings.left(rank))
         if engine.servers is not None and not engine.recovery.returning:
             engine.deliver_answers(engine.servers.left(rank))
 
@@ -211,7 +217,7 @@ class FaultInjector:
         if seat.worker.alive:
             return
         if engine.servers is None:
-            if not self._take_over(seat):
+            if engine.messages is None and not self._take_over(seat):
                 return
         elif not engine.recovery.returning and not engine.servers.missed(rank):
             return
@@ -226,18 +232,26 @@ class FaultInjector:
             engine.begin(seat)
 
     def _take_over(self, seat: SimulatedWorker) -> bool:
-        """Without a server a restarted worker takes the state of the others. False if it has to wait for them."""
+        """Without a server a restarted worker takes the state of the others, unless it sends messages: that one has its
+        own. False if it has to wait for them."""
         engine, rank = self._engine, seat.worker.rank
-        if arrivals := engine.means_under_way():  # until the last one the others are at different versions
+        near = (engine.seats[other] for other in engine.scheme.donors(rank, engine.workers))
+        peer = next((other for other in near if other.worker.alive), None)
+        arrivals = engine.means_under_way()  # until the last one the others are at different versions
+        if not arrivals and peer is not None and peer.met and peer.driver.running:  # it takes part in a whole step only
+            engine.deliver_means(engine.means.comes_later(rank))
+            arrivals = engine.next_event()
+        if arrivals:
             when = math.nextafter(max(arrivals), math.inf)
             engine.schedule(when, self.strike, Fault("restart", rank, when))
             return False
-        peer = next((other for other in engine.seats if other.worker.alive), None)
         if peer is None:  # no worker is alive: the newest cells
             peer = max(engine.seats, key=lambda other: (other.worker.state.v, other is seat, -other.worker.rank))
         if peer is not seat and (engine.shrink or peer.worker.state.v > seat.worker.state.v):
             engine.accounts.forgotten(seat)
-            seat.worker.state.restore(peer.worker.state.saved())
+            state = seat.worker.state
+            own = {name: state.cell(name).clone() for name in engine.scheme.own_cells(len(state.x))}
+            state.restore(peer.worker.state.saved() | own)
             seat.worker.t = peer.worker.t
             for name, buffer in peer.buffers.items():
                 seat.buffers[name].copy_(buffer)

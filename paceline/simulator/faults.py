@@ -97,6 +97,7 @@ class Fault:
 
     @property
     def place(self) -> FaultTarget:
+        """The process that it strikes."""
         return FaultTarget(self.role, self.rank)
 
     def __str__(self) -> str:

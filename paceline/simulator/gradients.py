@@ -34,6 +34,9 @@ class Gradients(Protocol):
     def take(self, seat: SimulatedWorker, op: Grad) -> Gradient:
         """The gradient is due: it is of the worker's next batch."""
 
+    def stop(self, op: Grad) -> None:
+        """The gradient will not be asked for."""
+
 
 class SingleGradients:
     """Each gradient by itself, when it is due: the reference."""
@@ -42,6 +45,9 @@ class SingleGradients:
         self._task = task
 
     def begin(self, seat: SimulatedWorker, op: Grad, due: float) -> None:
+        pass
+
+    def stop(self, op: Grad) -> None:
         pass
 
     def take(self, seat: SimulatedWorker, op: Grad) -> Gradient:
@@ -104,6 +110,12 @@ class GradientsInFlight:
         if found.rows > 4 * len(found.block) > 0:
             self._release(found.block)
         return found.gradient
+
+    def stop(self, op: Grad) -> None:
+        self._begun.pop(op, None)
+        found = self._ready.pop(op, None)
+        if found is not None:
+            found.block.discard(op)
 
     def handed_over(self) -> dict[Grad, _Ready]:
         """The gradients that are ready, for one who goes on with all that are in flight; they are forgotten here."""

@@ -45,6 +45,14 @@ class SimulatedSession:
         return self.engine.samples
 
     @property
+    def bytes_sent(self) -> int:
+        return sum(seat.driver.traffic.sent for seat in self.engine.seats)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(seat.driver.traffic.received for seat in self.engine.seats)
+
+    @property
     def staleness(self) -> Staleness:
         return self.engine.staleness
 
@@ -56,7 +64,7 @@ class SimulatedSession:
         return self.engine.seats[self.worker.rank].norm.read()
 
     def model(self) -> Vector:
-        return self.engine.scheme.model(self.engine.centre).to("cpu", copy=True)
+        return self.engine.model().to("cpu", copy=True)
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         return self.engine.evaluate(x)

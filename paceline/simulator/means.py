@@ -12,7 +12,7 @@ from paceline.state import Vector, mean_of
 if TYPE_CHECKING:
     from paceline.simulator.simulated_worker import SimulatedWorker
 
-Met = list[tuple[int, Any, Vector]]
+MeanAnswers = list[tuple[int, Any, Vector]]
 
 
 class SimulatedMeans:
@@ -22,9 +22,10 @@ class SimulatedMeans:
         self._seats = seats
         self._shrink = shrink
         self._alive = len(seats)
+        self._joining: set[int] = set()  # restarted workers that take part from the next step on
         self._open: dict[Group | None, dict[int, tuple[Mean, Any]]] = {}
 
-    def arrive(self, rank: int, op: Mean, ticket: Any) -> Met:
+    def arrive(self, rank: int, op: Mean, ticket: Any) -> MeanAnswers:
         """Gives (rank, ticket, mean) for each member when the last one has arrived, else nothing."""
         arrived = self._open.setdefault(op.among, {})
         if rank in arrived:
@@ -32,16 +33,22 @@ class SimulatedMeans:
         arrived[rank] = (op, ticket)
         return self._close(op.among)
 
-    def left(self, rank: int) -> Met:
+    def left(self, rank: int) -> MeanAnswers:
         self._alive -= 1
-        met: Met = []
+        met: MeanAnswers = []
         for among in list(self._open):
             self._open[among].pop(rank, None)
             met += self._close(among)
         return met
 
+    def comes_later(self, rank: int) -> MeanAnswers:
+        """A restarted worker has missed a mean of the others' step: the later ones of that step do not wait for it."""
+        self._joining.add(rank)
+        return [answer for among in list(self._open) for answer in self._close(among)]
+
     def joined(self, rank: int) -> None:
         self._alive += 1
+        self._joining.discard(rank)
 
     def forget(self) -> None:
         """Close all means without a result: their members have to arrive again."""
@@ -50,17 +57,21 @@ class SimulatedMeans:
 
     def _expected(self, among: Group | None) -> int:
         if not self._shrink:
-            return len(self._seats) if among is None else len(among)
+            members = range(len(self._seats)) if among is None else among
+            later = any(self._seats[rank].met for rank in self._open[among])
+            return sum(not (later and rank in self._joining) for rank in members)
         if among is None:
             return self._alive
         return sum(self._seats[rank].worker.alive for rank in among)
 
-    def _close(self, among: Group | None) -> Met:
+    def _close(self, among: Group | None) -> MeanAnswers:
         arrived = self._open[among]
         if not arrived or len(arrived) < self._expected(among):
             return []
         del self._open[among]
         ranks = sorted(arrived)
+        for rank in ranks:
+            self._seats[rank].met = True
         ops = [arrived[rank][0] for rank in ranks]
         if len({op.v.shape for op in ops}) > 1:
             raise SchemeError(f"a mean of vectors of different lengths: {[tuple(op.v.shape) for op in ops]}")

@@ -94,6 +94,8 @@ class SimulatedRecovery:
             self._asked = engine.updates
             # no worker is past it yet: in these schemes none is two ahead of another
             self._wanted = seat.worker.t + 2 if engine.servers else seat.worker.state.v + 2
+            if engine.scheme.decentralised:  # there a worker may be
+                self._wanted = max(int(other.worker.state.v) for other in engine.seats) + 2
             self._have.clear()
         if self._wanted is None:
             return True
@@ -175,9 +177,10 @@ class SimulatedRecovery:
         for seat in engine.seats:
             engine.accounts.forgotten(seat)
             seat.generation += 1
-            seat.waits_for = None
+            seat.waits_for, seat.unread = None, 0
             seat.driver.close()
         engine.means.forget()
+        engine.meetings.forget()
         self._wait.clear()
         self._wanted, self._saving = None, False
         if engine.servers is not None:

@@ -51,6 +51,8 @@ class SimulatedWorker:
     arrivals: list[float] = field(default_factory=lambda: [-math.inf, -math.inf])  # of its last message out, and in
     faults: list[Fault] = field(default_factory=list)
     waits_for: Pending[Any] | None = None
+    unread: int = 0  # means that were started, have arrived, and are not awaited yet
+    met: bool = False  # it has had a mean in this step
     leaves: str | None = None  # why it leaves after its step
 
 

@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 from paceline.task import Task
 from paceline.tasks._options import fraction, whole
 from paceline.torch_task import TorchTask, accuracy
+from paceline.torch_task.random_numbers import draws_nothing
 
 TEST_WINDOWS = 256
 
@@ -85,6 +86,7 @@ def char_lm(context: int = 64, width: int = 64, layers: int = 2, heads: int = 4,
         raise UsageError(f"context must be below {end - begin}, the length of the test text, not {context}")
     reach = torch.arange(context + 1)
 
+    @draws_nothing
     def window(starts: Tensor) -> tuple[Tensor, Tensor]:
         tokens = text[starts[:, None] + reach]
         return tokens[:, :-1], tokens[:, 1:]

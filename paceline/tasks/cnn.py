@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from paceline.datasets import load
 from paceline.task import Task
 from paceline.tasks._options import classifier, fraction, whole
+from paceline.torch_task.random_numbers import draws_nothing
 
 CIFAR_MEAN = torch.tensor((0.49140, 0.48216, 0.44653)).view(3, 1, 1)
 CIFAR_SPREAD = torch.tensor((0.24703, 0.24349, 0.26159)).view(3, 1, 1)
@@ -31,16 +32,18 @@ def colour_net() -> nn.Module:
     )
 
 
+@draws_nothing
 def _colour(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return (images.float() / 255 - CIFAR_MEAN) / CIFAR_SPREAD, labels
+    return images.to(torch.float32, copy=True).div_(255).sub_(CIFAR_MEAN).div_(CIFAR_SPREAD), labels
 
 
 def _grey_task(name: str, dropout: float, test_size: int, data: str) -> Task:
     fraction(dropout=dropout)
     whole(0, test_size=test_size)
 
+    @draws_nothing
     def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return images.unsqueeze(1).float() / 255, labels
+        return images.unsqueeze(1).to(torch.float32, copy=True).div_(255), labels
 
     return classifier(f"{name}-cnn", load(name, data or None), lambda: grey_net(dropout), test_size, prepare=prepare)
 

@@ -7,6 +7,7 @@ from paceline.datasets import Dataset, load
 from paceline.task import Task
 from paceline.tasks._options import classifier, whole
 from paceline.tasks.toy import dtype_named
+from paceline.torch_task.random_numbers import draws_nothing
 
 
 def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, kind: torch.dtype) -> Task:
@@ -15,8 +16,9 @@ def _mlp(name: str, data: Dataset, hidden: int, brightest: int, batch: int, kind
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
+    @draws_nothing
     def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return images.to(kind) / brightest, labels
+        return images.to(kind, copy=True).div_(brightest), labels
 
     return classifier(name, data, model, batch=batch, prepare=prepare, dtype=kind)
 

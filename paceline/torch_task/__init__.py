@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.fields import Feed
-from paceline.sampling import Indices, Stream, sample_seed
+from paceline.sampling import Stream, sample_seed
 from paceline.state import Vector
 from paceline.task import Batch, BufferPolicy, Task
 from paceline.torch_task import loaders
+from paceline.torch_task.backward_progress import stopping
 from paceline.torch_task.batch_parts import Parts, mapped, named, placed
+from paceline.torch_task.drawn_batches import drawn_batches
 from paceline.torch_task.flat_module import FlatModule, Originals, complete
 from paceline.torch_task.losses import accuracy, checked_loss, own_loss
 from paceline.torch_task.many_gradients import ManyGradients
@@ -109,6 +111,7 @@ class TorchTask(Task):
         self._compiled: Callable[..., Any] | None = None
         self._first, self._first_seed = self.flat.vector(), 0
         self._final: Callable[[int, int], None] | None = None
+        self._useless: Callable[[], bool] | None = None
         if dtype is None and self._first.dtype in (torch.bfloat16, torch.float16):
             self.dtype = self._first.dtype  # data rarely have this type
         self._state = {key: value.clone() for key, value in self.flat.buffers().items()}
@@ -229,35 +232,20 @@ class TorchTask(Task):
         return Stream(*settings, drop_last=self.drop_last, order=order)
 
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
-        return self._batches(rank, workers, seed, first, States(None, rank), num_workers=0)
+        if isinstance(self.train, StreamSamples):
+            return self._read(rank, workers, seed, first, States(None, rank))
+        return drawn_batches(self, rank, workers, seed, first)
 
     def prefetched(
-        self, rank: int, workers: int, seed: int, first: int = 0, directory: Path | None = None
-    ) -> Iterator[Batch]:
-        return self._batches(rank, workers, seed, first, States(directory, rank), num_workers=self.num_workers)
-
-    def _batches(
-        self, rank: int, workers: int, seed: int, first: int, states: States, *, num_workers: int
+        self, rank: int, workers: int, seed: int, first: int = 0, directory: Path | None = None, *, thread: bool = False
     ) -> Iterator[Batch]:
         if isinstance(self.train, StreamSamples):
-            return self._read(rank, workers, seed, first, states)
-        stream, train = self.stream(rank, workers, seed), self.train
-        random = all_seeded if train.draws else seeded
+            return self._read(rank, workers, seed, first, States(directory, rank))
+        number = self.num_workers
+        return drawn_batches(self, rank, workers, seed, first, alone=True, thread=thread, num_workers=number)
 
-        def fetch(drawn: tuple[int, Indices]) -> tuple[int, Parts]:
-            own, indices = drawn
-            with random(own ^ 1):  # other numbers than those of dropout
-                return own, self._cast_parts(train.take(indices))
-
-        def drawn() -> Iterator[Batch]:
-            seeds = (sample_seed(seed, rank, number) for number in count(first))
-            asked = zip(seeds, stream.from_(first), strict=False)
-            ahead = num_workers > 0
-            fetched = loaders.read_ahead(asked, fetch, num_workers, self._processes) if ahead else map(fetch, asked)
-            for own, parts in fetched:
-                yield Batch(self._placed(parts), stream.size, own, stream.weight)
-
-        return drawn()  # so that a wrong request fails here, not at the first batch
+    def threaded(self, *place: Any) -> Iterator[Batch]:
+        return self.prefetched(*place, thread=True)
 
     def _read(self, rank: int, workers: int, seed: int, first: int, states: States) -> Iterator[Batch]:
         assert isinstance(self.train, StreamSamples)
@@ -283,9 +271,17 @@ class TorchTask(Task):
         if batch.weight != 1.0:
             loss = loss * batch.weight
         final, self._final = self._final, None
+        if self._useless is not None:
+            final = stopping(self._useless)
+            final(-1, 0)
         if final is not None:
             self.flat.progress().begin(out, final)
-        loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except BaseException:
+            if final is not None:
+                self.flat.progress().abandon()
+            raise
         if final is not None:
             self.flat.progress().end()
         if self.clip is not None:
@@ -301,6 +297,10 @@ class TorchTask(Task):
 
     def follow(self, final: Callable[[int, int], None] | None) -> None:
         self._final = final
+
+    def watch(self, useless: Callable[[], bool] | None) -> None:
+        """Gradients are stopped after the forward pass, or after any parameter's part of the backward pass."""
+        self._useless = useless
 
     def _precision(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)

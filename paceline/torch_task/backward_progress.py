@@ -9,8 +9,19 @@ from itertools import accumulate
 from torch import Tensor, nn
 
 from paceline.state import Vector
+from paceline.task import GradientStopped
 
 Final = Callable[[int, int], None]
+
+
+def stopping(useless: Callable[[], bool]) -> Final:
+    """What gives a gradient up as soon as it is useless, at any progress of its backward pass."""
+
+    def check(_: int, __: int) -> None:
+        if useless():
+            raise GradientStopped
+
+    return check
 
 
 class BackwardProgress:
@@ -31,6 +42,10 @@ class BackwardProgress:
         """A backward pass begins, into `out`."""
         self._done = [False] * len(self._done)
         self._open, self._writes, self._out, self._final = len(self._done), out._version, out, final
+
+    def abandon(self) -> None:
+        """The pass was given up: nothing is told any more."""
+        self._out = self._final = None
 
     def end(self) -> None:
         """The pass is over: parameters without a gradient are final too."""

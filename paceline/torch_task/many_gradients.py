@@ -22,6 +22,7 @@ from paceline.torch_task.dropout_masks import DropoutCall, GivenMasks, RecordedD
 from paceline.torch_task.losses import checked_loss
 from paceline.torch_task.random_numbers import seeded
 from paceline.torch_task.samples import Samples
+from paceline.torch_task.stacked_convolutions import PatchConvolutions
 
 if TYPE_CHECKING:
     from paceline.torch_task import TorchTask
@@ -182,7 +183,7 @@ class ManyGradients:
             def run(*args: Any, **kwargs: Any) -> Any:
                 return functional_call(module, weights, args, kwargs)
 
-            with GivenMasks(own):
+            with GivenMasks(own), PatchConvolutions():
                 parts = parts if drawn.prepared else task._cast_parts(parts)
                 with task._precision():
                     loss = checked_loss(task._output_and_loss(parts, run)[1], trains=False)

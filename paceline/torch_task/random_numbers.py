@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Seeding = Callable[[int], AbstractContextManager[None]]
+
+
+def draws_nothing(function: Function) -> Function:
+    """Marks a `prepare` that draws no random numbers: none are seeded for it, and a thread may call it."""
+    function.draws_nothing = True  # type: ignore[attr-defined]
+    return function
+
+
+def seeding_of(prepare: Callable[..., Any] | None, *, draws: bool) -> Seeding:
+    """What seeds the random numbers of a batch. `draws`: code of the user makes the samples."""
+    if draws:
+        return all_seeded
+    return not_seeded if prepare is None or hasattr(prepare, "draws_nothing") else seeded
+
+
+def not_seeded(seed: int) -> AbstractContextManager[None]:
+    """Nothing draws random numbers."""
+    return _NOTHING
+
+
+_NOTHING = nullcontext()
 
 
 @contextmanager

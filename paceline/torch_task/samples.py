@@ -14,11 +14,13 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from paceline.errors import UsageError
 from paceline.sampling import Indices
 from paceline.torch_task.batch_parts import Parts, parts_of
+from paceline.torch_task.tokens import Tokens
 
 Collate = Callable[[list[Any]], Any]
 
 # numpy's types that torch can hardly compute with, and what their numbers become
 WIDER = {"uint16": np.int64, "uint32": np.int64, "uint64": np.int64}
+ALIGNED = 64  # bytes: where torch puts a tensor of its own
 
 
 class MapDataset(Protocol):
@@ -61,6 +63,8 @@ class Samples:
         if not self.length:
             raise UsageError(f"the {what} data set is empty")
         self.data = cast(MapDataset, data)
+        # a subclass may make its samples in its own way
+        self._tokens = data if type(data) is Tokens and collate is None else None
 
     def first(self, number: int) -> Samples:
         """The first `number` of these samples."""
@@ -77,7 +81,7 @@ class Samples:
     @property
     def draws(self) -> bool:
         """Whether code of the user makes the samples, which may draw random numbers."""
-        return self._columns is None
+        return self._columns is None and self._tokens is None
 
     def take(self, indices: Indices) -> Parts:
         """The samples with these indices as a batch."""
@@ -86,9 +90,18 @@ class Samples:
             return tuple(t.index_select(0, places) for t in self.tensors)
         if self._columns is not None:
             return self._named([_rows(one, indices) for one in self._columns])
+        if self._tokens is not None:
+            return self._tokens.gathered(indices)
         many = getattr(self.data, "__getitems__", None)  # torch's protocol for data sets that read several at once
         drawn = [self.data[int(i)] for i in indices] if many is None else many([int(i) for i in indices])
         return parts_of((self._collate or default_collate)(drawn))
+
+    def take_many(self, batches: Sequence[Indices]) -> list[Parts]:
+        """The samples of several batches of equal size: what `take` gives for each, gathered together."""
+        if self._columns is None:
+            return [self.take(indices) for indices in batches]
+        columns = [_rows_of_many(one, batches) for one in self._columns]
+        return [self._named(parts) for parts in zip(*columns, strict=True)]
 
     def chunks(self, size: int) -> Iterator[tuple[Parts, int]]:
         """All samples in their order, and the number of each chunk."""
@@ -132,6 +145,17 @@ def _in_memory(column: Tensor | np.ndarray) -> Tensor | np.ndarray:
 
 def _rows(column: Tensor | np.ndarray, indices: Indices) -> Tensor:
     return column.index_select(0, torch.from_numpy(indices)) if isinstance(column, Tensor) else _tensor(column[indices])
+
+
+def _rows_of_many(column: Tensor | np.ndarray, batches: Sequence[Indices]) -> list[Tensor]:
+    """The rows of each batch. They share memory where the results of a model cannot depend on where a batch begins:
+    numbers that are no floats are converted or looked up first."""
+    size = len(batches[0])
+    aligned = isinstance(column, Tensor) and not (column.is_floating_point() or column.is_complex())
+    if not aligned and (column.nbytes // len(column)) * size % ALIGNED:
+        return [_rows(column, indices) for indices in batches]
+    together = _rows(column, np.concatenate(batches))
+    return [together[first : first + size] for first in range(0, len(together), size)]
 
 
 def _tensor(rows: np.ndarray) -> Tensor:

@@ -60,6 +60,14 @@ class Tokens:
         cut = torch.from_numpy(self._tokens[first : first + self.context + 1].astype(np.int64))
         return cut[:-1], cut[1:]
 
+    def gathered(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """The samples with these indices, stacked."""
+        if not ((indices >= 0) & (indices < self._length)).all():
+            raise IndexError(indices)
+        reach = np.arange(self.context + 1)
+        rows = torch.from_numpy(self._tokens[(indices * self.stride)[:, None] + reach].astype(np.int64, copy=False))
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
     def __getstate__(self) -> dict[str, Any]:
         """Another process maps the file itself: the tokens are not copied."""
         state = dict(vars(self))

@@ -294,11 +294,11 @@ def _first_process(kinds: Sequence[str], script: str, *arguments: str) -> tuple[
 def _end(process: subprocess.Popen[str]) -> None:
     """With a host's first process goes all that runs there; its networks follow."""
     first = _children(process.pid)
-    for pid in first or [process.pid]:
+    process.kill()  # before its child: unshare complains if that is killed first
+    process.wait()
+    for pid in first:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
     if process.stdout is not None:
         process.stdout.close()
     for pid in first:

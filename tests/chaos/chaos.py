@@ -26,6 +26,8 @@ from processes import shared_files  # noqa: E402
 from routes import route_trial, run_routes  # noqa: E402
 from trials import trial  # noqa: E402
 
+from paceline.config import discovery  # noqa: E402
+
 
 def attempt(seed: int, number: int, folder: Path, *, routes: bool) -> tuple[list[str], Counter[str]]:
     """One trial: what does not hold, and what was done."""
@@ -52,6 +54,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all trials")
     parser.add_argument("--seconds", type=float, default=60.0, help="no trial begins later than this")
     parser.add_argument("--runs", type=int, default=1_000_000, help="at most this number of trials")
+    parser.add_argument("--rounds", type=int, help="each scheme this number of times, in place of --runs")
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--only", type=int, help="one trial, by its number")
     parser.add_argument("--keep", type=Path, help="where failed runs are kept (default: a new folder)")
@@ -60,17 +63,18 @@ def main() -> int:
     torch.set_num_threads(1)  # this process forks launchers
     folder = given.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = [given.only] if given.only is not None else range(given.first, given.first + given.runs)
-    began, failed, runs, totals = time.monotonic(), 0, 0, Counter[str]()
+    runs = given.runs if given.rounds is None else given.rounds * len(discovery.schemes())
+    numbers = [given.only] if given.only is not None else range(given.first, given.first + runs)
+    began, failed, done, totals = time.monotonic(), 0, 0, Counter[str]()
     for number in numbers:
         if time.monotonic() - began > given.seconds:
             break
         found, counts = attempt(given.seed, number, folder, routes=given.routes)
-        runs, failed, totals = runs + 1, failed + bool(found), totals + counts
-        if runs % 10 == 0:
-            print(f"{runs} runs, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
-    done = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
-    print(f"{runs - failed} passed, {failed} failed in {time.monotonic() - began:.0f} s; dealt: {done}")
+        done, failed, totals = done + 1, failed + bool(found), totals + counts
+        if done % 10 == 0:
+            print(f"{done} runs, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+    dealt = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
+    print(f"{done - failed} passed, {failed} failed in {time.monotonic() - began:.0f} s; dealt: {dealt}")
     if not failed:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if failed else 0

@@ -147,10 +147,11 @@ def keys(scheme: str) -> frozenset[str]:
     return frozenset(build.keys_of(kinds()[scheme]))
 
 
-def case(seed: int) -> Case:
-    """The run that a seed stands for."""
+def case(seed: int, *, serverless: bool = False) -> Case:
+    """The run that a seed stands for. `serverless`: of a scheme without a server."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    scheme = list(kinds())[int(rng.integers(len(kinds())))]
+    names = [name for name, kind in kinds().items() if not (serverless and (kind.methods or kind.alone))]
+    scheme = names[int(rng.integers(len(names)))]
     kind = kinds()[scheme]
     workers = 1 if kind.alone else int(rng.integers(1, 6))
     hyper = _hyper(rng, scheme, workers)
@@ -187,6 +188,10 @@ def _hyper(rng: np.random.Generator, scheme: str, workers: int) -> dict[str, Any
         hyper["window"] = int(rng.integers(1, 4))
     if "size" in known:
         hyper["size"] = int(rng.integers(1, 4))
+    if "pushes" in known:  # of one update: by default more than the time limit has room for
+        hyper["pushes"] = 2
+    if "windows" in known:
+        hyper["windows"] = (int(rng.integers(1, 3)), int(rng.integers(1, 4)))
     if "chunks" in known:
         hyper["chunks"] = int(rng.integers(1, 4))
     if "aggregate" in known and rng.random() < 0.4:

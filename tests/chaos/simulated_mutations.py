@@ -199,3 +199,4 @@ MUTATIONS = [
     time_never_heals_a_partition,
     the_second_draw_differs,
 ]
+SERVERLESS = {the_returned_take_old_cells}  # they change what happens without a server only

@@ -1,5 +1,10 @@
 """A test here that asks for `name` runs once for each scheme; for `team`, for each that takes several workers; for
-`launcher`, for each launcher."""
+`unordered`, for each of those whose order is not fixed; for `launcher`, for each launcher.
+
+The tests of faults, processes, repeats, counted work and all update rules cost seconds for each scheme. `make test` has
+them for a scheme of every kind, `make test-long` for all: the others share their operations and most of their server's
+side with these.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,37 @@ import pytest
 
 from paceline.config import discovery
 
+COSTLY = {
+    *("test_every_scheme_under_faults", "test_every_scheme_in_processes"),
+    *("test_every_scheme_repeats", "test_every_scheme_counts_work"),
+    "test_every_rule_runs_or_is_refused_before_the_run",
+}
+QUICK = frozenset(
+    {
+        *("sgd", "sync", "allreduce", "async", "hogwild", "agn", "averaging", "aeasgd", "groups"),
+        *("k-async", "ringmaster"),  # quorums, stopped gradients
+        *("streaming-diloco", "ad-psgd"),  # fragments, meetings
+    }
+)
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         metafunc.parametrize("name", list(discovery.schemes()))
     if "team" in metafunc.fixturenames:
         metafunc.parametrize("team", [name for name, found in discovery.schemes().items() if not found.value.alone])
+    if "unordered" in metafunc.fixturenames:
+        found = {name: one.value for name, one in discovery.schemes().items() if not one.value.alone}
+        metafunc.parametrize("unordered", [name for name, one in found.items() if one().exact(3) is not None])
     if "launcher" in metafunc.fixturenames:
         metafunc.parametrize("launcher", list(discovery.readable("launchers")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is None or not {item.path.stem, item.originalname} & COSTLY:
+            continue
+        scheme = given.params.get("name") or given.params.get("team")
+        if scheme is not None and scheme not in QUICK:
+            item.add_marker(pytest.mark.long)

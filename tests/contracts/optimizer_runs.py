@@ -19,7 +19,15 @@ SERVED = ("sync", "async", "groups", "sync-repeat")
 LOCAL = ("agn", "adag", "dynsgd", "downpour", "downpour-easy", "sagn", "aeasgd")
 ALIKE = ("allreduce", "averaging", "easgd", "sgd")
 EXACT = ("sync", "sagn", "allreduce", "averaging", "easgd")
-FEW = ("hogwild", "aeamsgd", "sync-rates")  # take a few rules only
+FEW = ("hogwild", "aeamsgd", "sync-rates", "gap-aware", "rescaled")  # take a few rules only
+OWN = ("dana", "ormo")  # have an update of their own, and no rule
+ONCE = (  # with one rule: they apply it as those above do
+    *("ace", "dc-asgd", "delay-adaptive", "drop-stale", "k-async", "k-batch-async", "k-batch-sync", "k-sync", "m-sync"),
+    *("malenia", "mindflayer", "rennala", "ringleader", "ringmaster", "softsync", "ssp"),
+    *("async-diloco", "decoupled-diloco", "diloco", "fedasync", "fedavg", "fedbuff", "fedopt", "fedprox", "halos"),
+    *("local-sgd", "slowmo", "sparseloco", "streaming-diloco"),
+    *("ad-psgd", "d-psgd", "daso", "gosgd", "hierarchical", "noloco", "sgp"),
+)
 
 
 def pairs(schemes: tuple[str, ...], *, quick: bool) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from beds.short_windows import short
 
 from paceline.api.execute import execute
 from paceline.config import build, discovery
@@ -18,7 +19,8 @@ from paceline.scheme import Scheme
 
 def trained(directory: Path, task: Any, scheme: Any, *, hyper: dict[str, Any] | None = None, **settings: Any) -> Result:
     """Train into a new directory; what the processes wrote into their logs is told if it fails."""
-    plan, chosen, objects = planned(task, scheme, hyper=hyper, **settings)
+    shortened = short(scheme) if isinstance(scheme, str) else {}
+    plan, chosen, objects = planned(task, scheme, hyper=shortened | (hyper or {}), **settings)
     place = RunDirectory.create(directory, "run")
     plan = dataclasses.replace(plan, directory=str(place.path), title="test")
     threads = torch.get_num_threads()
@@ -33,17 +35,9 @@ def trained(directory: Path, task: Any, scheme: Any, *, hyper: dict[str, Any] | 
 
 
 def default(name: str) -> Scheme:
-    return build.scheme_of(discovery.schemes()[name].value, {})
+    return build.scheme_of(discovery.schemes()[name].value, short(name))
 
 
 def servers(name: str, wanted: int) -> int:
     """The number of servers: one for a scheme that needs all of the vector at once, or that has none."""
     return 1 if default(name).whole() or not default(name).methods else wanted
-
-
-def enough_updates(name: str) -> int:
-    """To be past the steep part of the curve, where the order of two pushes makes a difference; where order is fixed,
-    no difference is allowed at all."""
-    if default(name).exact(workers=3) is None:
-        return 60
-    return 300 if getattr(default(name), "window", 1) < 10 else 150

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from beds.short_windows import short
 from torch import Tensor
 
 from paceline.compute_times import parse_times
@@ -21,7 +22,7 @@ BATCH = 3
 
 
 def scheme_named(name: str, **hyper: Any) -> Scheme:
-    return build.scheme_of(discovery.schemes()[name].value, hyper)
+    return build.scheme_of(discovery.schemes()[name].value, short(name) | hyper)
 
 
 def crew(name: str, wanted: int = 3) -> int:

@@ -43,6 +43,10 @@ class {title}(Scheme, name="{name}"):
     lr: Rate = 0.1
     stride: Rate = 0.5
     asynchronous = True
+    family = "asynchronous"
+    good_for = "short legs"
+    volume = "2"
+    limit = "stride * lr * h below the limit of async"
 
     @on_server
     def pull(self, s: State) -> tuple[Vector, int]:
@@ -92,7 +96,7 @@ def copied(to: Path) -> Path:
     return to
 
 
-@pytest.fixture(scope="module", params=["file", "entry-point"])
+@pytest.fixture(scope="module", params=["file", pytest.param("entry-point", marks=pytest.mark.long)])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("added")
     copy, elsewhere, site = copied(folder / "repository"), folder / "elsewhere", folder / "site"
@@ -115,7 +119,14 @@ def test_it_is_listed_and_shown(world: World) -> None:
     assert re.search(rf"\b{world.name}\b.*asynchronous SGD that walks part of the way", listed)
     assert "downpour" in listed
     shown = world.python("-m", "paceline", "show", world.name).stdout
-    for text in ("A Scheme of Their Own, 1999", "x <- x - stride * lr * g", "stride", "0.5", Path(world.file).name):
+    for text in (
+        "A Scheme of Their Own, 1999",
+        "x <- x - stride * lr * g",
+        "stride",
+        "0.5",
+        "short legs",
+        Path(world.file).name,
+    ):
         assert text in shown
 
 
@@ -141,6 +152,7 @@ def test_it_is_documented(world: World) -> None:
     assert world.file in row
 
 
+@pytest.mark.long
 def test_it_is_held_to_the_contracts(world: World) -> None:
     """Once by running them; that they are there for a scheme of another package is enough for the second."""
     contracts = world.copy / "tests/contracts"

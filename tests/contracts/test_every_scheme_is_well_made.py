@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
+from beds.short_windows import short
 from simulated_runs import crew, scheme_named
 
 from paceline import fields as field_types
 from paceline import simulate
 from paceline.config import build, discovery
+from paceline.config.listing import SCHEME_FAMILIES
 from paceline.errors import UnknownName, UsageError
 from paceline.fields import Bound, bounds
 from paceline.rules import Rule
@@ -57,6 +59,16 @@ def test_the_docstring_cites_and_lists(name: str) -> None:
     sides = {side for side, _ in LISTING.findall(text)}
     assert "worker" in sides, "no 'worker:' line"
     assert ("server" in sides) or all(not method.atomic for method in found(name).methods.values())
+
+
+def test_the_catalogue_has_its_facts(name: str) -> None:
+    """`paceline list schemes`, `paceline show` and docs/schemes.md show them: declared by the class itself."""
+    scheme = found(name)
+    for fact in ("family", "good_for", "volume", "limit"):
+        assert fact in vars(scheme), f"{scheme.__name__} has no {fact}"
+        assert str(getattr(scheme, fact)).strip(), f"{scheme.__name__}: {fact} is empty"
+    assert scheme.family in SCHEME_FAMILIES
+    assert scheme.family != "others"
 
 
 def test_the_file_is_small(name: str) -> None:
@@ -172,7 +184,7 @@ def test_every_rule_runs_or_is_refused_before_the_run(name: str) -> None:
                     workers=crew(name, 2),
                     steps=3,
                     warn=lambda text: None,
-                    **{field.name: rule, "lr": 1e-3},
+                    **short(name) | {field.name: rule, "lr": 1e-3},
                 )
             except UsageError as error:
                 assert rule in str(error)  # noqa: PT017  a refusal names the rule

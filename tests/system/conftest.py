@@ -34,6 +34,8 @@ QUICK = frozenset(
         "test_old_runs.py::test_it_is_resumed[averaging]",
         "test_exact.py::test_one_digest_in_any_number_of_processes[sync]",
         "test_exact.py::test_a_killed_process_changes_no_bit[averaging]",
+        # lessons
+        "test_tutorial.py::test_a_lesson_runs[03-local-and-global-variables]",
         # several nodes over loopback, TF_CONFIG
         "test_nodes.py::test_every_kind_of_scheme_with_a_server_trains[async]",
         "test_nodes.py::test_a_killed_role_is_brought_back[worker:1-async]",

@@ -9,6 +9,7 @@ import pytest
 import sklearn.datasets  # here, so that the processes, which are forks of this one, need not
 import torch
 from attached import PLAIN, launch, one_thread, same, weights
+from beds.short_windows import short
 from torch import Tensor, nn
 
 from paceline.api.execute import execute
@@ -53,7 +54,7 @@ class TestTheLoop:
     @pytest.mark.parametrize("name", list(discovery.schemes()))
     def test_every_scheme_lives_in_a_script(self, launch, name):
         body = f"""
-with attach(model, "{name}", steps=20) as pace:
+with attach(model, "{name}", steps=20, **{short(name)}) as pace:
     for images, labels in pace.share(items):
         pace.step(F.cross_entropy(model(images), labels))
     assert pace.done and pace.updates >= 20 and pace.staleness.mean >= 0

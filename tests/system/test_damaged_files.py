@@ -39,8 +39,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "deleted": lambda content: None,
     "garbage": lambda content: random.Random(len(content)).randbytes(max(len(content), 100)),
 }
-# that nothing is read back from
-NOT_READ = ("lock", "logs/", "summaries/")
+# that no run is resumed or judged by: nothing is read back, or by the page of `paceline watch` alone
+NOT_READ = ("lock", "logs/", "progress.jsonl", "summaries/")
 
 
 @pytest.fixture(scope="module")

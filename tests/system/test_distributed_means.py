@@ -23,7 +23,7 @@ from paceline import replay, simulate
 from paceline.config.validate import planned
 from paceline.errors import SchemeError, UsageError
 from paceline.hook import Hook
-from paceline.network.means import group_formation, process_group, tcp_group
+from paceline.network.means import group_formation, mean_rooms, process_group
 from paceline.network.means.distributed import DistributedMeans
 from paceline.network.means.group import Broken, Group
 from paceline.network.means.group_formation import GroupFormation, PendingMean
@@ -51,8 +51,8 @@ def limit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Whether vectors count as large; processes are forks and see it too."""
     if request.getfixturevalue("large"):
         monkeypatch.setattr(process_group, "SMALL", 0)
-        monkeypatch.setattr(tcp_group, "SMALL", 0)
-        monkeypatch.setattr(tcp_group, "SLICE", 1000)  # several pieces
+        monkeypatch.setattr(mean_rooms, "SMALL", 0)
+        monkeypatch.setattr(mean_rooms, "SLICE", 1000)  # several pieces
 
 
 DEFAULTS: dict[str, Any] = {"steps": STEPS, "summaries": False}

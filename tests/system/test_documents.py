@@ -64,15 +64,25 @@ def test_the_scheme_of_add_a_scheme_runs(tmp_path: Path) -> None:
     assert "lazy on toy" in ran.stdout
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_the_scheme_that_adapts_runs_resumes_and_replays(tmp_path: Path) -> None:
+    """The window of the example is a cell: a run that is resumed continues with it, and a replay repeats it."""
+    (block,) = [block for block in blocks("docs/add-a-scheme.md", "python") if "class Shrinking" in block]
+    (tmp_path / "shrinking.py").write_text(block, encoding="utf-8")
+    given = ["digits-mlp", "-s", "shrinking.py:Shrinking", "lr=0.05", "--workers", "2"]
+    for command, said in (
+        (["simulate", *given, "--steps", "60"], "shrinking on digits-mlp"),
+        (["train", *given, "--steps", "30", "--dir", "run", "--plain"], "shrinking on digits-mlp"),
+        (["train", "--resume", "run", "--steps", "60", "--plain"], "shrinking on digits-mlp"),
+        (["replay", "run"], "match"),
+    ):
+        words = [sys.executable, "-m", "paceline", *command]
+        ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert said in ran.stdout
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MADE = {"best_loss.py", "lazy.py", "my_digits.py", "shells.py"}  # files that a page has its reader write
+MADE = {"best_loss.py", "lazy.py", "my_digits.py", "my_model.py", "shells.py"}  # files that a page has its reader write
 FILES = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
 HOMES = [
     ROOT,

@@ -16,7 +16,7 @@ from processes import Story, finished, leaving_nothing, run
 
 from paceline import replay, simulate
 from paceline.config.endpoint import Endpoint
-from paceline.network.means import tcp_group
+from paceline.network.means import mean_rooms
 from paceline.network.means.distributed import DistributedMeans
 from paceline.network.means.tcp_group import TcpGroup
 from paceline.processes.supervisor.supervisor import Supervisor
@@ -31,8 +31,8 @@ STEPS = 40
 @pytest.fixture(autouse=True)
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The vectors of small models count as large, and have several slices."""
-    monkeypatch.setattr(tcp_group, "SMALL", 0)
-    monkeypatch.setattr(tcp_group, "SLICE", 200)
+    monkeypatch.setattr(mean_rooms, "SMALL", 0)
+    monkeypatch.setattr(mean_rooms, "SLICE", 200)
 
 
 @pytest.fixture

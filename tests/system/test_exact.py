@@ -34,6 +34,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "easgd": {"window": 3, "rule": "momentum"},
     "averaging": {"window": 2, "rule": "momentum"},
     "groups": {"size": 8},
+    "d-psgd": {"rule": "momentum"},
+    "ad-psgd": {},
 }
 SERVED = ("sync", "sagn", "groups")
 
@@ -151,7 +153,7 @@ def test_a_killed_process_changes_no_bit(scheme: str, tmp_path: Path) -> None:
     assert found.rolled_back_updates
 
 
-@pytest.mark.parametrize(("scheme", "servers"), [("sync", 2), ("sagn", 1), ("allreduce", 1)])
+@pytest.mark.parametrize(("scheme", "servers"), [("sync", 2), ("sagn", 1), ("allreduce", 1), ("ad-psgd", 1)])
 def test_killed_at_any_moment(scheme: str, servers: int, tmp_path: Path) -> None:
     kills = ["worker:1", *(["server:0"] if scheme in SERVED else []), "chief", "worker:2"]
     settings: dict[str, Any] = {"servers": servers, "checkpoint_steps": 15, "kills": kills}

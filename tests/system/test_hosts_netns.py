@@ -139,6 +139,21 @@ def test_checkpoints_go_on_while_a_worker_cannot_reach_the_server(
         story.ended()
 
 
+def test_a_worker_that_has_never_reached_the_server_is_not_waited_for(tmp_path: Path, hosts: dict[str, Host]) -> None:
+    """The route is cut before the worker starts: it is there, and cannot make its first step."""
+    with ExitStack() as started:
+        story = Hosts(tmp_path, hosts, None, tmp_path / "output-h1", started, "sync")  # type: ignore[arg-type]
+        with hosts["h2"].cut_from(hosts["h3"]):
+            story.process = story.begin("h1")
+            for name in ("h2", "h3"):
+                story.begin(name)
+            story.until(lambda: "continuing without it" in story.told(), "nobody waits for worker:1 any longer")
+            story.until(lambda: story.progress > 10, "the chief trains alone")
+        story.until(lambda: story.step("worker:1") > 10, "worker:1 takes part")
+        story.enough()
+        story.ended()
+
+
 def test_a_slow_wire(tmp_path: Path, hosts: dict[str, Host]) -> None:
     """20 ms and 50 Mbit/s between the server and everybody else."""
     with hosts["h2"].slow(delay=20), hosts["h2"].limited("50mbit"), begun(tmp_path, hosts) as story:

@@ -43,6 +43,10 @@ CASES = {
     "easgd": Case("easgd", WITHOUT_SERVER),
     "groups": Case("groups", settings={"workers": 4}),
     "averaging": Case("averaging", WITHOUT_SERVER, settings={"hyper": {"window": 4}}),
+    "d-psgd": Case("d-psgd", WITHOUT_SERVER, settings={"workers": 3}),
+    "ad-psgd": Case("ad-psgd", WITHOUT_SERVER, settings={"workers": 3}),
+    "gosgd": Case("gosgd", WITHOUT_SERVER, settings={"workers": 3}),
+    "sgp": Case("sgp", WITHOUT_SERVER, settings={"workers": 3}),
     "sgd": Case("sgd", ("chief",) * 4, settings={"workers": 1}, alone=True),
 }
 

@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 from processes import Linger, Story, finished, leaving_nothing, run, until
 
+from paceline import replay
 from paceline.errors import RunError
 from paceline.hook import Hook, Session
+from paceline.processes.calls import late_copies
+from paceline.processes.calls.late_copies import LateCopies
 from paceline.processes.supervisor.status import Status
 from paceline.scheme import Scheme, State, Vector, on_server
 from paceline.schemes.async_ import AsyncSGD
@@ -251,3 +254,30 @@ def test_who_is_stopped_inside_a_call_is_found_and_killed(tmp_path: Path) -> Non
     assert story.told("died inside a call")
     assert (result.restarts, result.rolled_back_updates > 0) == (1, True)
     assert result.metrics["accuracy"] > 0.9
+
+
+def test_a_worker_that_dies_while_it_copies_a_row_sends_all_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has released the server's lock: the others go on until one of them needs the row."""
+    plain, mark, copied = LateCopies.perform, tmp_path / "struck", []
+
+    def struck(self: LateCopies) -> None:
+        if self._rows and b"worker:1" in Path("/proc/self/cmdline").read_bytes() and not mark.exists():
+            copied.append(1)
+            if len(copied) == 60:
+                row, value = self._rows[0]
+                row[: len(row) // 2] = value[: len(row) // 2]
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        plain(self)
+
+    monkeypatch.setattr(LateCopies, "perform", struck)
+    monkeypatch.setattr(late_copies, "SMALL", 0)
+    with leaving_nothing():
+        story = run(tmp_path / "run", "digits-mlp", "sync", workers=3, steps=STEPS, checkpoint_steps=EVERY)
+    result = finished(story, STEPS)
+    assert any(line.startswith("worker:1 died inside a call: returning to the checkpoint") for line in story.said)
+    assert result.restarts == 1
+    told = replay(tmp_path / "run")
+    assert told.match, told.difference

@@ -18,8 +18,10 @@ from paceline.config import build
 from paceline.errors import RunError
 from paceline.hook import Hook, Role, Session
 from paceline.processes.supervisor.status import Status
-from paceline.state import Vector
+from paceline.scheme import Scheme
+from paceline.state import State, Vector
 from paceline.task import Batch, Task
+from paceline.worker import Worker
 
 STEPS = 300
 
@@ -234,3 +236,34 @@ def test_the_start_barrier_holds_all_until_everybody_has_begun(
     assert (max(step for _, step in seen) == 0) is held
     if held:
         assert story.steps["worker:1"] > 0
+
+
+@dataclass(frozen=True)
+class Twice(Scheme, name="twice"):
+    """Two means per step; a worker dies between them, once."""
+
+    mark: str = ""
+    lr: float = 0.05
+
+    def worker(self, x0: Vector, workers: int) -> State:
+        return State(x=x0)
+
+    async def step(self, w: Worker) -> None:
+        g = await w.mean(await w.grad(w.x))
+        if (w.rank, w.t) == (1, 20) and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        w.x = await w.mean(w.x - self.lr * g)
+        w.v += 1
+
+
+@pytest.mark.parametrize("collective", ["shared", "tcp"])
+def test_a_worker_that_died_between_two_means_of_a_step_is_held_for_at_the_next_step(
+    collective: str, tmp_path: Path
+) -> None:
+    """It can be taken in at the first mean of a step only."""
+    scheme = Twice(str(tmp_path / "mark"))
+    settings: dict[str, Any] = {"workers": 3, "steps": 60, "quorum": "hold", "patience": 10.0}
+    with leaving_nothing():
+        story = run(tmp_path / "run", "digits-mlp", scheme, collective=collective, **settings)
+    assert finished(story, 60).restarts == 1

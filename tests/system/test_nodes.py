@@ -260,7 +260,7 @@ def test_a_run_on_several_nodes_is_repeated_bit_for_bit(tmp_path: Path, scheme: 
     assert replay(tmp_path / "run").match
 
 
-@pytest.mark.parametrize("scheme", ["allreduce", "averaging", "easgd"])
+@pytest.mark.parametrize("scheme", ["allreduce", "averaging", "easgd", "d-psgd", "sgp", "ad-psgd", "gosgd"])
 def test_schemes_without_a_server_have_the_bits_of_the_simulator(tmp_path: Path, scheme: str) -> None:
     with leaving_nothing(), nodes() as made:
         story = run(tmp_path / "run", TASK, scheme, steps=60, workers=3, launcher=made.launcher)

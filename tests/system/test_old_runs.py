@@ -47,9 +47,10 @@ def test_it_is_verified_and_replayed(name: str, runs: Path) -> None:
     broken_off = {"result"} if name == "averaging" else set()
     assert {one.what: one.text for one in found.checks if one.fits is False}.keys() <= broken_off
     told = replay(runs / name)
-    if same_machine(runs / name):
-        assert told.match, told.difference
-    if name != "averaging":
+    if not told.match:  # the last bits of a product depend on the vector units of the machine
+        assert not same_machine(runs / name), told.difference
+        assert any("cpu was" in hint for hint in told.hints)
+    elif name != "averaging":
         assert told.updates == GOALS[name]
         assert told.recorded_digest == json.loads((runs / name / "result.json").read_text())["digest"]
 

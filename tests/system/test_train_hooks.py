@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from command_line import Commands, history_of, paceline
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams.api_pb2 import Status
 
 from paceline import load, simulate
 from paceline.config import build
@@ -139,6 +142,37 @@ def test_those_that_write_files(paceline: Commands) -> None:
     assert len(traces) <= 2
     assert first.name.startswith("worker-0-step-")
     assert json.loads(first.read_text(encoding="utf-8"))["traceEvents"]
+
+
+def hparams_session(run: Path) -> tuple[dict[str, Any], int]:
+    """Hyper-parameters of a run, and the status of its end, as TensorBoard's plugin reads them."""
+    found = EventAccumulator(str(run / "summaries/final"))
+    found.Reload()
+    contents = found.PluginTagToContent(metadata.PLUGIN_NAME)
+    start = metadata.parse_session_start_info_plugin_data(contents[metadata.SESSION_START_INFO_TAG])
+    end = metadata.parse_session_end_info_plugin_data(contents[metadata.SESSION_END_INFO_TAG])
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()}, end.status
+
+
+def test_tensorboard_has_hyper_parameters_final_metrics_and_what_the_page_shows(paceline: Commands) -> None:
+    result = trained(paceline, steps=100)
+    run = Path(result["directory"])
+    hyper, status = hparams_session(run)
+    assert status == Status.STATUS_SUCCESS
+    wanted = {"task": "digits-mlp", "workers": 2.0, "scheme": result["scheme"], "lr": result["hyper"]["lr"]}
+    assert wanted.items() <= hyper.items()
+    final = {name: value for name, [(_, value)] in scalars(run / "summaries/final").items()}
+    assert final["final/accuracy"] == pytest.approx(result["metrics"]["accuracy"])
+    assert final["final/samples_per_second"] == pytest.approx(result["samples_per_second"])
+    course = scalars(run / "summaries/run")
+    assert {"loss", "samples_per_second", "staleness_mean", "waiting/chief", "waiting/worker:1"} <= course.keys()
+
+
+def test_tensorboard_is_told_of_a_failure(paceline: Commands) -> None:
+    failed = paceline("train", "toy", "-s", "sgd", "lr=1e30", "--steps", "100", "--dir", "run")
+    assert failed.code == 1
+    hyper, status = hparams_session(Path("run"))
+    assert (status, hyper["lr"]) == (Status.STATUS_FAILURE, 1e30)
 
 
 def test_averaged_weights_are_in_the_checkpoint(paceline: Commands) -> None:

@@ -25,6 +25,7 @@ class FakeSession:
         self.updates = 0
         self.seconds = 0.0
         self.samples = 0
+        self.bytes_sent = self.bytes_received = 0
         self.staleness = Staleness()
         self.directory = directory
         self.vector = torch.zeros(2)
@@ -99,6 +100,8 @@ def steps(hook: Hook, session: FakeSession, number: int = 1, *, updates: int = 1
         session.updates += updates
         session.seconds += seconds
         session.samples += 10 * updates
+        session.bytes_sent += 100 * updates
+        session.bytes_received += 300 * updates
         session.worker.loss = 1 / session.updates
         if session.norm.asked:
             session.norm.measure(torch.tensor([3.0, 4.0]) * session.updates)

@@ -87,18 +87,16 @@ class Company:
     def join(self, name: str, place: int, patience: float) -> TcpGroup:
         building = self.building(name, place, patience)
         until(lambda: building.over, "the group is made, or not", 2 * PATIENCE)
-        made = building.group()
-        assert isinstance(made, TcpGroup)
-        return made
+        return building.group()
 
-    def building(self, name: str, place: int, patience: float) -> GroupBuilder:
+    def building(self, name: str, place: int, patience: float) -> GroupBuilder[TcpGroup]:
         members, cpu = list(range(self.size)), torch.device("cpu")
         wakeup = self.wakeup[place]
 
         def ring() -> None:
             wakeup.ring(place)
 
-        def make(building: GroupBuilder) -> TcpGroup:
+        def make(building: GroupBuilder[TcpGroup]) -> TcpGroup:
             store = StoreClient(LOCAL, self.port, SECRET, patience=PATIENCE)
             request = GroupRequest(store, name, members, place, cpu, building, ring)
             try:

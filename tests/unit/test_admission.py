@@ -72,6 +72,7 @@ def test_who_knows_the_secret_comes_in() -> None:
         for end in (admitted, connection):
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
         connection.sendall(b"to the gate")
         admitted.setblocking(True)
         admitted.sendall(b"from it")

@@ -95,6 +95,13 @@ class TestBells:
         assert Wakeup(board, ends, 0).wait(lambda: False, 0.01) is False
         assert board.sleeping[0] == 0
 
+    @pytest.mark.parametrize("limit", [0, 50_000])
+    def test_a_glance_is_short_and_looks_only_where_roles_spin(self, limit: int, board: Board, ends: list[int]) -> None:
+        looks: list[bool] = []
+        wakeup = Wakeup(board, ends, 0, Spinning(limit))
+        assert wakeup.glance(lambda: looks.append(True) or True) is bool(looks) is bool(limit)  # type: ignore[func-returns-value]
+        assert wakeup.glance(lambda: False) is False
+
     def test_a_sleeping_process_is_woken(self, board: Board, ends: list[int]) -> None:
         def sleep() -> None:
             assert Wakeup(board, ends, 1).wait(lambda: bool(board.get("ready")), PATIENCE)

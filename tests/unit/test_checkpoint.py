@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -87,6 +88,38 @@ class TestRoundTrip:
         large = torch.arange(tensor_file.PIECE // 4 + 5, dtype=torch.float64)
         path = checkpoint.save(tmp_path, 1, {"large": large, "odd": torch.arange(3, dtype=torch.uint8)}, {})
         assert bits(checkpoint.load(path).tensors["large"]) == bits(large)
+
+    @pytest.mark.parametrize("refusal", [None, "open", "write"])
+    def test_a_large_file_bypasses_the_page_cache_where_the_system_allows(self, tmp_path, monkeypatch, refusal):
+        opened, written, direct, sizes = os.open, os.write, [], []
+
+        def to_open(path, flags, *rest):
+            if flags & tensor_file.DIRECT and refusal == "open":
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return opened(path, flags, *rest)
+
+        def to_write(handle, data):
+            flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+            if flags & tensor_file.DIRECT and refusal == "write":
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            direct.append(bool(flags & tensor_file.DIRECT))
+            sizes.append(len(data))
+            return written(handle, data)
+
+        monkeypatch.setattr(tensor_file, "PIECE", 1 << 16)
+        monkeypatch.setattr(os, "open", to_open)
+        monkeypatch.setattr(os, "write", to_write)
+        given = {"large": torch.arange(50_001.0), "odd": torch.arange(3, dtype=torch.uint8)}
+        path = tmp_path / "state.safetensors"
+        found = tensor_file.write(path, given)
+        assert found.sha256 == atomic_files.sha256(path)
+        assert {name: bits(one) for name, one in load_file(path).items()} == {
+            name: bits(t) for name, t in given.items()
+        }
+        assert sizes[:3] == [1 << 16] * 3
+        assert sum(sizes) == path.stat().st_size
+        assert not direct[-1]  # the rest of a block
+        assert all(direct[:-1]) == (refusal is None)
 
     def test_a_type_that_a_file_cannot_hold(self, tmp_path):
         with pytest.raises(RunError, match=r"tensor 'z' .* cannot hold torch.complex128"):

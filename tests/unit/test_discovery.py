@@ -73,7 +73,7 @@ def test_a_misspelt_name_suggests() -> None:
         discovery.scheme("downpor")
     with pytest.raises(UnknownName, match=r"no task 'tooy'; did you mean 'toy'\?"):
         discovery.task("tooy")
-    with pytest.raises(UnknownName, match=r"no scheme 'zzzzzz'; there are: adag, "):
+    with pytest.raises(UnknownName, match=r"no scheme 'zzzzzz'; there are: ace, "):
         discovery.scheme("zzzzzz")
     with pytest.raises(UnknownName, match=r"did you mean 'adagrad'\?"):
         discovery.anything("adagrda")

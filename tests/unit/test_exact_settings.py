@@ -21,6 +21,18 @@ from paceline.tasks.toy import toy
 from paceline.worker import Worker
 
 ALWAYS = {"allreduce", "averaging", "easgd", "sagn", "sync", "sync-rates"}
+ALWAYS |= {
+    "diloco",
+    "fedavg",
+    "fedopt",
+    "fedprox",
+    "local-sgd",
+    "slowmo",
+    "sparseloco",
+    "streaming-diloco",
+}  # local updates
+ALWAYS |= {"d-psgd", "ad-psgd", "sgp", "gosgd"}  # decentralised
+ALWAYS |= {"daso", "hierarchical", "noloco"}  # groups, gossip
 
 
 @dataclass(frozen=True)

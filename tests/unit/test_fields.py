@@ -10,6 +10,7 @@ import pytest
 import paceline
 from paceline import StabilityWarning, simulate
 from paceline.errors import UsageError
+from paceline.fields import Bound
 from paceline.rules import SGD, Adam
 from paceline.schemes.adag import ADAG
 from paceline.schemes.sync import SyncSGD
@@ -114,3 +115,10 @@ def test_a_task_that_needs_an_argument_says_which(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=r"needs size: give it as task\.size=VALUE"):
         simulate(name, "sync")
     assert simulate(name, "sync", steps=1, task_options={"size": "3"}).vector.numel() == 3
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"), [(Bound(0, above=True), "above 0"), (Bound(0, 1, above=True), "above 0 and at most 1")]
+)
+def test_a_bound_says_both_of_its_ends(bound: Bound, words: str) -> None:
+    assert str(bound) == words

@@ -43,7 +43,7 @@ from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.memory.segment import Segment
 
 MORE = os.environ.get("PACELINE_FUZZ")
-FRAMES = int(MORE or 20_000) // 8  # of each of the tests
+FRAMES = int(MORE or 10_000) // 8  # of each of the tests
 EACH = 250  # frames of one script
 STEP = 16  # bytes of a script that make one frame
 

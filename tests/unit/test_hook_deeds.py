@@ -63,8 +63,8 @@ def test_step_counter_measures_since_the_last_time() -> None:
     steps(hook, session, 2, updates=2, seconds=1.0)
     steps(hook, session, 2, updates=2, seconds=4.0)
     assert session.recorded == [
-        {"updates_per_second": 2.0, "samples_per_second": 20.0},
-        {"updates_per_second": 0.5, "samples_per_second": 5.0},
+        {"updates_per_second": 2.0, "samples_per_second": 20.0, "bytes_sent": 400.0, "bytes_received": 1200.0},
+        {"updates_per_second": 0.5, "samples_per_second": 5.0, "bytes_sent": 800.0, "bytes_received": 2400.0},
     ]
     assert session.said[0] == "update 4: 2 updates/s, 20 samples/s"
     standing, session = StepCounter(every=1), FakeSession()

@@ -43,7 +43,9 @@ def test_summaries_are_drawn_over_the_global_step(session: FakeSession) -> None:
     hook.end(session)
     drawn = summaries(session.directory / "summaries")  # type: ignore[operator]
     scalars = {"gradient_norm", "learning_rate", "loss", "staleness_mean", "updates_per_second", "samples_per_second"}
-    assert set(drawn.Tags()["scalars"]) == scalars
+    assert set(drawn.Tags()["scalars"]) == scalars | {"bytes_sent", "bytes_received"}
+    assert [point.value for point in drawn.Scalars("bytes_sent")] == [400.0, 800.0]
+    assert [point.value for point in drawn.Scalars("bytes_received")] == [1200.0, 2400.0]
     assert [point.step for point in drawn.Scalars("loss")] == [4, 8]
     assert [point.value for point in drawn.Scalars("updates_per_second")] == [4.0, 4.0]
     # of the step before the summary: its gradient is measured

@@ -9,6 +9,9 @@ import pytest
 
 from paceline.hook import Hook, Rest, Session
 from paceline.hooks._periodic import EveryOrSeconds
+from paceline.hooks.checkpoint_saver import CheckpointSaver
+from paceline.hooks.log import Log
+from paceline.hooks.step_printer import StepPrinter
 from paceline.runtime.hook_calls import HookCalls
 from tests.unit.hook_session import FakeSession
 
@@ -99,3 +102,74 @@ def test_before_step_is_called_again_when_the_time_has_come() -> None:
         calls.after_step()
     assert len(hook.acted) == 10
     assert hook.before == 11  # at the first step, and whenever it acts
+
+
+def test_a_hook_that_never_rests_does_not_wake_the_others() -> None:
+    class Counting(Hook, name="counting"):
+        steps = 0
+
+        def before_step(self, session: Session) -> None:
+            self.steps += 1
+
+    counting, resting, other = Counting(), Acting(every=100), Acting(seconds=0.5)
+    ran([resting, counting, other], [1] * 1000, 0.001)
+    assert counting.steps == 1000
+    assert resting.acted == list(range(100, 1001, 100))
+    assert [resting.asked < 40, other.asked < 40] == [True, True]
+
+
+def test_equal_hooks_rest_each_for_itself() -> None:
+    first, second = Acting(every=10), Acting(every=10)
+    assert first == second
+    ran([first, second], [1] * 100, 0.001)
+    assert first.acted == second.acted == list(range(10, 101, 10))
+
+
+def test_a_hook_may_rest_for_steps_of_its_worker() -> None:
+    class OfSteps(EveryOrSeconds, name="of-steps"):
+        of_steps = True
+
+        def begin(self, session: Session) -> None:
+            self.acted: list[int] = []
+            self.asked = 0
+            super().begin(session)
+
+        def after_step(self, session: Session) -> None:
+            self.asked += 1
+            super().after_step(session)
+
+        def rests(self, session: Session) -> Rest | None:
+            return self._timer.rest(of_steps=True)
+
+        def act(self, session: Session) -> None:
+            self.acted.append(session.worker.t)
+
+    hook, session = OfSteps(every=25), FakeSession()
+    calls = HookCalls([hook], session)
+    calls.begin()
+    for step in range(1, 101):
+        calls.before_step()
+        session.updates += 7  # of all workers
+        session.worker.t = step
+        calls.after_step()
+    assert hook.acted == [25, 50, 75, 100]
+    assert hook.asked == 5
+
+
+def test_the_hooks_of_a_default_run_are_not_called_while_they_rest() -> None:
+    """A run has the hooks checkpoint-saver and summary-saver; with --profile it has a trace of its first steps too."""
+    for hook, steps in (
+        (CheckpointSaver(seconds=60.0), 1),
+        (Log(), 1),
+        (Log(seconds=9.0), 1),
+        (StepPrinter(every=9), 1),
+    ):
+        session = FakeSession()
+        calls = HookCalls([hook], session)
+        calls.begin()
+        called: list[Any] = []
+        hook.after_step = called.append  # type: ignore[method-assign]
+        for _ in range(8):
+            calls.before_step()
+            calls.after_step()
+        assert len(called) == steps

@@ -52,7 +52,7 @@ def test_runs_loads_what_prints_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [("paceline tr", ["train"]), ("paceline train --che", ["--checkpoint-every", "--checkpoint-seconds"])],
+    [("paceline tra", ["train", "trace"]), ("paceline train --che", ["--checkpoint-every", "--checkpoint-seconds"])],
 )
 def test_shell_completion_loads_nothing(line: str, offered: list[str]) -> None:
     number = str(len(line.split()) - 1)

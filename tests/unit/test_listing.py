@@ -29,7 +29,8 @@ class Mine(Scheme, name="my-own"):
 
 @pytest.mark.parametrize("family", listing.FAMILIES)
 def test_texts_tell_what_importing_would(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = [(one.name, one.summary) for one in discovery.FAMILIES[family]().values()]
+    kind = {one.name: one.value.family if family == "schemes" else "" for one in discovery.FAMILIES[family]().values()}
+    imported = [(one.name, one.summary, kind[one.name]) for one in discovery.FAMILIES[family]().values()]
     monkeypatch.setattr(discovery, "FAMILIES", {})  # nothing is imported
     assert listed(family) == imported
 
@@ -40,7 +41,7 @@ def test_every_family_is_listed() -> None:
 
 def test_a_further_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(GOOD)
-    assert ("my-own", "One of my own.") in listed("schemes", (tmp_path,))
+    assert ("my-own", "One of my own.", "others") in listed("schemes", (tmp_path,))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_broken_file_is_listed_with_its_reason(
 ) -> None:
     (tmp_path / "half_done.py").write_text(text)
     monkeypatch.setattr(paceline.schemes, "__path__", [*paceline.schemes.__path__, str(tmp_path)])
-    told = dict(listed("schemes", (tmp_path,)))
+    told = {one.name: one.summary for one in listed("schemes", (tmp_path,))}
     assert reason in told["half-done"]
     assert "sync" in told
 
@@ -74,5 +75,5 @@ def test_entry_points_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(discovery, "entry_points", found)
     monkeypatch.setattr(listing, "_groups", lambda: {entry.group for entry in entries})
-    assert "other" in dict(listed("schemes"))
-    assert "other" not in dict(listed("hooks"))
+    assert "other" in {one.name for one in listed("schemes")}
+    assert "other" not in {one.name for one in listed("hooks")}

@@ -26,6 +26,7 @@ from paceline.processes.roles.stopwatch import CATEGORIES, Category, Stopwatch
 from paceline.processes.roles.train_loop import BatchSupply
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor.profile_summary import clear, collected, write
+from paceline.runtime.hook_calls import HookCalls
 from paceline.schemes.async_ import AsyncSGD
 from paceline.task import Task
 
@@ -162,6 +163,27 @@ class TestTrace:
         self.trace(tmp_path, SKIPPED + 5)
         assert self.additions(path) == 1
         assert [one.name for one in path.parent.iterdir()] == [path.name]  # nothing unfinished
+
+    def test_it_traces_the_same_steps_when_it_rests(self, tmp_path: Path) -> None:
+        session, hook = FakeSession(directory=tmp_path), StepTrace(Stopwatch([0] * TIMES), lambda: 0.0)
+        calls, called = HookCalls([hook], session), 0
+        calls.begin()
+        before_step = hook.before_step
+
+        def counted(session: Any) -> None:
+            nonlocal called
+            called += 1
+            before_step(session)
+
+        hook.before_step = counted  # type: ignore[method-assign]
+        for _ in range(SKIPPED + STEPS + 500):
+            calls.before_step()
+            torch.ones(2).add_(1)
+            session.worker.t += 1
+            calls.after_step()
+        calls.end()
+        assert self.additions(tmp_path / "profile" / "worker-0.trace.json.gz") == STEPS
+        assert called <= STEPS + 2
 
 
 class TestSummary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.processes.supervisor.progress import Progress
 from paceline.processes.supervisor.status import UpdateRate, time_left
 from paceline.report.run_detail import detail
 from paceline.report.run_tables import summary
+from paceline.runs.progress_log import ProgressLog
 from paceline.runs.run_directory import STATUS, RunDirectory
 
 
@@ -27,7 +29,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def watched(run: RunDirectory, hooks: list[Hook], warned: list[str], patience: float = 10.0) -> Progress:
-    return Progress(run, Plan(patience=patience), hooks, warned.append)
+    return Progress(run, Plan(patience=patience), hooks, warned.append, ProgressLog(run.path, 1, time.monotonic()))
 
 
 def test_what_is_written_is_what_show_tells(run: RunDirectory) -> None:

@@ -16,6 +16,7 @@ from paceline.cli.commands import RunsOptions
 from paceline.cli.main import app
 from paceline.report.run_detail import detail
 from paceline.report.run_tables import Listing, summary
+from paceline.result import size_text
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory, RunState
 
@@ -197,6 +198,4 @@ class TestCommands:
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (4_100, "4.1 kB"), (13_100_000, "13.1 MB")])
 def test_sizes(count: int, shown: str) -> None:
-    from paceline.report.run_detail import _size
-
-    assert _size(count) == shown
+    assert size_text(count) == shown

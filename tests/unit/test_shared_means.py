@@ -14,7 +14,9 @@ from memory_fixture import PATIENCE, Company, Theatre, waiting
 from paceline.collectives.shared import SharedCollective
 from paceline.errors import SchemeError
 from paceline.ops import Mean
-from paceline.processes.means import BLOCK, SMALL, SharedMean, SharedMeans
+from paceline.processes.means.mean_form import SMALL, SharedMean
+from paceline.processes.means.shared_means import SharedMeans
+from paceline.processes.means.vector_sums import BLOCK
 from paceline.scheme import Scheme
 from paceline.state import Vector, mean_of
 
@@ -113,13 +115,20 @@ def test_many_in_a_row(length: int, rounds: int) -> None:
     band.close()
 
 
-def test_a_restarted_worker_has_not_arrived_before_it_says_so() -> None:
+@pytest.mark.parametrize("met", [False, True], ids=["at first", "after a mean of both"])
+def test_a_restarted_worker_has_not_arrived_before_it_says_so(met: bool) -> None:
     """Its predecessor died inside a mean. Seen while the successor announces its first one, that is no arrival."""
     band = Band(5, workers=2)
-    board, chief = band.board, band.means(0)
-    band.means(1).arrive(Mean(vector_of(1, 5), 1.0, None), first=True)
+    board, chief, before = band.board, band.means(0), band.means(1)
+    if met:  # the chief expects that all who took part come again
+        first = before.arrive(Mean(vector_of(1, 5), 1.0, None), first=True)
+        chief.mean(Mean(vector_of(0, 5), 1.0, None), first=True)
+        before.leave(first)
+        assert chief.decisions.last is not None
+    before.arrive(Mean(vector_of(1, 5), 1.0, None), first=True)
     band.died(1)
-    chief.mean(Mean(vector_of(0, 5), 1.0, None), first=True)
+    if not met:
+        chief.mean(Mean(vector_of(0, 5), 1.0, None), first=True)
     board.alive[1] = 1
     meeting = chief.arrive(Mean(vector_of(0, 5, 1), 1.0, None), first=True)
     decided: list[bool] = []
@@ -138,7 +147,7 @@ def test_a_restarted_worker_has_not_arrived_before_it_says_so() -> None:
 
         def __setitem__(self, rank: int, key: int) -> None:
             self._words[rank] = key
-            decided.append(chief._decide(meeting))
+            decided.append(chief.decisions.decide(meeting))
 
     board.at_key = Watched(board.at_key)  # type: ignore[assignment]
     other = band.means(1)
@@ -147,6 +156,32 @@ def test_a_restarted_worker_has_not_arrived_before_it_says_so() -> None:
     expected = mean_of([vector_of(rank, 5, 1) for rank in range(2)], [1.0, 1.0])
     assert torch.equal(chief.leave(meeting), expected)
     assert torch.equal(other.leave(joined), expected)
+    band.close()
+
+
+def test_means_of_several_shapes_and_groups_in_turn() -> None:
+    """All of them, a part, another group, and with weights: what is kept from one mean is not used for another."""
+    band, rounds = Band(LARGE), 12
+
+    def op(rank: int, number: int) -> Mean:
+        length = (LARGE, 7, 70_000, 5)[number % 4]
+        return Mean(
+            vector_of(rank, LARGE, number)[3 : 3 + length],
+            (1.0, 1.0 + rank)[number % 3 == 2],
+            (0, 2) if number % 4 == 3 else None,
+        )
+
+    def play(rank: int) -> None:
+        means = band.means(rank)
+        for number in range(rounds):
+            mine = op(rank, number)
+            members = mine.among or (0, 1, 2)
+            if rank in members:
+                ops = [op(other, number) for other in members]
+                expected = mean_of([one.v for one in ops], [one.weight for one in ops])
+                assert torch.equal(means.mean(mine, first=True), expected), f"worker {rank}, mean {number}"
+
+    assert Company(*(lambda r=rank: play(r) for rank in range(3))).end() == [0, 0, 0]
     band.close()
 
 
@@ -186,7 +221,7 @@ def test_a_member_that_dies_after_the_decision_still_counts(length: int, victim:
     def die_in_the_middle() -> None:
         means = band.means(victim)
         meeting = means.arrive(Mean(vector_of(victim, length), 1.0, None), first=True)
-        band.until(victim, lambda: means._decided(meeting) or means._decide(meeting))
+        band.until(victim, lambda: means.decisions.decided(meeting) or means.decisions.decide(meeting))
         os._exit(9)
 
     rest = [rank for rank in range(3) if rank != victim]
@@ -206,7 +241,7 @@ def test_the_slice_of_a_dead_member_does_not_wait_for_those_of_the_living() -> N
     def decided(rank: int) -> tuple[SharedMeans, SharedMean]:
         means = band.means(rank)
         meeting = means.arrive(Mean(vector_of(rank, LARGE), 1.0, None), first=True)
-        band.until(rank, lambda: means._decided(meeting))
+        band.until(rank, lambda: means.decisions.decided(meeting))
         return means, meeting
 
     def die() -> None:
@@ -234,7 +269,7 @@ def test_a_decision_is_not_replaced_while_a_member_reads_it() -> None:
 
     def read_slowly() -> None:
         meeting = slow.arrive(Mean(vector_of(1, 5), 1.0, (0, 1)), first=True)
-        band.until(1, lambda: slow._decided(meeting))
+        band.until(1, lambda: slow.decisions.decided(meeting))
         band.until(1, lambda: bool(band.board.held[0]))
         band.results[1] = slow.leave(meeting)
 
@@ -296,14 +331,15 @@ def test_an_abandoned_mean_is_left() -> None:
 
 
 def test_a_result_that_is_kept_is_not_overwritten() -> None:
-    band = Band(LARGE, workers=1)
+    band = Band(HUGE, workers=1)
     memory = band.memory(0)
     means = SharedCollective().means(memory, 0, waiting(memory))
-    kept = [means.mean(Mean(vector_of(0, LARGE, number), 1.0, None), first=True) for number in range(6)]
-    assert all(torch.equal(result, vector_of(0, LARGE, number)) for number, result in enumerate(kept))
-    kept.clear()
-    places = {means.mean(Mean(vector_of(0, LARGE), 1.0, None), first=True).data_ptr() for _ in range(4)}
-    assert len(places) == 1
+    for length in (LARGE, HUGE):
+        kept = [means.mean(Mean(vector_of(0, length, number), 1.0, None), first=True) for number in range(6)]
+        assert all(torch.equal(result, vector_of(0, length, number)) for number, result in enumerate(kept))
+        kept.clear()
+    places = {means.mean(Mean(vector_of(0, HUGE), 1.0, None), first=True).data_ptr() for _ in range(4)}
+    assert len(places) == 1  # memory for a large one is used again
     band.close()
 
 

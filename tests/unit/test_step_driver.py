@@ -213,7 +213,7 @@ def test_a_foreign_await_is_refused_by_name_and_line(step: Step, mark: str, name
     text = str(caught.value)
     assert text.startswith(f"worker:1, step 0, {line_of(mark)}: ")
     assert named in text
-    assert "a step may await only w.grad, w.mean, w.sleep, w.start, a pending operation, or a call" in text
+    assert "a step may await only w.grad, w.mean, w.meet, w.swap, w.send, w.receive, w.sleep, w.start," in text
 
 
 def test_a_step_that_is_not_async_is_refused() -> None:

@@ -249,6 +249,18 @@ def test_a_piece_that_is_not_the_senders_is_refused_before_a_byte_is_written(pie
         assert not pair.segments[1].bytes.any()
 
 
+def test_pieces_that_were_allowed_once_are_refused_when_the_areas_have_changed() -> None:
+    with Pair(((0, 100),)) as pair:
+        for _ in range(2):
+            pair.raw.sendall(bytes_of(POST, pieces=[(0, 4)], data=b"good"))
+        assert len(pair.pull()) == 2
+        pair.far.allow(WritableRanges([(200, 50)]))
+        pair.raw.sendall(bytes_of(POST, pieces=[(0, 4)], data=b"evil"))
+        with pytest.raises(ProtocolError, match="not the sender's"):
+            pair.pull()
+        assert bytes(pair.segments[1].memory[:4]) == b"good"
+
+
 def test_areas() -> None:
     areas = WritableRanges([(200, 50), (0, 100), (250, 10)])
     allowed = [(0, 0), (0, 100), (99, 1), (100, 0), (200, 50), (250, 10), (249, 1)]

@@ -21,9 +21,10 @@ from net_ends import PATIENCE, SECRET
 from tcp_ends import LOCAL, PLAIN, Recorder, company, until
 
 from paceline.errors import SchemeError
-from paceline.network.means import tcp_group
+from paceline.network.means import mean_rooms
 from paceline.network.means.group import HEAD, Broken, Header
-from paceline.network.means.tcp_group import EARLY, GIVEN, LIMITS, PART, START, SUM, TcpGroup
+from paceline.network.means.group_peer import EARLY, GIVEN, LIMITS, PART, START, SUM
+from paceline.network.means.tcp_group import TcpGroup
 from paceline.network.secure.admission import Refused, enter
 from paceline.network.secure.channel import HEADER
 from paceline.network.secure.tls import contexts
@@ -44,8 +45,8 @@ def test_means_have_the_bits_of_a_sum_in_the_order_of_the_places(
     size: int, tls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of small and large vectors in turn, through one group, with equal and unequal weights."""
-    monkeypatch.setattr(tcp_group, "SMALL", 40_000)
-    monkeypatch.setattr(tcp_group, "SLICE", 30_000)
+    monkeypatch.setattr(mean_rooms, "SMALL", 40_000)
+    monkeypatch.setattr(mean_rooms, "SLICE", 30_000)
     lengths = [1, 5, 2499, 30_001, 700_001, 3, 700_001, 30_001, 1_000_000]
     torch.manual_seed(size)
     rounds = [[torch.randn(length) for _ in range(size)] for length in lengths for _ in range(3)]
@@ -68,8 +69,8 @@ def test_means_have_the_bits_of_a_sum_in_the_order_of_the_places(
 
 def test_a_member_may_be_ahead_of_another(tls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two have a mean and have begun the next, when the third has sent its part and has not read a byte."""
-    monkeypatch.setattr(tcp_group, "SMALL", 4000)
-    monkeypatch.setattr(tcp_group, "SLICE", 1000)
+    monkeypatch.setattr(mean_rooms, "SMALL", 4000)
+    monkeypatch.setattr(mean_rooms, "SLICE", 1000)
     with company(3, tls) as there:
         groups = there.joined("0/all/1")
 
@@ -107,7 +108,7 @@ def test_a_vector_that_is_still_computed_travels_and_has_the_bits_of_a_whole_one
 ) -> None:
     """Members compute theirs from the end to the front, at a pace of their own; the last member begins with a whole
     vector. Nobody has the mean before all are at it."""
-    monkeypatch.setattr(tcp_group, "SLICE", 100_000)
+    monkeypatch.setattr(mean_rooms, "SLICE", 100_000)
     torch.manual_seed(size)
     length, cuts = 1_000_003, [900_000, 899_999, 333_333, 5, 0]
     rounds = [[torch.randn(length) for _ in range(size)] for _ in range(4)]
@@ -147,7 +148,7 @@ def test_slices_of_a_vector_that_is_still_computed_arrive_before_its_end(
     tls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was added up of it is no mean as long as one member has not said that its vector is the mean's."""
-    monkeypatch.setattr(tcp_group, "SLICE", 100_000)
+    monkeypatch.setattr(mean_rooms, "SLICE", 100_000)
     vectors = [torch.randn(1_000_000) for _ in range(2)]
     with company(2, tls) as there:
         groups = there.joined("0/all/1")
@@ -355,10 +356,10 @@ def test_a_peer_that_floods_ahead_of_its_turn_is_not_read() -> None:
 
 def test_the_limits_of_messages_are_those_of_small_vectors_and_slices() -> None:
     assert LIMITS == {
-        START: HEAD + tcp_group.SMALL,
-        PART: tcp_group.SLICE,
-        SUM: tcp_group.SLICE,
-        GIVEN: tcp_group.SLICE,
+        START: HEAD + mean_rooms.SMALL,
+        PART: mean_rooms.SLICE,
+        SUM: mean_rooms.SLICE,
+        GIVEN: mean_rooms.SLICE,
         EARLY: HEAD,
     }
 

@@ -50,25 +50,29 @@ def attach(
     directory: str | Path | None = None,
     resume: bool = False,
     profile: bool = False,
+    compress: str = "",
     optimizer: OptimizerArgument | Mapping[str, Optimizer] | None = None,
     schedule: ScheduleArgument | None = None,
     **hyper: Any,
 ) -> Pace:
     """Train this model in the script's own loop, under any scheme, as one of the workers of `paceline run script.py`.
 
-    with paceline.attach(model, scheme="downpour", lr=0.05, steps=2000) as pace:
-        for images, labels in pace.share(loader):
-            pace.step(F.cross_entropy(model(images), labels))
+        with paceline.attach(model, scheme="downpour", lr=0.05, steps=2000) as pace:
+            for images, labels in pace.share(loader):
+                pace.step(F.cross_entropy(model(images), labels))
 
-    steps:     updates of the centre after which the run ends;   evaluate: a function of the model, gives metrics;
+    steps:     updates of the centre after which the run ends;
+    evaluate:  a function of the model that gives metrics;
     samples, epochs: the length of the run in place of steps, converted to updates: equal work for any scheme and number
                of workers. They need `loader`, the one that `pace.share` gets, for the size of a batch and of an epoch;
     directory: of a script that runs by itself (`python script.py`); resume=True resumes the run in it. A launched
                script has that of `paceline run`, whose --scheme, --steps and hyper-parameters replace these.
+    compress:  a compressor for what workers send, "topk:0.01": docs/compression.md; --compress replaces it;
     profile:   measure what the time goes into, and trace some steps: docs/profile.md;
     optimizer: of torch.optim over the model, or a function of the model that makes one: the scheme's rule. Several by
                name are stepped in turns, `pace.step(loss, of="generator")`;
     schedule:  a function of the optimizer that gives a torch.optim.lr_scheduler, stepped once per update of the centre.
+
     After the block the model holds the final weights of the centre, in memory of its own.
     """
     if hyper.keys() & {"exact", "micro"}:
@@ -92,7 +96,22 @@ def attach(
     given = rule if isinstance(rule, list | tuple) else [rule]
     optimizers = [one for one in given if isinstance(one, Optimizer)]
     return attached(
-        _Script(model, scheme, hyper, steps, length, evaluate, own, seed, directory, resume, profile, optimizers, named)
+        _Script(
+            model,
+            scheme,
+            hyper,
+            steps,
+            length,
+            evaluate,
+            own,
+            seed,
+            directory,
+            resume,
+            profile,
+            compress,
+            optimizers,
+            named,
+        )
     )
 
 
@@ -111,6 +130,7 @@ class _Script:
     directory: str | Path | None
     resume: bool
     profile: bool
+    compress: str
     optimizers: list[Optimizer]
     named: dict[str, Optimizer]  # those that are stepped in turns
 
@@ -124,6 +144,8 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
         raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
     memory, plan, control, chief = role.memory, role.memory.plan, role.control, role.rank == 0
     name, chosen, replaced = _chosen(plan, script)
+    compress = plan.compress or script.compress
+    chosen = build.compressing(chosen, compress)
     task = ScriptTask(script.model, script.evaluate, Path(plan.script[0]).stem)
     decided: dict[str, Any] = {
         "steps": script.updates(chosen, plan.workers) if plan.steps is None else plan.steps,
@@ -131,6 +153,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
         "servers": plan.servers if chosen.methods else 0,
         "device": str(task.device),
         "profile": plan.profile or script.profile,
+        "compress": compress,
     }
     prepares = chief and not memory.board.get("ready")
     if prepares:
@@ -163,7 +186,7 @@ def _by_itself(script: _Script) -> Pace:
     global _alone
     if _alone is not None and not _alone.done:
         raise UsageError("paceline.attach() was called a second time, before the block of the first one has ended")
-    chosen = build.scheme_of(script.scheme, script.hyper)
+    chosen = build.compressing(build.scheme_of(script.scheme, script.hyper), script.compress)
     name = Path(sys.argv[0]).stem or "script"
     task = ScriptTask(script.model, script.evaluate, name)
     plan = Plan(
@@ -176,6 +199,7 @@ def _by_itself(script: _Script) -> Pace:
         device=str(task.device),
         script=sys.argv[:1],
         profile=script.profile,
+        compress=script.compress,
         title=f"{name} by itself",
     )
     check(plan, chosen)

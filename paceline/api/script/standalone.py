@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline import signals
 from paceline.api.execute import last_result
+from paceline.config import build
 from paceline.config.endpoint import ALONE
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
@@ -26,6 +27,7 @@ from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.supervisor import profile_summary
 from paceline.processes.supervisor.launch_memory import LaunchMemory
 from paceline.processes.supervisor.outcome import Outcome, result_of
+from paceline.processes.supervisor.run_summaries import RunSummaries
 from paceline.runs import checkpoint, fingerprint
 from paceline.runs.accounts import Totals
 from paceline.runs.checkpoint import Checkpoint
@@ -98,6 +100,7 @@ def _recorded(
 ) -> Iterator[None]:
     """Write the result of the run at the end. `before`: earlier history; `first`: the checkpoint it resumed from."""
     error: BaseException | None = None
+    summaries = RunSummaries(memory.plan, "")
     try:
         yield
     except BaseException as caught:
@@ -115,6 +118,8 @@ def _recorded(
         result = result_of(memory.plan, memory.first_scheme, outcome, before, first)
         told = {} if result is None else result.as_dict()
         failed = {} if error is None or outcome.result else {"error": f"{type(error).__name__}: {error}"}
+        if memory.plan.summaries:
+            summaries.end(build.hyper_of(memory.first_scheme), result, failed.get("error", ""))
         control.directory.write_result(told | failed)
 
 

@@ -162,8 +162,9 @@ class TcpClient:
                         print(f"server:{shard} sent what it may not: {error}; connecting again", flush=True)
                     self._drop(shard)
         else:
-            if self._wires.get(shard) is wire:
-                self._memory.wakeup.modify(wire.fileno(), wire.events)
+            if wire.watched != wire.events and self._wires.get(shard) is wire:
+                wire.watched = wire.events
+                self._memory.wakeup.modify(wire.fileno(), wire.watched)
 
     def _pull(self, shard: int, wire: TcpConnection) -> None:
         take, look = partial(self._take, shard, wire), partial(self._look, shard, wire)
@@ -234,11 +235,12 @@ class TcpClient:
         return early
 
     def _post(self, shard: int, wire: TcpConnection, mailbox: Mailbox, words: array[int], pieces: Pieces) -> None:
-        posted, answered = self._board.posted, self._board.answered[shard]
-        first = self._rank * MAILBOXES
+        own = slice(self._rank * MAILBOXES, (self._rank + 1) * MAILBOXES)
+        posted, answered = self._board.posted[own].tolist(), self._board.answered[shard][own].tolist()
         # the server need not keep the answers that are here
-        missing = sum(1 << n for n in range(MAILBOXES) if posted[first + n] != answered[first + n])
-        message = Message(POST, mailbox.index, posted[mailbox.index], mailbox.request[HEAD_WORDS - 1], missing, words)
+        missing = sum([1 << n for n in range(MAILBOXES) if posted[n] != answered[n]])
+        number, method = posted[mailbox.number], mailbox.request[HEAD_WORDS - 1]
+        message = Message(POST, mailbox.index, number, method, missing, words)
         self._guarded(shard, wire, lambda: wire.send(message, pieces))
 
     def _wanted(self, shard: int, message: Message) -> bool:
@@ -296,7 +298,7 @@ class TcpClient:
     def _check(self, wire: TcpConnection, message: Message) -> None:
         """Refuse a reply that cannot be decoded."""
         try:
-            count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
+            count = check(message.words.tolist(), wire.areas.allows)
         except ValueError as error:
             raise ProtocolError(f"an answer with words that mean nothing here: {error}") from None
         if count != 1:

@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.network.secure.outbound import WOULD_BLOCK, OutboundQueue
+from paceline.network.secure.outbound import WOULD_BLOCK, OutboundQueue, Range
 from paceline.processes.memory.byte_ranges import Piece, Pieces, WritableRanges
 from paceline.processes.memory.call_codec import MOST
 from paceline.processes.memory.segment import Segment
@@ -35,6 +35,7 @@ HEAD = struct.Struct("<HHIqqqII")  # kind, 0, mailbox, number, value, more, word
 PIECE = 16  # bytes: offset and size
 PIECES = 4096  # of one message
 FRONT = 1024  # bytes that are asked for when a message may begin
+KNOWN = 64  # lists of pieces whose checks are remembered
 
 
 class Message(NamedTuple):
@@ -60,7 +61,8 @@ class TcpConnection:
     """One connection. Nothing here waits: `push` and `pull` do what can be done now."""
 
     def __init__(self, connection: socket.socket, segment: Segment, areas: WritableRanges, port: int = 0) -> None:
-        self.connection, self.areas, self.port = connection, areas, port  # `port`: that it was reached at
+        self.connection, self.port = connection, port  # `port`: that it was reached at
+        self.allow(areas)
         connection.setblocking(False)
         self._secure = isinstance(connection, ssl.SSLSocket)
         self._memory = memoryview(segment.memory)
@@ -71,10 +73,17 @@ class TcpConnection:
         self._into: deque[memoryview] = deque()  # and where they go
         self.elsewhere = False  # they go where `look` has chosen
         self.lock = threading.RLock()  # a BackgroundSender may use it while the worker computes
+        self.watched = select.POLLIN  # the events that are polled for
         self.peer = -1  # the rank or server at the other end, after its HELLO
 
     def fileno(self) -> int:
         return self.connection.fileno()
+
+    def allow(self, areas: WritableRanges) -> None:
+        """Let the peer write there, and nowhere else."""
+        self.areas = areas
+        # by the words of a message: pieces that have been checked, and their memory; most messages name the same ones
+        self._known: dict[bytes, tuple[Pieces, list[memoryview]]] = {}
 
     @property
     def pending(self) -> bool:
@@ -92,13 +101,16 @@ class TcpConnection:
         head = HEAD.pack(kind, 0, mailbox, number, value, more, len(words), len(pieces)) + words.tobytes()
         if pieces:
             head += array("q", [number for piece in pieces for number in piece]).tobytes()
+        ranges: list[Range] = [(memoryview(head), 0, len(head), mailbox)]
+        for one in pieces if data is None else data:
+            buffer, start, size = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *one)
+            if size:
+                ranges.append((buffer, start, start + size, mailbox))
         with self.lock:
-            self._out.add(memoryview(head), 0, len(head), mailbox)
-            for one in pieces if data is None else data:
-                buffer, start, size = (one, 0, len(one)) if isinstance(one, memoryview) else (self._memory, *one)
-                if size:
-                    self._out.add(buffer, start, start + size, mailbox)
-            self.push()
+            try:
+                self._out.send(ranges)
+            except OSError as error:
+                raise Closed(str(error)) from error
 
     def move(self, mailbox: int, place: int, size: int, to: int) -> None:
         """The bytes of a mailbox's message that were to be sent from one place in memory are at another one now."""
@@ -123,7 +135,7 @@ class TcpConnection:
             while self._message is not None or self._heard(look):
                 while self._into:
                     into = self._into[0]
-                    count = self._poured(into) or self._receive(into)
+                    count = self._poured(into) if self._begin < self._end else self._receive(into)
                     if not count:
                         return
                     if count == len(into):
@@ -151,9 +163,8 @@ class TcpConnection:
     def _poured(self, into: memoryview) -> int:
         """The number of bytes of a piece that had arrived with the head of its message."""
         count = min(len(into), self._end - self._begin)
-        if count:
-            into[:count] = memoryview(self._front)[self._begin : self._begin + count]
-            self._begin += count
+        into[:count] = self._front[self._begin : self._begin + count]
+        self._begin += count
         return count
 
     def _heard(self, look: Look | None) -> bool:
@@ -174,19 +185,27 @@ class TcpConnection:
             if self._end - self._begin >= whole:
                 break
             need = whole
-        about = array("q", self._front[self._begin + HEAD.size : self._begin + whole])
-        self._begin += whole
-        message = Message(kind, mailbox, number, value, more, about[:words])
-        places = list(zip(about[words::2], about[words + 1 :: 2], strict=True))
-        if any(place not in self.areas for place in places):
-            raise ProtocolError("a piece of memory that is not the sender's to write")
+        begin = self._begin + HEAD.size
+        middle, self._begin = begin + 8 * words, self._begin + whole
+        message = Message(kind, mailbox, number, value, more, array("q", self._front[begin:middle]))
+        places, memory = self._places(bytes(self._front[middle : self._begin])) if pieces else ((), [])
         given = None if look is None else look(message, places)
         self.elsewhere = given is not None
-        if given is None:
-            given = [self._memory[offset : offset + size] for offset, size in places if size]
         self._message = message
-        self._into.extend(given)
+        self._into.extend(memory if given is None else filter(len, given))
         return True
+
+    def _places(self, named: bytes) -> tuple[Pieces, list[memoryview]]:
+        """The pieces that a message names, and their memory, once they are known to be the peer's to write."""
+        if (found := self._known.get(named)) is None:
+            numbers = array("q", named)
+            places = list(zip(numbers[::2], numbers[1::2], strict=True))
+            if any(place not in self.areas for place in places):
+                raise ProtocolError("a piece of memory that is not the sender's to write")
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            found = self._known[named] = places, [self._memory[at : at + size] for at, size in places if size]
+        return found
 
     def _make_room(self, need: int) -> None:
         """Make room for `need` bytes that have not been parsed."""

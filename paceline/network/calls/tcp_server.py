@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from paceline.config import build
 from paceline.errors import PacelineError
 from paceline.network.calls.tcp_client import AGAIN_AFTER, connected, words_of
@@ -37,14 +35,12 @@ from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, got, put,
 from paceline.processes.calls.zero_copy import PendingReplies
 from paceline.processes.memory.board import GENERATION, MAILBOXES, STOP
 from paceline.processes.memory.byte_ranges import Piece, Pieces, ShardRange, WritableRanges, of_words
-from paceline.processes.memory.call_codec import check, decode
 from paceline.processes.memory.packed_words import member_of, method_of
 from paceline.processes.memory.run_memory import HEAD_WORDS, OVERRIDES, RunMemory
 from paceline.processes.memory.segment import WORD
 from paceline.scheme import ServerMethod
 
 LAST = 10.0  # seconds that the last replies may take
-_NO_TENSOR = torch.empty(0)
 
 
 def _takes_any_number(method: ServerMethod[Any, Any]) -> bool:
@@ -103,7 +99,9 @@ class TcpServer:
                 print(f"server:{self._shard}: closed a connection: {error}", flush=True)
             self._drop(wire)
         else:
-            self._wakeup.modify(wire.fileno(), wire.events)
+            if wire.watched != wire.events:
+                wire.watched = wire.events
+                self._wakeup.modify(wire.fileno(), wire.watched)
 
     def _drop(self, wire: TcpConnection) -> None:
         self._unknown.discard(wire)
@@ -118,10 +116,8 @@ class TcpServer:
     def _look(self, wire: TcpConnection, message: Message, _: Pieces) -> None:
         """Check and decode a call before its pieces are received, which takes longer."""
         if message.kind == POST and self._owns(wire, message.mailbox):
-            self._check(wire, message)
-            mailbox, words = self._mailboxes[message.mailbox], message.words.tolist()
-            request = understood(self._memory, mailbox, words, message.value, self._methods, self._bounds)
-            mailbox.prepared = message.number, request
+            mailbox = self._mailboxes[message.mailbox]
+            mailbox.prepared = message.number, self._understood(wire, mailbox, message)
 
     def _take(self, wire: TcpConnection, message: Message) -> None:
         board = self._board
@@ -144,24 +140,31 @@ class TcpServer:
         else:
             raise ProtocolError(f"{message.name} from {wire.peer}")
 
-    def _check(self, wire: TcpConnection, message: Message) -> None:
-        """Refuse a call that a worker of this scheme cannot make: mailboxes are performed without further checks."""
+    def _understood(self, wire: TcpConnection, mailbox: Mailbox, message: Message) -> Any:
+        """What a call asks for. One that a worker of this scheme cannot make is refused: mailboxes are performed
+        without further checks."""
         kind = message.value
+        special = kind in (SAVE, SET, SHOW)
+        if not special and not 0 <= method_of(kind) < len(self._takes):
+            raise ProtocolError(f"call {kind}, which the scheme does not have")
         try:
-            count = check(message.words, lambda offset, size: (offset, size) in wire.areas)
+            words, allowed = message.words.tolist(), wire.areas.allows
+            request = understood(self._memory, mailbox, words, kind, self._methods, self._bounds, allowed)
             if kind == SET:
-                values = decode(message.words.tolist(), lambda *_: _NO_TENSOR)
-                hyper = dict(zip(values[::2], values[1::2], strict=True))
-                if not all(isinstance(name, str) for name in hyper) or len(json.dumps(hyper)) > OVERRIDES - WORD:
-                    raise ValueError("no names, or more than there is room for")
-                build.scheme_of(self._memory.scheme, hyper).check(self._board.workers)
+                self._check_overrides(request[1])
         except (ValueError, TypeError, PacelineError) as error:
             raise ProtocolError(f"call {kind} with words that mean nothing here: {error}") from None
-        if kind == SET or (kind in (SAVE, SHOW) and not count):
-            return
-        number = method_of(kind)
-        if not 0 <= number < len(self._takes) or self._takes[number] not in (count, None):
+        takes, count = 0 if special else self._takes[method_of(kind)], words[0]
+        if kind != SET and takes not in (count, None):
             raise ProtocolError(f"call {kind} with {count} values, which the scheme does not have")
+        return request
+
+    def _check_overrides(self, values: tuple[Any, ...]) -> None:
+        """Refuse hyper-parameters that the scheme does not take."""
+        hyper = dict(zip(values[::2], values[1::2], strict=True))
+        if not all(isinstance(name, str) for name in hyper) or len(json.dumps(hyper)) > OVERRIDES - WORD:
+            raise ValueError("no names, or more than there is room for")
+        build.scheme_of(self._memory.scheme, hyper).check(self._board.workers)
 
     def _greet(self, wire: TcpConnection, message: Message) -> None:
         board, peer = self._board, message.mailbox
@@ -172,7 +175,7 @@ class TcpServer:
         self._unknown.discard(wire)
         wire.peer, self._wires[peer] = peer, wire
         if peer < board.workers:
-            wire.areas = WritableRanges(self._memory.spans_from_worker(peer))
+            wire.allow(WritableRanges(self._memory.spans_from_worker(peer)))
             own = slice(peer * MAILBOXES, peer * MAILBOXES + MAILBOXES)
             words = array("q", board.posted[own].tolist() + board.answered[self._shard][own].tolist())
             wire.send(Message(WELCOME, peer, words=words))
@@ -281,7 +284,6 @@ class OrderFollower:
             return
         try:
             wire.pull(self._take)
-            self._memory.wakeup.modify(wire.fileno(), wire.events)
         except (Closed, ProtocolError):
             self._drop()
 

@@ -2,14 +2,16 @@
 
 As long as its members do not change, a mean is one or two operations of a group and nothing else. When a member comes
 or goes, those that are left form another group (group_formation.py), and continue with the mean that they are at.
+Meetings among some of the workers need no groups (partial_meetings.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,16 +19,19 @@ from paceline.config.endpoint import Endpoint
 from paceline.errors import RunError, SchemeError
 from paceline.network.means import group_record as circles
 from paceline.network.means.early_mean import EarlyMean, MeanForecast
-from paceline.network.means.group import Broken, Group, GroupRequest, Header
+from paceline.network.means.group import HEAD, Broken, Group, GroupRequest, Header
 from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
+from paceline.network.means.partial_meetings import PartialMeeting, PartialMeetings
+from paceline.network.means.rendezvous import Rendezvous
 from paceline.network.secure import secret, tls
 from paceline.network.secure.admission import AdmissionListener, listener
 from paceline.network.secure.store_server import StoreServer
-from paceline.ops import Mean
+from paceline.ops import Mean, Meet, Met
 from paceline.processes.calls.client import Stopped
 from paceline.processes.calls.zero_copy import BufferPool
 from paceline.processes.memory.packed_words import mean_key, shape_word
+from paceline.processes.memory.payload_codec import from_bytes, to_bytes
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import Final, WaitFor
 from paceline.runs.order_log import OrderLogWriter, RecordKind
@@ -51,6 +56,10 @@ class Connected(ABC):
     def prepare(self, memory: RunMemory) -> None:  # noqa: B027
         """Refuse here, in the worker's own thread, what cannot work."""
 
+    def connections(self, memory: RunMemory, request: GroupRequest) -> dict[int, socket.socket]:
+        """A connection to each other member, by its place, in a thread: it waits for the other members."""
+        raise SchemeError("workers meet over connections of --collective tcp only")
+
     @abstractmethod
     def group(self, memory: RunMemory, request: GroupRequest) -> Group:
         """Make a group, in a thread of its own: it waits for the other members."""
@@ -61,7 +70,9 @@ class DistributedMeans:
 
     def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: Connected) -> None:
         self.rank, self._board, self._wakeup = rank, memory.board, memory.wakeup
-        self._groups = GroupFormation(memory, rank, wait_for, maker, self._had)
+        self._rendezvous = rendezvous = Rendezvous(memory, rank)
+        self._groups = GroupFormation(memory, rank, wait_for, maker, rendezvous, self._had)
+        self._partial = PartialMeetings(memory, rank, wait_for, maker, rendezvous)
         self._everybody = tuple(range(memory.plan.workers))
         self._serverless = not memory.scheme.methods
         self._recycled = BufferPool()
@@ -71,14 +82,16 @@ class DistributedMeans:
         self.journal: OrderLogWriter | None = None
         self.generation = 0  # how often the run had returned to a checkpoint when this worker last did
 
-    def mean(self, op: Mean, *, first: bool) -> Vector:
+    def mean(self, op: Mean | Meet, *, first: bool) -> Any:
         """Arrive, wait for the others, and give the mean. `first`: it is the first that this step awaits."""
         return self.leave(self._arrived(op, first=first))
 
-    def arrive(self, op: Mean, *, first: bool) -> PendingMean:
+    def arrive(self, op: Mean | Meet, *, first: bool) -> PendingMean | PartialMeeting:
         """Begin the exchange, if there is a group; it proceeds while this worker computes. `leave` completes it."""
         meeting = self._arrived(op, first=first)
-        if meeting.group is not None:
+        if isinstance(meeting, PartialMeeting):
+            self._partial.carry_on()
+        elif meeting.group is not None:
             meeting.group.carry_on()
         return meeting
 
@@ -111,17 +124,20 @@ class DistributedMeans:
         if early is not None and early.group in early.circle.groups.values():
             early.circle.bury()
 
-    def _arrived(self, op: Mean, *, first: bool) -> PendingMean:
+    def _arrived(self, op: Mean | Meet, *, first: bool) -> PendingMean | PartialMeeting:
         board, rank = self._board, self.rank
         workers = self._everybody if op.among is None else tuple(sorted(op.among))
-        if self._groups.open is not None:
+        if self._groups.open is not None or self._partial.open is not None:
             raise SchemeError(f"worker:{rank} started a mean while its last one is open")
         v = op.v.reshape(-1)
         v = v if self._groups.on_gpu else v.cpu()
         number = board.at_seq[rank] + 1
         if self.journal is not None:
-            self.journal.add(RecordKind.MEAN, number)
+            self.journal.add(RecordKind.MEAN if isinstance(op, Mean) else RecordKind.MEET, number)
             self.journal.flush()
+        if isinstance(op, Meet) and op.among is not None:
+            self._void_early()
+            return self._partial.arrive(op, v, number, self.generation, first=first)
         circle = self._groups.circle(workers, op.among is None, self.generation)
         meeting = PendingMean(op, v, number, first, circle)
         board.at_key[rank] = mean_key(None if op.among is None else workers, self.generation)
@@ -130,7 +146,8 @@ class DistributedMeans:
         board.finished[rank] = number - 1
         board.at_seq[rank] = number
         self._groups.open = meeting
-        self._forecast.mean(op)
+        if isinstance(op, Mean):
+            self._forecast.mean(op)
         if self._early is not None and not self._early.becomes(meeting):
             self._forecast.missed()
             self._void_early()
@@ -139,8 +156,12 @@ class DistributedMeans:
             self._begin(meeting)
         return meeting
 
-    def leave(self, meeting: PendingMean) -> Vector:
-        """Wait until the mean is there, and take it."""
+    def leave(self, meeting: PendingMean | PartialMeeting) -> Any:
+        """Wait until the mean, or all that a meeting gives this worker, is there, and take it."""
+        if isinstance(meeting, PartialMeeting):
+            met = self._partial.leave(meeting)
+            self._note(meeting.took, meeting.workers)
+            return met
         circle = meeting.circle
         while meeting.result is None:
             try:
@@ -155,6 +176,9 @@ class DistributedMeans:
                 circle.bury()
         self._board.finished[self.rank] = meeting.number
         self._groups.open = None
+        if isinstance(meeting.op, Meet):
+            assert meeting.met is not None
+            return meeting.met
         return meeting.result.view(meeting.op.v.shape).to(meeting.op.v.device)
 
     def forget(self) -> None:
@@ -163,6 +187,7 @@ class DistributedMeans:
         self._board.finished[self.rank] = self._board.at_seq[self.rank]
         self._early = None
         self._groups.forget()
+        self._partial.forget()
 
     def returned(self, place: int) -> bool:
         """Whether a vector is no longer read: other workers only ever get copies."""
@@ -171,7 +196,7 @@ class DistributedMeans:
     def step_aside(self) -> None:
         """This worker is away for a while: for the others its life has ended, and when it is back it has a new one."""
         self.forget()
-        self._groups.new_life()
+        self._rendezvous.new_life()
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:
         """Wait for something else, at most `seconds` after other workers have last wanted something of this one."""
@@ -181,7 +206,8 @@ class DistributedMeans:
     def invited(self) -> int | None:
         """For a worker that is back: the rank whose cells it continues with, once they are in its own memory."""
         with contextlib.suppress(Stopped):  # which the caller sees for itself
-            if self._groups.invited(self._groups.circle(self._everybody, True, self.generation)):
+            everybody = self._groups.circle(self._everybody, True, self.generation)
+            if self._groups.invited(everybody) or self._partial.invited(self.generation):
                 return self.rank
         return None
 
@@ -207,9 +233,20 @@ class DistributedMeans:
         if meeting.shape not in circle.groups:
             self._groups.another_shape(circle, meeting)
         joiner = self._joiner(circle) or (-1, 0)
-        header = Header(index, meeting.number, meeting.op.weight, joiner[0] + 1, joiner[1], meeting.shape)
+        weight = meeting.op.weight if isinstance(meeting.op, Mean) else meeting.op.number
+        header = Header(index, meeting.number, weight, joiner[0] + 1, joiner[1], meeting.shape)
         meeting.group = circle.groups[meeting.shape]
-        if meeting.early is not None and meeting.early.group is meeting.group:
+        if isinstance(meeting.op, Meet):
+            places = {rank: place for place, rank in enumerate(sorted(circle.members))}
+            to, of = ([places[rank] for rank in ranks if rank in places] for ranks in (meeting.op.to, meeting.op.of))
+            packed = meeting.op.packed
+            meeting.sent = to_bytes(packed.payloads[0]) if packed is not None and meeting.group.gathers else None
+            given = meeting.v if meeting.sent is None else meeting.sent
+            meeting.exchange = meeting.group.start_meeting(given, header, to, of)
+        elif (packed := meeting.op.packed) is not None and packed.payloads and meeting.group.gathers:
+            meeting.sent = to_bytes(packed.payloads[0])
+            meeting.exchange = meeting.group.gather(meeting.sent, header)
+        elif meeting.early is not None and meeting.early.group is meeting.group:
             meeting.exchange = meeting.group.commit(header)
         else:
             meeting.exchange = meeting.group.start(meeting.v, header)
@@ -229,7 +266,10 @@ class DistributedMeans:
         circle, group, v = meeting.circle, meeting.group, meeting.v
         if group is None or meeting.exchange is None:  # alone
             result = torch.empty_like(v)
-            mean_into(result, [v], [meeting.op.weight])
+            if isinstance(meeting.op, Mean):
+                mean_into(result, [v], [meeting.op.weight])
+            else:
+                meeting.met = Met((self.rank,), {}, {self.rank: meeting.op.number})
             self._had(meeting, result, {str(self.rank): meeting.number})
             return
         self._groups.wait_for_exchange(meeting.exchange, circle)
@@ -237,7 +277,13 @@ class DistributedMeans:
         if len({header.index for header in headers}) > 1:
             raise RunError(f"worker:{self.rank} is at a mean with others that are at another: {headers}")
         weights = [header.weight for header in headers]
-        if group.small:
+        if isinstance(meeting.op, Meet):
+            meeting.met = self._met(meeting.op, group, sorted(circle.members), weights)
+            self._groups.wait_for_exchange(group.confirm(), circle)
+            result = torch.zeros(1)  # kept in place of a mean: it tells those that are behind that they have all
+        elif meeting.sent is not None:
+            result = self._mean_of_payloads(meeting.op, v, group, meeting.sent.numel(), weights)
+        elif group.small:
             result = group.small_mean(v, weights)
         else:
             self._groups.wait_for_exchange(group.start_second(weights), circle)
@@ -247,12 +293,39 @@ class DistributedMeans:
         took = {str(rank): header.number for rank, header in zip(sorted(circle.members), headers, strict=True)}
         self._had(meeting, result, took)
 
+    def _met(self, op: Meet, group: Group, members: list[int], weights: list[float]) -> Met:
+        came = group.met()
+        if op.packed is not None and group.gathers:
+            sites = self._groups.memory.compressed_sites()
+            assert sites is not None
+            compressor = sites.compressor(None)
+            came = {place: compressor.decode(from_bytes(data), op.v) for place, data in came.items()}
+        found = {members[place]: v.view(op.v.shape).to(op.v.device) for place, v in came.items()}
+        return Met(tuple(members), dict(sorted(found.items())), dict(zip(members, weights, strict=True)))
+
+    def _mean_of_payloads(self, op: Mean, v: Vector, group: Group, size: int, weights: list[float]) -> Vector:
+        """The mean of compressed vectors, of which this worker's decodes to v."""
+        sites = self._groups.memory.compressed_sites()
+        assert sites is not None
+        compressor = sites.compressor(sites.fragment(op.fragment))
+        vectors = [
+            v if place == group.place else compressor.decode(from_bytes(row[HEAD : HEAD + size]), v)
+            for place, row in enumerate(group.rows())
+        ]
+        result = torch.empty_like(v)
+        mean_into(result, vectors, weights)
+        return result
+
     def _had(self, meeting: PendingMean, result: Vector, took: dict[str, int]) -> None:
         """The mean is there. The log gets its members before this worker uses it."""
         circle = meeting.circle
-        if self.journal is not None and circles.told(took, circle.workers):
-            self.journal.text(RecordKind.DECIDED, took)
+        self._note(took, circle.workers)
         circle.done = (circle.done or 0) + 1
         circle.kept, circle.took = result, took
         # in memory that is used again: the system would clear a new block, which takes longer than the copy
         meeting.result = result.clone() if self._groups.on_gpu else self._recycled.copy(result)
+
+    def _note(self, took: dict[str, int], workers: tuple[int, ...]) -> None:
+        """Log the members of a mean or a meeting, before this worker uses what it has taken from it."""
+        if self.journal is not None and circles.told(took, workers):
+            self.journal.text(RecordKind.DECIDED, took)

@@ -43,7 +43,8 @@ class EarlyMean:
         v, mine = meeting.v, self._v
         same = v.data_ptr() == mine.data_ptr() and v.shape == mine.shape and v.dtype == mine.dtype
         unchanged = self._from == 0 and v._version == self._version
-        return same and unchanged and meeting.op.weight == self._weight and meeting.circle is self.circle
+        same = same and isinstance(meeting.op, Mean) and meeting.op.weight == self._weight
+        return same and unchanged and meeting.circle is self.circle
 
 
 class MeanForecast:

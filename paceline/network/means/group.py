@@ -10,14 +10,14 @@ from __future__ import annotations
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from paceline.errors import RunError
+from paceline.errors import RunError, SchemeError
 from paceline.network.secure.store_client import StoreClient
 from paceline.state import Vector, mean_into
 
@@ -98,6 +98,7 @@ class Group(ABC):
     """Some workers, connected. `place`: which of its `size` members this one is."""
 
     any_length: ClassVar[bool] = False  # vectors of several lengths may go through the same group
+    gathers: ClassVar[bool] = False  # compressed vectors go through it as they are
     small: bool  # whether the mean under way is of small vectors
 
     def __init__(self, place: int, size: int) -> None:
@@ -106,6 +107,10 @@ class Group(ABC):
     @abstractmethod
     def start(self, v: Vector, header: Header) -> Exchange:
         """The first half: all vectors, or the slices that this member is to add up. v must stay as it is."""
+
+    def gather(self, data: Tensor, header: Header) -> Exchange:
+        """Bytes of every member to all others: `rows` has them when it is over. They must stay as they are."""
+        raise AssertionError("this group does not gather")
 
     def open_early(self, v: Vector, header: Header) -> Callable[[int], None] | None:
         """Begin a mean of a vector that is still being computed. Gives a function that is to be told from which index
@@ -145,6 +150,18 @@ class Group(ABC):
     def broadcast(self, tensor: Tensor, root: int) -> Exchange:
         """The tensor of one member to all others, into theirs."""
 
+    def start_meeting(self, v: Vector, header: Header, to: Sequence[int], of: Sequence[int]) -> Exchange:
+        """Send the header to all members and the vector to those at the places `to`, and receive those of `of`."""
+        raise SchemeError("workers do not meet over connections of torch; use --collective tcp")
+
+    def met(self) -> dict[int, Vector]:
+        """The vectors of a meeting, by place, once its exchange is over."""
+        raise AssertionError("no meeting was begun")
+
+    def confirm(self) -> Exchange:
+        """Tell all members that this one has all vectors of a meeting: over when all have said so."""
+        raise AssertionError("no meeting was begun")
+
     @abstractmethod
     def carry_on(self) -> None:
         """The worker computes: the exchange must proceed without it."""
@@ -154,12 +171,21 @@ class Group(ABC):
         """Leave the group now, whatever is under way."""
 
 
-class GroupBuilder:
+class Left(Protocol):
+    """What can be left."""
+
+    def bury(self) -> None: ...
+
+
+Made = TypeVar("Made", bound=Left)
+
+
+class GroupBuilder(Generic[Made]):
     """Makes a group in a thread: making it waits for the other members, any of which may die meanwhile. `make` gets
     this builder, which says whether the group is still wanted."""
 
-    def __init__(self, make: Callable[[GroupBuilder], Group], ring: Callable[[], None]) -> None:
-        self._group: Group | None = None
+    def __init__(self, make: Callable[[GroupBuilder[Made]], Made], ring: Callable[[], None]) -> None:
+        self._group: Made | None = None
         self._error: Exception | None = None
         self.wanted = True
 
@@ -178,7 +204,7 @@ class GroupBuilder:
     def over(self) -> bool:
         return self._group is not None or self._error is not None
 
-    def group(self) -> Group:
+    def group(self) -> Made:
         if self._group is None:
             raise self._error if isinstance(self._error, RunError) else Broken(str(self._error))
         return self._group
@@ -198,5 +224,5 @@ class GroupRequest:
     members: list[int]  # ranks, in the order of their places
     place: int  # of this worker
     device: torch.device
-    building: GroupBuilder
+    building: GroupBuilder[Any]
     ring: Callable[[], None]  # wake this worker

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,12 +17,12 @@ from torch import Tensor
 
 from paceline.errors import Deadlock, RunError, SchemeError
 from paceline.network.means import group_record as circles
+from paceline.network.means.cell_handover import flat, own_cells, size_of, take_cells
 from paceline.network.means.group import Broken, Exchange, Group, GroupBuilder, GroupRequest
 from paceline.network.means.group_record import GroupPlan, GroupRecord, Lives, MeanGroup, MemberPosition
 from paceline.network.means.peer_connections import TROUBLE
-from paceline.network.secure import tls
-from paceline.network.secure.store_client import StoreClient
-from paceline.ops import Mean
+from paceline.network.means.rendezvous import Rendezvous
+from paceline.ops import Mean, Meet, Met
 from paceline.processes.calls.client import Stopped
 from paceline.processes.memory.board import FAILED, GENERATION, STOP
 from paceline.processes.memory.packed_words import empty_of, shape_word
@@ -40,15 +39,19 @@ LAST = 2.0  # seconds that the rest of a mean may take to come when the run is s
 
 
 class PendingMean:
-    """A mean that this worker has arrived at."""
+    """A mean, or a meeting, that this worker has arrived at."""
 
-    def __init__(self, op: Mean, v: Vector, number: int, first: bool, circle: MeanGroup) -> None:
+    def __init__(self, op: Mean | Meet, v: Vector, number: int, first: bool, circle: MeanGroup) -> None:
         self.op, self.v, self.number, self.first, self.circle = op, v, number, first, circle
         self.shape = shape_word(v)
+        self.sent: Tensor | None = None  # the payload of a compressed vector, where the group gathers
         self.early: EarlyMean | None = None  # what has been sent of `v` while it was computed
         self.group: Group | None = None
         self.exchange: Exchange | None = None
         self.result: Vector | None = None
+        # of a meeting: what this worker has got. It counts when all members have said that they have theirs: one that
+        # goes on never leaves another behind without its vectors
+        self.met: Met | None = None
 
 
 # what is done when a mean is there: the mean, and at which of its own means each member took part in it
@@ -58,17 +61,21 @@ Taken = Callable[[PendingMean, Vector, dict[str, int]], None]
 class GroupFormation:
     """One worker's groups, and its part in forming them."""
 
-    def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor, maker: Connected, had: Taken) -> None:
+    def __init__(
+        self,
+        memory: RunMemory,
+        rank: int,
+        wait_for: WaitFor,
+        maker: Connected,
+        rendezvous: Rendezvous,
+        had: Taken,
+    ) -> None:
         self.memory, self.rank, self._wait_for = memory, rank, wait_for
         self._board, self._wakeup = memory.board, memory.wakeup
-        self._maker, self._had = maker, had
-        self._ring_self = partial(self._wakeup.ring, rank)
+        self._maker, self._had, self._rendezvous = maker, had, rendezvous
         self.on_gpu = maker.device == "cuda"
         self._hold = memory.plan.quorum == "hold"
-        self._store = self._new_store()
-        self._builders: list[StoreClient] = []  # for groups in the making, each in a thread of its own
-        self._board.life[rank] += 1
-        self.life: int = self._board.life[rank]
+        self._store = rendezvous.store
         self._circles: dict[str, MeanGroup] = {}
         self._uses = 0
         self._heard = 0  # wakeups by changes in the store, when this worker last looked
@@ -84,11 +91,11 @@ class GroupFormation:
 
     def rung(self) -> bool:
         """Whether the store has changed since this worker last looked."""
-        return sum(self._board.called) != self._heard
+        return self._rendezvous.changes() != self._heard
 
     def answer(self) -> None:
         """If the change concerns this worker, help to form a group whose mean it is not waiting for."""
-        self._heard = sum(self._board.called)
+        self._heard = self._rendezvous.changes()
         for circle in list(self._circles.values()):
             if not self._invites(self._record(circle), circle):
                 continue
@@ -99,7 +106,7 @@ class GroupFormation:
 
     def invited(self, circle: MeanGroup) -> bool:
         """Whether a worker that is back has been taken into a group, and has the cells of another member."""
-        self._heard = sum(self._board.called)
+        self._heard = self._rendezvous.changes()
         return self._invites(self._record(circle), circle) and self.assemble(circle, None, new=True)
 
     def forget(self) -> None:
@@ -109,11 +116,6 @@ class GroupFormation:
         for circle in self._circles.values():
             circle.bury()
         self._circles.clear()
-
-    def new_life(self) -> None:
-        """For the others this worker's life has ended: from now on it has another one."""
-        self._board.lost[self.rank], self.life = self.life, self.life + 1
-        self._board.life[self.rank] = self.life
 
     def assemble(self, circle: MeanGroup, meeting: PendingMean | None, *, new: bool = False) -> bool:
         """Form a group. A worker at a mean (`meeting`) asks for one; the others only come when asked. True if this
@@ -155,7 +157,7 @@ class GroupFormation:
         asked = record.next(members, self.rank)
         if self._store.compare_set(circle.key, record.text, asked) == asked:
             self._store.clear(f"{circle.key}/{record.attempt - 1}/")
-            self._ring()
+            self._rendezvous.ring()
 
     def _formed(self, circle: MeanGroup, record: GroupRecord, meeting: PendingMean | None, new: bool) -> bool:
         """Form the group of a record, and hand over there what members lack; False if it could not be formed."""
@@ -167,7 +169,7 @@ class GroupFormation:
         stand = MemberPosition(circle.done, at, first, shape, kept, circle.took, new)
         circle.trying = record.attempt
         self._store.set(f"{place}/at/{self.rank}", stand.written())
-        self._ring()
+        self._rendezvous.ring()
         group: Group | None = None
         try:
             self._gather(place, record.members, circle)
@@ -211,35 +213,17 @@ class GroupFormation:
                 last = empty_of(shape, self._device())
             self.wait_for_exchange(group.broadcast(last, members.index(future.giver)), circle)
             if me in future.behind and meeting is not None:
-                if meeting.shape != shape:
+                if isinstance(meeting.op, Mean) and meeting.shape != shape:
                     raise SchemeError("a mean of vectors of different lengths")
                 circle.done = future.done - 1
                 self._had(meeting, last, stands[future.giver].took)
         if future.donor is not None and any(stands[rank].new for rank in members):
-            cells = self._own_cells()
-            room = sum(cell.numel() * cell.element_size() for cell in cells)
-            flat = torch.empty(room, dtype=torch.uint8)
-            if me == future.donor:
-                flat = torch.cat([cell.reshape(-1).view(torch.uint8) for cell in cells])
-            flat = flat.to(self._device())
-            self.wait_for_exchange(group.broadcast(flat, members.index(future.donor)), circle)
+            cells = own_cells(self.memory, me)
+            given = flat(cells) if me == future.donor else torch.empty(size_of(cells), dtype=torch.uint8)
+            given = given.to(self._device())
+            self.wait_for_exchange(group.broadcast(given, members.index(future.donor)), circle)
             if stands[me].new:
-                self._take_cells(flat.cpu(), cells)
-
-    def _own_cells(self) -> list[Tensor]:
-        """A worker's cells and buffers in shared memory, and its step."""
-        memory, rank = self.memory, self.rank
-        state, buffers = memory.worker_state(rank), memory.buffers(rank)
-        cells = [state.cell(name) for name in sorted(state)] + [buffers[name] for name in sorted(buffers)]
-        return [*cells, torch.tensor([self._board.t[rank]])]
-
-    def _take_cells(self, flat: Tensor, cells: list[Tensor]) -> None:
-        at = 0
-        for cell in cells:
-            size = cell.numel() * cell.element_size()
-            cell.copy_(flat[at : at + size].clone().view(cell.dtype).view(cell.shape))
-            at += size
-        self._board.t[self.rank] = int(cells[-1])
+                take_cells(self.memory, me, given.cpu())
 
     def another_shape(self, circle: MeanGroup, meeting: PendingMean) -> None:
         """Vectors of another length get a group of their own where torch carries them: torch ends a process that
@@ -250,7 +234,7 @@ class GroupFormation:
             return
         place = f"{circle.key}/{circle.attempt}/{meeting.shape}"
         self._store.set(f"{place}/at/{self.rank}", b"here")
-        self._ring()
+        self._rendezvous.ring()
         self._gather(place, circle.members, circle)
         circle.groups[meeting.shape] = self._made(place, sorted(circle.members), circle)
         self._bound_groups(circle)
@@ -262,7 +246,7 @@ class GroupFormation:
 
         def there() -> bool:
             nonlocal looked, complete
-            rung = sum(self._board.called)
+            rung = self._rendezvous.changes()
             if rung != looked:  # else nothing has changed in the store
                 looked, complete = rung, self._store.check(keys)
             return complete or circle.called or self._hopeless(members) or self._out_of_step(circle)
@@ -273,21 +257,22 @@ class GroupFormation:
 
     def _made(self, place: str, members: list[int], circle: MeanGroup) -> Group:
         """Make a group, together with its other members."""
-        store = self._builders.pop() if self._builders else self._new_store()
+        rendezvous = self._rendezvous
+        store = rendezvous.borrow()
         self._maker.prepare(self.memory)
 
-        def make(building: GroupBuilder) -> Group:
+        def make(building: GroupBuilder[Group]) -> Group:
             mine = members.index(self.rank)
-            request = GroupRequest(store, place, members, mine, self._device(), building, self._ring_self)
+            request = GroupRequest(store, place, members, mine, self._device(), building, rendezvous.wake)
             try:
                 group = self._maker.group(self.memory, request)
             except BaseException:
                 store.close()
                 raise
-            self._builders.append(store)
+            rendezvous.give_back(store)
             return group
 
-        building = GroupBuilder(make, self._ring_self)
+        building = GroupBuilder(make, rendezvous.wake)
         try:
             self._wait_in(circle, lambda: building.over or circle.called or self._hopeless(circle.members), "a group")
             return building.group()
@@ -320,22 +305,13 @@ class GroupFormation:
     def _invites(self, record: GroupRecord, circle: MeanGroup) -> bool:
         """Whether a record asks this worker, in this life, to a group that it has not been in."""
         newer = record.attempt > max(circle.attempt, circle.failed, circle.trying)
-        return newer and record.members.get(self.rank) == self.life
+        return newer and record.members.get(self.rank) == self._rendezvous.life
 
     def _hopeless(self, members: Lives) -> bool:
         return circles.lost(self._board, members, self.rank) or circles.parted(self._board, members)
 
-    def _ring(self) -> None:
-        self._board.called[self.rank] += 1
-        self._wakeup.ring_all()
-
     def _device(self) -> torch.device:
         return self.memory.device(self.rank) if self.on_gpu else torch.device("cpu")
-
-    def _new_store(self) -> StoreClient:
-        node = self.memory.node
-        assert node.store is not None, "a launcher that wants means across processes gives them a store"
-        return StoreClient(*node.store, patience=self.memory.plan.patience, tls=tls.client_side(node))
 
     def wait_for_exchange(self, exchange: Exchange, circle: MeanGroup) -> None:
         """Wait until an exchange is over; Broken if the group has changed."""

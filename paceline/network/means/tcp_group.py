@@ -17,7 +17,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from functools import partial
 from typing import ClassVar
 
@@ -25,81 +24,24 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError, SchemeError
+from paceline.network.means import mean_rooms
 from paceline.network.means.background_mover import BackgroundMover
-from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header, pieces
-from paceline.network.secure.channel import Channel, Closed, ProtocolError
+from paceline.network.means.group import HEAD, Broken, Exchange, Group, Header
+from paceline.network.means.group_peer import EARLY, GIVEN, LIMITS, PART, START, SUM, GroupPeer, MeanMessage
+from paceline.network.means.mean_rooms import Rooms, as_bytes, slices
+from paceline.network.means.meeting_rooms import MeetingRooms
+from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.memory.wakeup import Wakeup
 from paceline.state import Vector, mean_into
 
-
-class MeanMessage(IntEnum):
-    """The kinds of messages: a header (and a small vector), a slice, a slice of the mean, a broadcast, and the header
-    of a vector that is still being computed, before its slices; its START follows when the worker is at the mean."""
-
-    START, PART, SUM, GIVEN, EARLY = range(1, 6)
-
-
-START, PART, SUM, GIVEN, EARLY = MeanMessage  # by themselves: looking up a member takes longer
-SMALL = 2 << 20  # bytes of all vectors together up to which every member adds them up itself
-SLICE = 1 << 20  # bytes of a message of a large vector
-LIMITS: dict[int, int] = {START: HEAD + SMALL, PART: SLICE, SUM: SLICE, GIVEN: SLICE, EARLY: HEAD}
 MOST_ROOMS = 16  # lengths of vectors for which memory is kept
-
-
-class GroupPeer:
-    """The connection to another member, and what is still to come from it for the exchange under way."""
-
-    def __init__(self, place: int, connection: socket.socket, room: Callable[[GroupPeer, int, int], memoryview | None]):
-        self.place = place
-        self.channel = Channel(
-            connection,
-            limits=LIMITS,
-            most_pending=1 << 62,  # what is sent is not copied, and is no more than the vectors
-            room=lambda kind, length: room(self, kind, length),
-        )
-        self.due: dict[int, deque[memoryview]] = {kind: deque() for kind in LIMITS}  # where what has not begun goes
-        self.missing = dict.fromkeys(LIMITS, 0)  # how many messages have not come whole
-        self.placed: deque[bool] = deque()  # of the messages coming in: whether each goes where it belongs
-        self.early: deque[tuple[int, bytearray]] = deque()  # of the next exchange
-        self.events = 0  # that are waited for
-
-    def expect(self, kind: int, into: Sequence[memoryview]) -> None:
-        """Expect a message for each of these buffers, and receive it there."""
-        self.due[kind].extend(into)
-        self.missing[kind] += len(into)
-
-    @property
-    def owes(self) -> bool:
-        return any(self.missing.values())
-
-    @property
-    def complete(self) -> bool:
-        """Whether all that is to come for the exchange under way has come, or begun to."""
-        return not any(into for kind, into in self.due.items() if kind != EARLY)
-
-
-class Rooms:
-    """Memory for means of vectors of one length. It is used again for every such mean."""
-
-    def __init__(self, like: Vector, size: int, place: int) -> None:
-        length = like.numel() * like.element_size()
-        self.small = length * size <= SMALL
-        self.rows = torch.empty((size, HEAD + (-(-length // HEAD) * HEAD if self.small else 0)), dtype=torch.uint8)
-        self.starts = [_bytes(row)[: HEAD + (length if self.small else 0)] for row in self.rows]
-        self.pieces = [] if self.small else pieces(like, size, place, SLICE * size, backwards=True)
-        self.previews = [memoryview(bytearray(HEAD)) for _ in range(size)]
-        self.mine = [piece for piece in self.pieces if piece.cut[place]]  # that this member adds up
-        theirs = [[piece for piece in self.pieces if piece.cut[other]] for other in range(size)]
-        self.whole = torch.empty(0 if self.small else like.numel(), dtype=like.dtype)
-        # where slices of each member's vector go, and its slices of the mean
-        self.parts = [[_bytes(piece.slices[other]) for piece in self.mine] for other in range(size)]
-        self.sums = [[_bytes(piece.slice_of(self.whole, k)) for piece in theirs[k]] for k in range(size)]
 
 
 class TcpGroup(Group):
     """The members are connected already. `watch` is used while the worker waits; `ring` wakes it from a thread."""
 
     any_length: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     def __init__(
         self, place: int, size: int, connections: dict[int, socket.socket], *, watch: Wakeup, ring: Callable[[], None]
@@ -108,7 +50,8 @@ class TcpGroup(Group):
         self._watch, self.ring = watch, ring
         self._lock = threading.RLock()  # a thread may be at it while the worker computes
         self._peers = [GroupPeer(other, connections[other], self._room) for other in sorted(connections)]
-        self._rooms: dict[tuple[int, torch.dtype], Rooms] = {}
+        self._rooms: dict[tuple[int, torch.dtype, bool], Rooms] = {}
+        self._used: Rooms | MeetingRooms
         self._opened: Header | None = None  # of the exchange under way: this member's, as far as it is known
         self._headers: dict[int, Header] = {}
         self._weights: dict[int, float] = {}
@@ -126,14 +69,60 @@ class TcpGroup(Group):
         with self._lock:
             self._open(v, header, 0)
             for peer in self._peers:
-                self._send(peer, START, header.packed(), *([_bytes(v)] if self.small else ()))
+                self._send(peer, START, header.packed(), *([as_bytes(v)] if self.small else ()))
             self._headers[self.place] = header
             self._begun()
             self.proceed()
         return _UnderWay(self, self._all_sent if self.small else lambda: True, (START, PART))
 
+    def start_meeting(self, v: Vector, header: Header, to: Sequence[int], of: Sequence[int]) -> Exchange:
+        v = v.detach().contiguous()
+        with self._lock:
+            self._used = rooms = MeetingRooms(v, self.size, of)
+            self.small, self._v, self._opened, self._final = False, v, header, 0
+            self._passed = self._added = 0
+            self._headers, self._weights = {self.place: header}, {self.place: header.weight}
+            for peer in self._peers:
+                peer.expect(START, [rooms.starts[peer.place]])
+                if peer.place in rooms.vectors:
+                    peer.expect(PART, slices(rooms.vectors[peer.place]))
+                peer.due[EARLY] = deque()
+            for peer in self._peers:
+                self._send(peer, START, header.packed())
+                for part in slices(v) if peer.place in to else ():
+                    self._send(peer, PART, part)
+            self._begun()
+        return _UnderWay(self, self._all_sent, (START, PART))
+
+    def met(self) -> dict[int, Vector]:
+        assert isinstance(self._used, MeetingRooms)
+        return self._used.vectors
+
+    def confirm(self) -> Exchange:
+        with self._lock:
+            for peer in self._peers:
+                peer.expect(GIVEN, [memoryview(bytearray(1))])
+                self._send(peer, GIVEN, b"\1")
+            self._begun()
+        return _UnderWay(self, self._all_sent, (GIVEN,))
+
+    def gather(self, data: Tensor, header: Header) -> Exchange:
+        with self._lock:
+            self._open(data, header, 0, gather=True)
+            for peer in self._peers:
+                self._send(peer, START, header.packed(), *([as_bytes(data)] if self.small else ()))
+                for part in () if self.small else slices(data):
+                    self._send(peer, PART, part)
+            self._headers[self.place] = header
+            self._begun()
+        return _UnderWay(self, self._all_sent, (START, PART))
+
     def open_early(self, v: Vector, header: Header) -> Callable[[int], None] | None:
-        if v.numel() * v.element_size() * self.size <= SMALL or not v.is_contiguous() or v.device.type != "cpu":
+        if (
+            v.numel() * v.element_size() * self.size <= mean_rooms.SMALL
+            or not v.is_contiguous()
+            or v.device.type != "cpu"
+        ):
             return None
         v = v.detach()
         with self._lock:
@@ -155,13 +144,13 @@ class TcpGroup(Group):
             self.proceed()
         return _UnderWay(self, lambda: True, (START, PART))
 
-    def _open(self, v: Vector, header: Header, final: int) -> None:
+    def _open(self, v: Vector, header: Header, final: int, *, gather: bool = False) -> None:
         """Expect what the others send for a mean of which `v` is this member's vector."""
-        key = v.numel(), v.dtype
+        key = v.numel(), v.dtype, gather
         if key not in self._rooms:
             if len(self._rooms) >= MOST_ROOMS:
                 del self._rooms[next(iter(self._rooms))]
-            self._rooms[key] = Rooms(v, self.size, self.place)
+            self._rooms[key] = Rooms(v, self.size, self.place, gather=gather)
         self._used = rooms = self._rooms[key]
         self.small, self._v, self._opened, self._final = rooms.small, v, header, final
         self._passed = self._added = 0
@@ -193,8 +182,7 @@ class TcpGroup(Group):
         return self._used.whole
 
     def broadcast(self, tensor: Tensor, root: int) -> Exchange:
-        data = _bytes(tensor)
-        parts = [data[low : low + SLICE] for low in range(0, data.nbytes, SLICE)]
+        parts = slices(tensor)
         with self._lock:
             for peer in self._peers:
                 if self.place == root:
@@ -243,7 +231,7 @@ class TcpGroup(Group):
             self._passed += 1
             for peer in self._peers:
                 if piece.cut[peer.place]:
-                    self._send(peer, PART, _bytes(piece.slice_of(self._v, peer.place)))
+                    self._send(peer, PART, as_bytes(piece.slice_of(self._v, peer.place)))
         self._add_up()
 
     def _take_early(self, peer: GroupPeer) -> None:
@@ -402,8 +390,3 @@ class _UnderWay(Exchange):
     def finish(self) -> None:
         if self._group._error is not None:
             raise self._group._error
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a tensor without gaps."""
-    return tensor.detach().view(-1).view(torch.uint8).numpy().data

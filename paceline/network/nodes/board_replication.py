@@ -69,6 +69,9 @@ class BoardReplica:
         most = self._board.common + len(self._counts)
         if rows[:, 0].min() < 0 or rows[:, 0].max() >= most:
             raise ProtocolError(f"a word beyond the {most} of the board")
+        # first: who reads that a node has a notice finds how far its workers were then
+        for number, version in rows[rows[:, 0] >= self._board.common].tolist():
+            self._hear_version(number - self._board.common, version)
         words = rows[rows[:, 0] < self._board.common]
         index, values = words[:, 0], words[:, 1].copy()
         if self._ahead:
@@ -77,8 +80,6 @@ class BoardReplica:
         late = index < len(RUN)
         self._live[index[~late]] = values[~late]
         self._told[index[~late]] = values[~late]
-        for number, version in rows[rows[:, 0] >= self._board.common].tolist():
-            self._hear_version(number - self._board.common, version)
         run = self._board.run
         pending = dict(zip(index[late].tolist(), values[late].tolist(), strict=True))
         for one in sorted(pending, key=lambda word: (word in _LAST, word)):

@@ -55,6 +55,9 @@ class Coordinator(Elsewhere):
         listening: Callable[[str, int], None],
     ) -> None:
         refuse_open_means(plan.collective, node.certificates is not None)
+        if scheme.sends_messages():
+            what = "messages that nobody waits for are in the shared memory of its workers"
+            raise UsageError(f"{scheme.name} runs on one machine only with these settings: {what}")
         if plan.collective == "shared":
             plan = replace(plan, collective="tcp")  # means in shared memory cannot span nodes
         if plan.collective != "tcp":

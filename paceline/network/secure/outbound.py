@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ENTRIES = 64  # ranges of one sendmsg
 _TLS_PIECE = 1 << 18  # bytes of one write to TLS
+
+Range = tuple[memoryview, int, int, int]  # buffer, start, end, owner
 
 
 class OutboundQueue:
@@ -18,12 +21,28 @@ class OutboundQueue:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._tls = isinstance(connection, ssl.SSLSocket)
-        self._ranges: deque[tuple[memoryview, int, int, int]] = deque()  # buffer, start, end, owner
+        self._ranges: deque[Range] = deque()
         self.pending = 0  # bytes
 
     def add(self, buffer: memoryview, start: int, end: int, owner: int = 0) -> None:
         self._ranges.append((buffer, start, end, owner))
         self.pending += end - start
+
+    def send(self, ranges: list[Range]) -> None:
+        """Send what the connection takes now, and queue the rest. OSError or ValueError: it is broken."""
+        sent = 0
+        if not self._ranges and not self._tls and len(ranges) <= _ENTRIES:
+            views = [buffer[start:end] for buffer, start, end, _ in ranges]
+            with suppress(BlockingIOError):
+                sent = self._connection.sendmsg(views)
+                if sent == sum(map(len, views)):
+                    return
+        for buffer, start, end, owner in ranges:
+            passed = min(sent, end - start)
+            sent -= passed
+            if start + passed < end:
+                self.add(buffer, start + passed, end, owner)
+        self.push()
 
     def push(self) -> None:
         """Send what the connection takes now. OSError or ValueError: it is broken."""

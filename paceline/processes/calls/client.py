@@ -18,6 +18,7 @@ from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, STOP,
 from paceline.processes.memory.byte_ranges import Span, size_of
 from paceline.processes.memory.call_codec import decode, encode
 from paceline.processes.memory.packed_words import asks_when, call_number, count_of, method_of, only_asks_when
+from paceline.processes.memory.payload_codec import to_bytes
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.transport import RemoteCalls
 from paceline.runs.order_log import OrderLogWriter, RecordKind
@@ -100,10 +101,19 @@ class CallClient:
 
     def post(self, call: Call[Any], *, ahead: bool = False) -> Mailbox:
         """Send a call without waiting for it. `ahead`: the worker will not wait for the reply at once."""
-        mailbox = self._send(self._methods[call.method.name], call.args)
+        mailbox = self._send(self._methods[call.method.name], self._crossing(call))
         if ahead and self._reach:
             self._reach.ahead.add(mailbox.index)
         return mailbox
+
+    def _crossing(self, call: Call[Any]) -> tuple[Any, ...]:
+        """The arguments of a call; to servers of other nodes, payloads in place of compressed vectors."""
+        if call.packed is None or not self._reach:
+            return call.args
+        payloads, length = call.packed.payloads, self.memory.layout.notes["length"]
+        return tuple(
+            (to_bytes(payloads[place], length),) if place in payloads else arg for place, arg in enumerate(call.args)
+        )
 
     def _given_up(self) -> bool:
         return bool(self._board.run[STOP] == FAILED or self._board.run[GENERATION] != self.generation)
@@ -122,7 +132,7 @@ class CallClient:
         computes: often another call follows at once."""
         segment = self.memory.segment
         held = [a for a in call.args if isinstance(a, Tensor) and segment.offset(a) in self._grads]
-        mailbox = self._send(self._methods[call.method.name], call.args, silent=True)
+        mailbox = self._send(self._methods[call.method.name], self._crossing(call), silent=True)
         self._silent.append((mailbox, call.method.name, [(a, a._version) for a in held]))
         self._unheard = True
 

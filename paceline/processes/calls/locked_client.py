@@ -18,6 +18,7 @@ from paceline.processes.memory.packed_words import asks_when, call_number
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.transport import WaitFor
 from paceline.runs.order_log import RecordKind
+from paceline.runtime.call_performer import check_unchanged, versions
 from paceline.scheme import ServerMethod
 
 AHEAD_BYTES = 4 << 20  # of x: of a larger one, a copy under the lock would keep others waiting for too long
@@ -44,6 +45,8 @@ class LockedClient(CallClient):
         super().__init__(memory, rank, wait_for)
         self.server = LockedServer(memory, rank, wait_for)
         self._home = self.server.state.x.device
+        if not memory.on_gpu:
+            self._state.watch(lambda: self.server.copies.before_use(self.generation), None)
         # tries, then under the lock. Waiting workers are told of a new state from inside a call: they all read it when
         # the call is over, and not one after the other under the lock
         self._tries = 2, LOOKS
@@ -53,6 +56,7 @@ class LockedClient(CallClient):
         self._last: ServerMethod[Any, Any] | None = None  # the last call, if it was not a read
         self._followers: dict[str, ServerMethod[Any, Any] | None] = {}  # by method: the read that came next last time
         self._ahead: ReadAhead | None = None
+        self._waited = False  # for the lock, at the last call
 
     def call(self, call: Call[Any]) -> Any:
         """Have a call performed and give its result."""
@@ -126,9 +130,14 @@ class LockedClient(CallClient):
         if not (self.device.type == self._home.type == "cpu"):
             call = Call(method, tuple(mapped(self._brought, arg) for arg in call.args))
         server.performer._check_crossing(call, call.args)
+        given = versions(call)
         if self.journal is not None:  # first: a call must not be visible before its log records are
             self.journal.add(POST, self._methods[method.name])
             self.journal.flush()
+        follower = self._followers.get(method.name) if self._reads_ahead else None
+        # memory for what will be read ahead is found before the lock is taken, if others had the lock the last time
+        room = self._recycled.room_for(self._state.x) if follower is not None and self._waited else None
+        read: tuple[Any, ...] | None = None
         self._enter()
         try:
             if self._board.run[STOP] != RUNNING:
@@ -140,23 +149,31 @@ class LockedClient(CallClient):
                     return mailbox, None
             if method.when is not None and (unmet := server.unmet(call)):
                 return self._line_up(self._methods[method.name], call, unmet), None
-            result = server.perform(self.rank, call, lambda result: self._own(result, call))
-            if self._reads_ahead and server.contended:
-                self._ahead = self._read_ahead(self._followers.get(method.name))
-            return None, result
+            result = server.perform(self.rank, call, self._own)
+            self._waited = server.contended
+            if follower is not None and self._waited:
+                read = self._read_ahead(follower, room)
         finally:
             server.release()
+        check_unchanged(call, given)
+        if result is not None:
+            server.performer._check_crossing(call, result)
+        if follower is not None and read is not None:
+            given_by, own, version, position, at = read
+            self._ahead = ReadAhead(follower, own, version if gives(given_by, self._x) else None, position, at)
+        return None, result
 
-    def _read_ahead(self, method: ServerMethod[Any, Any] | None) -> ReadAhead | None:
-        """Perform, under the lock, the read that is expected next. Others wait for the lock: later one of them would
-        write while this worker reads. Now the state is still in its core's cache."""
-        if method is None:
-            return None
+    def _read_ahead(self, method: ServerMethod[Any, Any], room: Tensor | None) -> tuple[Any, Any, int, int, int]:
+        """Perform, under the lock, the read that is expected next: what it gave, a copy of that, the version of x, the
+        position, and the time. Others wait for the lock: later one of them would write while this worker reads. Now the
+        state is still in its core's cache. `room`: where x is copied to."""
         state = self._state
         result = method.function(self.memory.scheme.rates_at(state), state)
-        version = state.v if gives(result, self._x) else None
-        own = mapped(self._copied, result)
-        return ReadAhead(method, own, version, self._board.performed[0], time.perf_counter_ns())
+
+        def copied(tensor: Tensor) -> Tensor:
+            return room.copy_(tensor) if room is not None and tensor is state.x else self._copied(tensor)
+
+        return result, mapped(copied, result), state.v, self._board.performed[0], time.perf_counter_ns()
 
     def _recent(self, ahead: ReadAhead) -> bool:
         """Whether the worker may take what was read ahead for the state now: it has done next to nothing since."""

@@ -16,12 +16,23 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.config import build
 from paceline.ops import Call
 from paceline.processes.calls.client import RolledBack, Stopped
+from paceline.processes.calls.late_copies import LateCopies
 from paceline.processes.calls.mailbox import SAVE, SET, Mailbox, put, received
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, RUNNING, STOP, STOPPING, fence
+from paceline.processes.memory.board import (
+    FAILED,
+    GENERATION,
+    GOAL,
+    INSIDE,
+    MAILBOXES,
+    RUNNING,
+    SETTINGS,
+    STOP,
+    STOPPING,
+    fence,
+)
 from paceline.processes.memory.call_codec import encode
 from paceline.processes.memory.packed_words import generation_of, only_asks_when
 from paceline.processes.memory.run_memory import RunMemory
@@ -36,6 +47,7 @@ from paceline.scheme import Scheme
 from paceline.state import Reading
 
 CALL, PROBED = RecordKind.CALL, RecordKind.PROBED  # bound here: looking up a member of an enum is slow
+Cells = list[tuple[int, str]]  # bits and names
 SLICE = 0.01  # seconds of one wait in the lock's queue, between looks at the run
 CELLS = 62  # bits for the cells that a guard has read; further cells share them
 NONE = 1 << CELLS  # the guard has read no cell
@@ -46,10 +58,13 @@ class LockedServer:
 
     def __init__(self, memory: RunMemory, place: int, wait_for: WaitFor) -> None:
         self._memory, self._board, self._place, self._wait_for = memory, memory.board, place, wait_for
+        self._run, self._generation = memory.board.run, 0
+        self._on_gpu = memory.on_gpu
         self._lock = memory.board.lock()
         self.contended = False  # another process had the lock when this one last wanted it
         self._settings = memory.board.get("settings")
         state = memory.shard_state(0)
+        self.copies = LateCopies(memory.board, place, self._check)
         self.performer = CallPerformer(self._scheme(), state, memory.plan.workers, memory.ledger("ledger.0."))
         self.state = state
         self._mark, self._performed, self._watched = memory.board.mark, memory.board.performed, memory.board.watched
@@ -61,7 +76,9 @@ class LockedServer:
         self.methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
         self._numbers = {method.name: number for number, method in enumerate(self.methods)}
         self._bits = {name: 1 << number % CELLS for number, name in enumerate(state)}
-        self._version, self._refused = state.cell("v").numpy(), self.performer.ledger.cells.cell("refused").numpy()
+        self._several = {name for name in state if state.cell(name).dim() > 1}
+        self._named: dict[int, tuple[Cells, bool]] = {}  # by mask: what `_cells_watched` gives
+        self._refused = self.performer.ledger.cells.cell("refused").numpy()
         self._present = memory.tensor("ledger.0.present").numpy()
         self._to_wake: set[int] = set()
         self.log: SharedOrderLog | None = None
@@ -70,6 +87,8 @@ class LockedServer:
             self.log = SharedOrderLog(memory.board.server_log, folder)
         self._probe = probe_of(state.x)
         self._spinning = Spinning(memory.wakeup.spinning.limit)
+        if not self._on_gpu:  # last: a process that starts does not wait for the rows of others
+            state.watch(lambda: self.copies.before_use(self._generation), self.copies.write)
 
     # the lock
 
@@ -79,24 +98,33 @@ class LockedServer:
         self.contended = not self._lock.try_acquire()
         if self.contended:
             self.outwait(generation)
-        if self._given_up(generation) or (self._mark[0] % 2 and not torn):
+        run = self._run
+        if run[STOP] == FAILED or run[GENERATION] != generation or (self._mark[0] & 1 and not torn):
             self._lock.release()
             self._memory.wakeup.wait(lambda: self._given_up(generation))
-            raise RolledBack if self._board.run[GENERATION] != generation else Stopped
-        if self._board.get("settings") != self._settings:
-            self._settings = self._board.get("settings")
+            self._check(generation)
+        self._generation = generation
+        if run[SETTINGS] != self._settings:
+            self._settings = run[SETTINGS]
             self.performer.scheme = self._scheme()
         if self.log is not None:
             self.log.begin(generation)
 
     def release(self) -> None:
-        """Let the others have the lock, and wake those whose calls were answered."""
-        self._memory.synchronize()
+        """Let the others have the lock, wake those whose calls were answered, and copy what this call left to copy."""
+        if self._on_gpu:
+            self._memory.synchronize()
         self._lock.release()
         if self._to_wake:
             for rank in self._to_wake:
                 self._memory.wakeup.ring(rank)
             self._to_wake.clear()
+        self.copies.perform()
+
+    def _check(self, generation: int) -> None:
+        """Stopped or RolledBack if the run has failed, or has returned to a checkpoint since a generation."""
+        if self._given_up(generation):
+            raise RolledBack if self._run[GENERATION] != generation else Stopped
 
     def _given_up(self, generation: int) -> bool:
         run = self._board.run
@@ -140,23 +168,32 @@ class LockedServer:
 
     # under the lock
 
-    def perform(self, rank: int, call: Call[Any], hand_over: Callable[[Any], Any]) -> Any:
+    def perform(self, rank: int, call: Call[Any], hand_over: Callable[[Any, Call[Any]], Any]) -> Any:
         """Perform a call, and the waiting calls that it allows. `hand_over` gives the result that the caller keeps."""
-        waiting = self._watched.tobytes() != self._none_watched
-        before = self.performer.writes() if waiting else []
-        self._begin()
-        result = self._carry_out(rank, call)
-        if not waiting:
+        copies = self.copies
+        if self._watched.tobytes() == self._none_watched:
+            self._begin()
+            copies.begin(call.args)
+            result = self._carry_out(rank, call)
+            copies.end()
             self._end()
-            return hand_over(result)
-        result = hand_over(result)
-        self._settle(self._changed(before))  # inside the mark: no death can leave a guard that nobody evaluates
+            return result if result is None else hand_over(result, call)
+        cells, numbers = self._cells_watched()
+        before = self._counts(cells)
+        self._begin()
+        if numbers:  # else a guard is evaluated below that may have read a row
+            copies.begin(call.args)
+        result = self._carry_out(rank, call)
+        copies.end()
+        if result is not None:
+            result = hand_over(result, call)
+        self._settle(cells, before)  # inside the mark: no death can leave a guard that nobody evaluates
         self._end()
         return result
 
     def reached(self) -> bool:
         """Whether the last update of the run is made."""
-        return bool(0 <= self._board.get("goal") <= self._version.item())
+        return bool(0 <= self._run[GOAL] <= self.state.v)
 
     def unmet(self, call: Call[Any]) -> int:
         """0 if the guard of a call is true, else the cells that it has read, as bits."""
@@ -177,6 +214,7 @@ class LockedServer:
 
     def special(self, kind: int, rank: int, args: tuple[Any, ...]) -> None:
         """Perform a WorkerRequest."""
+        self.copies.before_use(self._generation)
         self._begin()
         if kind == SAVE:
             snapshot.keep_shard(self._memory, 0)
@@ -194,7 +232,8 @@ class LockedServer:
     def member(self, rank: int, event: MemberEvent, *, quorum: bool) -> None:
         """A worker joined or left."""
         joined, board = event == MemberEvent.JOINED, self._board
-        before = self.performer.writes()
+        cells, _ = self._cells_watched()
+        before = self._counts(cells)
         self._begin()
         board.known[rank] = self._present[rank] = int(joined)
         if not joined:  # what it had posted is void
@@ -204,7 +243,7 @@ class LockedServer:
         if self.log is not None:
             self.log.add(RecordKind.MEMBER, event, rank)
         self._performed[0] += 1
-        self._settle(self._changed(before))
+        self._settle(cells, before)
         self._end()
         self._to_wake.add(rank)
 
@@ -215,12 +254,13 @@ class LockedServer:
 
     def stop_at_goal(self) -> None:
         """Stop the run once its last update is made."""
-        if self.reached() and self._board.run[STOP] == RUNNING:
+        if self.reached() and self._run[STOP] == RUNNING:
             self._memory.stop(STOPPING)
 
     def return_to(self, saved: Checkpoint, generation: int) -> None:
         """Set the state back to a checkpoint."""
         memory, board = self._memory, self._board
+        self.copies.before_use(generation)  # other processes may still copy rows of calls that are void
         self._begin()
         snapshot.restore_shard(memory, 0, saved)
         for index, posted in enumerate(self._posted):
@@ -244,61 +284,82 @@ class LockedServer:
             self.log.close()
 
     def _begin(self) -> None:
-        self._board.put("inside", self._place + 1)  # first: from the mark on, the death of this process tears the state
-        self._mark[0] += 1 - self._mark[0] % 2  # it is odd already if a process has died inside a call
+        self._run[INSIDE] = self._place + 1  # first: from the mark on, the death of this process tears the state
+        self._mark[0] |= 1  # it is odd already if a process has died inside a call
 
     def _end(self) -> None:
-        self._memory.synchronize()
+        if self._on_gpu:
+            self._memory.synchronize()
         self._mark[0] += 1
         fence()
 
     def _carry_out(self, rank: int, call: Call[Any]) -> Any:
         """Perform and record a call, inside the mark."""
-        version, refused = self._version.item(), self._refused.item()
-        result = self.performer.carry_out(rank, call)
+        refused = self._refused.item() if self.log is not None else 0
+        result, version, rise = self.performer.change(rank, call)
         self._performed[0] = performed = self._performed[0] + 1
         if self.log is not None:
-            rose, dropped = self._version.item() != version, self._refused.item() != refused
-            flags = (ROSE if rose else 0) | (REFUSED if dropped else 0)
+            flags = (ROSE if rise else 0) | (REFUSED if self._refused.item() != refused else 0)
             number = self._numbers[call.method.name]
             if performed % SELDOM:
                 self.log.add(CALL, number, rank, flags)
             else:
                 self.log.add(PROBED, number, rank, flags, self._probe())
-        self.stop_at_goal()  # a worker that sees the last update must see the stop too
+        if 0 <= self._run[GOAL] <= version:
+            self.stop_at_goal()  # a worker that sees the last update must see the stop too
         return result
 
-    def _changed(self, before: list[int]) -> int:
-        """The cells that have been written since, as bits."""
+    def _cells_watched(self) -> tuple[Cells, bool]:
+        """The cells that waiting guards have read, each with its bit, and whether none of them has several rows."""
         mask = 0
-        for bit, then, now in zip(self._bits.values(), before, self.performer.writes(), strict=True):
-            if then != now:
+        for one in set(self._watched.tolist()):
+            mask |= one
+        found = self._named.get(mask)
+        if found is None:
+            cells = [(bit, name) for name, bit in self._bits.items() if bit & mask]
+            found = self._named[mask] = cells, not any(name in self._several for _, name in cells)
+        return found
+
+    def _counts(self, cells: Cells) -> list[int]:
+        """How often each of some cells has been written."""
+        return [self.state.changes(name) for _, name in cells]
+
+    def _changed(self, cells: Cells, before: list[int]) -> int:
+        """Those of some cells that have been written since, as bits."""
+        mask = 0
+        for (bit, name), then in zip(cells, before, strict=True):
+            if self.state.changes(name) != then:
                 mask |= bit
         return mask
 
-    def _settle(self, changed: int) -> None:
-        """Perform waiting calls, earliest first, until no guard allows another. `changed`: cells that were written."""
-        arrived, allowed = self._board.arrived, dict[int, Call[Any] | None]()
-        while self._board.run[STOP] == RUNNING:
-            known: dict[bytes, int] = {}  # guards with equal arguments are evaluated once
-            for index, mask in enumerate(self._watched.tolist() if changed else ()):
-                if mask & changed:
-                    self._ask(index, known, allowed)
+    def _settle(self, cells: Cells, before: list[int]) -> None:
+        """Perform waiting calls, earliest first, until no guard allows another. `before`: how often the watched cells
+        had been written."""
+        arrived, allowed = self._board.arrived, dict[int, Call[Any]]()
+        changed = self._changed(cells, before)
+        while self._run[STOP] == RUNNING:
+            if changed:
+                known: dict[bytes, int] = {}  # guards with equal arguments are evaluated once
+                for index, mask in enumerate(self._watched.tolist()):
+                    if mask & changed:
+                        self._ask(index, known, allowed)
             if not allowed:
                 return
             index = min(allowed, key=arrived.__getitem__)
-            call, mailbox, changed = allowed.pop(index), self._mailboxes[index], 0
-            if not mailbox.tell:
-                assert call is not None
-                before = self.performer.writes()
-                self._reply(mailbox, self._carry_out(mailbox.rank, call))
-                changed = self._changed(before)
-            self._answered[index] = mailbox.taken
-            self._watched[index] = 0
-            self._to_wake.add(mailbox.rank)
+            call, mailbox = allowed.pop(index), self._mailboxes[index]
+            cells, _ = self._cells_watched()
+            before = self._counts(cells)
+            self._reply(mailbox, self._carry_out(mailbox.rank, call))
+            changed = self._changed(cells, before)
+            self._answer(index, mailbox)
 
-    def _ask(self, index: int, known: dict[bytes, int], allowed: dict[int, Call[Any] | None]) -> None:
-        """Evaluate the guard of a waiting call."""
+    def _answer(self, index: int, mailbox: Mailbox) -> None:
+        self._answered[index] = mailbox.taken
+        self._watched[index] = 0
+        self._to_wake.add(mailbox.rank)
+
+    def _ask(self, index: int, known: dict[bytes, int], allowed: dict[int, Call[Any]]) -> None:
+        """Evaluate the guard of a waiting call. A worker that waits to read is told at once: it looks again itself."""
         mailbox = self._mailboxes[index]
         if self._posted[index] == self._answered[index]:
             self._watched[index] = 0
@@ -316,7 +377,10 @@ class LockedServer:
         if known[key]:
             self._watched[index] = known[key]
             allowed.pop(index, None)
+        elif mailbox.tell:
+            self._answer(index, mailbox)
         else:
+            assert call is not None
             allowed[index] = call
 
     def _reply(self, mailbox: Mailbox, result: Any) -> None:
@@ -333,4 +397,4 @@ class LockedServer:
 
     def _scheme(self) -> Scheme:
         """The scheme as the server has it: hooks of workers change theirs earlier."""
-        return build.scheme_of(self._memory.first_scheme, self._memory.overrides)
+        return self._memory.scheme_with(self._memory.overrides)

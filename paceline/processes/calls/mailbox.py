@@ -18,8 +18,9 @@ from torch import Tensor
 from paceline.errors import SchemeError
 from paceline.ops import Call
 from paceline.processes.memory.byte_ranges import Piece
-from paceline.processes.memory.call_codec import decode
+from paceline.processes.memory.call_codec import decode, decode_checked
 from paceline.processes.memory.packed_words import method_of, only_asks_when
+from paceline.processes.memory.payload_codec import from_bytes
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.memory.segment import ALIGN, LARGE, PAGE, aligned
 from paceline.scheme import ServerMethod
@@ -97,8 +98,28 @@ def received(
     prepared, mailbox.prepared = mailbox.prepared, None
     mailbox.taken = memory.board.posted[mailbox.index]
     if prepared is not None and prepared[0] == mailbox.taken:
-        return prepared[1]
-    return understood(memory, mailbox, got(mailbox.request), mailbox.request[HEAD_WORDS - 1], methods, bounds)
+        request = prepared[1]
+    else:
+        words, number = got(mailbox.request), mailbox.request[HEAD_WORDS - 1]
+        request = understood(memory, mailbox, words, number, methods, bounds)
+    return _decompressed(memory, request, bounds) if isinstance(request, Call) else request
+
+
+def _decompressed(memory: RunMemory, request: Call[Any], bounds: tuple[int, int]) -> Call[Any]:
+    """A call with this server's shard of the vectors in place of payloads: each comes alone in a tuple."""
+    sites = memory.compressed_sites()
+    if sites is None or not any(isinstance(arg, tuple) for arg in request.args):
+        return request
+    args, known, x = list(request.args), request.method.parameters, memory.server_state().x
+    for site in sites.sites:
+        place = known.index(site.argument) if site.method == request.method.name else None
+        if place is None or not isinstance(args[place], tuple):
+            continue
+        fragment = sites.fragment(int(args[known.index(site.number)]) if site.number else None)
+        like = x.new_empty(sites.length(fragment, memory.layout.notes["length"]))
+        v = sites.compressor(fragment).decode(from_bytes(args[place][0]), like)
+        args[place] = v if site.number else v[slice(*bounds)]
+    return Call(request.method, tuple(args))
 
 
 def understood(
@@ -108,8 +129,10 @@ def understood(
     number: int,
     methods: list[ServerMethod[Any, Any]],
     bounds: tuple[int, int],
+    allowed: Callable[[int, int], bool] | None = None,
 ) -> Any:
-    """The request that words ask for, in a mailbox or still on their way there."""
+    """The request that words ask for, in a mailbox or still on their way there. `allowed`: of words that came over a
+    network and are to be checked, see `decode_checked`."""
     low, high = bounds
     length = memory.layout.notes["length"]
     segment = memory.segment
@@ -119,7 +142,7 @@ def understood(
         found = segment.tensor(offset, dtype, shape)
         return found if whole or not shape or shape[-1] != length else found[..., low:high]
 
-    args = decode(words, tensor)
+    args = decode(words, tensor) if allowed is None else decode_checked(words, allowed, tensor)
     if number < 0:
         return number, args
     mailbox.tell = only_asks_when(number)

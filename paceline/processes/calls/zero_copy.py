@@ -122,10 +122,14 @@ class BufferPool:
         self._blocks: list[mmap.mmap] = []
 
     def copy(self, tensor: Tensor) -> Tensor:
+        return self.room_for(tensor).copy_(tensor)
+
+    def room_for(self, tensor: Tensor) -> Tensor:
+        """A tensor to copy this one to."""
         size = tensor.numel() * tensor.element_size()
         if size < SMALLEST:
-            return tensor.clone()
-        return over(self.block(size), tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+            return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        return over(self.block(size), tensor.dtype, tuple(tensor.shape))
 
     def block(self, size: int) -> mmap.mmap:
         """A block of `size` bytes that no tensor uses."""

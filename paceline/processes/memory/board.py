@@ -19,6 +19,7 @@ from paceline.runs import shared_order_log
 TIMES = 12  # words of what a role has spent its time on, in ns: roles/stopwatch.py
 MAILBOXES = 4  # calls that one worker may have under way
 LOCK = robust_lock.SIZE // WORD  # words
+LINE = 64 // WORD  # words of a cache line
 RING = 4096  # calls whose order the lead server has fixed and another may not have performed yet
 
 # what the word `stop` says
@@ -38,17 +39,24 @@ def fence() -> None:
 
 @dataclass(frozen=True)
 class Word:
-    """A declared word. `clock`: a time in ns, by the clock of the node that reads it."""
+    """A declared word. `clock`: a time in ns, by the clock of the node that reads it. `of_means`: it is in the cache
+    lines that hold all that a worker writes at a mean."""
 
     meaning: str
     writer: str
     clock: bool = False
     per: Literal["run", "worker", "server"] = "run"
+    of_means: bool = False
 
 
 def per_worker(meaning: str, writer: str) -> memoryview:
     """Declare a word per worker; typed as what a board has under this name, as `dataclasses.field` is."""
     return cast("memoryview", Word(meaning, writer, per="worker"))
+
+
+def at_means(meaning: str, writer: str) -> memoryview:
+    """Declare a word per worker that is used at means."""
+    return cast("memoryview", Word(meaning, writer, per="worker", of_means=True))
 
 
 def per_server(meaning: str, writer: str) -> memoryview:
@@ -101,6 +109,9 @@ class Board:
     t = per_worker("steps that it has finished", "the worker; supervisor when it restores it")
     gradients = per_worker("gradients that it has computed", "the worker; supervisor when it restores it")
     samples = per_worker("samples of these gradients", "the worker; supervisor when it restores it")
+    sent = per_worker("bytes of vectors and numbers that it has sent", "the worker")
+    received = per_worker("bytes of vectors and numbers that it has received", "the worker")
+    uncompressed = per_worker("what `sent` would be without a compressor", "the worker")
     saved = per_worker("number of the last snapshot that it has taken part in", "the worker")
     known = per_worker("the lead server counts it among the present workers", "lead server")
     begun = per_worker("has begun its first step once", "the worker")
@@ -111,13 +122,15 @@ class Board:
     busy = per_worker("odd while its step runs: if it dies then, a cell may be half written", "the worker")
     joining = per_worker("is restarted, and waits to take part", "the worker; supervisor when it dies")
     grant = per_worker("1 + the worker whose cells it may copy now", "that worker; the worker itself when done")
-    first_await = per_worker("is at the first mean of its step", "the worker")
-    at_key = per_worker("which group's mean it has arrived at, and of which generation; 0: none", "the worker")
-    at_shape = per_worker("length and dtype of its vector there", "the worker")
-    at_seq = per_worker("number of its last mean", "the worker")
-    reduced = per_worker("number of the last mean whose slice it has reduced", "the worker; one that does it for it")
-    finished = per_worker("number of the last mean that it has read", "the worker; supervisor when it dies")
-    row_valid = per_worker("its row of `joint` is complete", "the worker")
+    at_key = at_means("which group's mean it has arrived at, and of which generation; 0: none", "the worker")
+    at_shape = at_means("length and dtype of its vector there", "the worker")
+    first_await = at_means("is at the first mean of its step", "the worker")
+    at_seq = at_means("number of its last mean", "the worker")
+    reduced = at_means("number of the last mean whose slice it has reduced", "the worker; one that does it for it")
+    finished = at_means("number of the last mean that it has read", "the worker; supervisor when it dies")
+    row_valid = per_worker(
+        "0: its row of `joint` is not complete; else 1 + how many more means the same workers have taken", "the worker"
+    )
     held = per_worker("waits until others have finished a mean that it was at", "the worker")
     unreached = per_worker("since when it has not reached a server that listens, ns; 0: it reaches all", "the worker")
     unreached_server = per_worker("which server that is", "the worker")
@@ -151,13 +164,23 @@ class Board:
         self.run = self._words(len(RUN))
         self._starts: dict[str, int] = {}
         for name in WORKER:
-            self._starts[name] = self._at
-            setattr(self, name, self._words(workers))
+            if not WORDS[name].of_means:
+                self._starts[name] = self._at
+                setattr(self, name, self._words(workers))
         for name in SERVER:
             setattr(self, name, self._words(crew))
         self.loss = self._reals(workers)
+        # cache lines of each worker's own: a worker that waits for another's word is not disturbed by the rest
+        self._at = -(-self._at // LINE) * LINE
+        first, end = self._at, self._at + workers * MEAN_WORDS
+        self._at = end
         # of a worker's last two means: one may be at the next while another still reads the last
-        self.slot, self.weight = self._words(2 * workers), self._reals(2 * workers)
+        self.vector = [self._segment.words[first + half : end : MEAN_WORDS] for half in range(2)]
+        self.weight: list[memoryview[float]] = [
+            self._segment.floats[first + 2 + half : end : MEAN_WORDS] for half in range(2)
+        ]
+        for number, name in enumerate(OF_MEANS, 4):
+            setattr(self, name, self._segment.words[first + number : end : MEAN_WORDS])
         self._joint_at = self._at
         self.joint = [self._words(workers) for _ in range(workers)]
         self.times = [self._words(TIMES) for _ in range(workers + crew)]  # of workers, then servers; by each itself
@@ -170,6 +193,9 @@ class Board:
         self.ring_numbers = self._words(RING)  # the numbers of these calls
         # under the server's lock: of calls that wait for their guards, the cells that these have read, and the arrival
         self.watched, self.arrived = self._words(workers * MAILBOXES), self._words(workers * MAILBOXES)
+        # of each worker: it has still to copy rows of its last call, which it has released the lock of; by itself, and
+        # the supervisor when it dies
+        self.copying = self._words(workers)
         self.server_log = self._words(shared_order_log.WORDS)
         self._at = -(-self._at // LOCK) * LOCK  # a cache line of its own
         self._lock_at = self._segment.base + self._at * WORD
@@ -178,9 +204,9 @@ class Board:
     def size(cls, workers: int, servers: int) -> int:
         crew = max(servers, 1)
         shared = (
-            len(RUN) + workers * (len(WORKER) + 1 + 4 + workers) + crew * len(SERVER) + TIMES * (workers + crew) + 4
-        )
-        own = workers + servers + 2 + workers * MAILBOXES * (3 + crew) + 2 * RING + shared_order_log.WORDS
+            len(RUN) + workers * (len(WORKER) + 1 + workers) + crew * len(SERVER) + TIMES * (workers + crew) + 4
+        ) + (LINE + workers * (MEAN_WORDS - len(OF_MEANS)))
+        own = workers * 2 + servers + 2 + workers * MAILBOXES * (3 + crew) + 2 * RING + shared_order_log.WORDS
         return (shared + own + 2 * LOCK) * WORD
 
     @classmethod
@@ -248,7 +274,10 @@ def _declared(home: type) -> dict[str, Word]:
 WORDS = _declared(RunWords) | _declared(Board)
 RUN = {name: index for index, name in enumerate(name for name, word in WORDS.items() if word.per == "run")}
 WORKER = [name for name, word in WORDS.items() if word.per == "worker"]
+OF_MEANS = [name for name in WORKER if WORDS[name].of_means]
+MEAN_WORDS = 2 * LINE  # of a worker: offsets and weights of its last two vectors, and these
 SERVER = [name for name, word in WORDS.items() if word.per == "server"]
 CLOCKS = [RUN[name] for name, word in WORDS.items() if word.clock]
 STOP, GENERATION, GOAL, HALT = RUN["stop"], RUN["generation"], RUN["goal"], RUN["halt"]
 ASKED, SNAPSHOT, BEGAN = RUN["asked"], RUN["snapshot"], RUN["began"]
+INSIDE, SETTINGS = RUN["inside"], RUN["settings"]

@@ -93,6 +93,8 @@ class WritableRanges:
         self._starts = [start for start, _ in self._spans]
 
     def __contains__(self, piece: tuple[int, int]) -> bool:
-        offset, size = piece
+        return self.allows(*piece)
+
+    def allows(self, offset: int, size: int) -> bool:
         at = bisect_right(self._starts, offset) - 1
         return at >= 0 and size >= 0 and offset + size <= self._spans[at][1]

@@ -79,23 +79,35 @@ def _write(values: tuple[Any, ...], place: Callable[[Tensor], int], words: array
 def check(words: Sequence[int], allowed: Callable[[int, int], bool]) -> int:
     """Check words that came over a network before `decode` gets them: ValueError if they are malformed. `allowed` says
     whether the peer may use these bytes (offset, size). Gives the number of values."""
+    return len(decode_checked(words, allowed, lambda *_: NOTHING))
+
+
+def decode_checked(
+    words: Sequence[int],
+    allowed: Callable[[int, int], bool],
+    tensor: Callable[[int, torch.dtype, tuple[int, ...]], Tensor],
+) -> tuple[Any, ...]:
+    """The values of words that came over a network; ValueError as from `check`. `tensor` gives the tensor at an offset
+    that has been checked."""
     if not 0 < len(words) <= MOST:
         raise ValueError(f"{len(words)} words; 1 to {MOST} are allowed")
 
-    def tensor(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        size, extent = dtype.itemsize * math.prod(shape), dtype.itemsize * math.prod(max(one, 1) for one in shape)
-        wrong = any(one < 0 for one in shape) or extent > _LARGEST or offset % dtype.itemsize
+    def checked(offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        size = extent = dtype.itemsize * math.prod(shape)
+        if size <= 0:
+            extent = dtype.itemsize * math.prod(max(one, 1) for one in shape)
+        wrong = (shape and min(shape) < 0) or extent > _LARGEST or offset % dtype.itemsize
         if wrong or (size and not allowed(offset, size)):
             raise ValueError(f"a tensor of shape {shape} at {offset}, which is not allowed")
-        return NOTHING
+        return tensor(offset, dtype, shape)
 
     try:
-        _, end = _read(words, 0, tensor)
+        values, end = _read(words, 0, checked)
     except IndexError:
         raise ValueError("words are missing") from None
     if end != len(words):
         raise ValueError(f"the values take {end} words; there are {len(words)}")
-    return words[0]
+    return values
 
 
 NOTHING = torch.empty(0)  # where a tensor is wanted and only its description counts

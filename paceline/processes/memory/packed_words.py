@@ -76,7 +76,13 @@ def empty_of(shape: int, device: torch.device | str) -> Tensor:
     return torch.empty(shape // _DTYPES, dtype=DTYPES[shape % _DTYPES], device=device)
 
 
-# The key of a mean: its group and the generation. It is compared, never unpacked.
+def bytes_of(shape: int) -> int | None:
+    """The bytes of a vector of that shape; None: no vector has it."""
+    length, dtype = divmod(shape, _DTYPES)
+    return length * DTYPES[dtype].itemsize if length >= 0 and dtype < len(DTYPES) else None
+
+
+# The key of a mean: its group and the generation; of a meeting also the step. It is compared, never unpacked.
 _EVERYBODY = 1
 
 
@@ -84,3 +90,8 @@ def mean_key(among: Sequence[int] | None, generation: int) -> int:
     """The key of a mean among these ranks, in order; None: all workers. Workers of two generations never meet."""
     group = _EVERYBODY if among is None else mixed("mean", *among) >> 1 | 2
     return group ^ generation << 2
+
+
+def meeting_key(among: Sequence[int], t: int, generation: int) -> int:
+    """The key of a meeting among these ranks, in order, at step t."""
+    return (mixed("meeting", t, *among) >> 1 | 2) ^ generation << 2

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.compressed_sites import CompressedSites
 from paceline.config import build, discovery
 from paceline.config.endpoint import ALONE, Endpoint
 from paceline.config.plan import Plan
+from paceline.ops import MESSAGE_CELLS
 from paceline.processes.memory.board import MAILBOXES, Board
 from paceline.processes.memory.gpu_memory import GpuMemory, NoSharing
 from paceline.processes.memory.segment import WORD, Layout, Segment
@@ -32,6 +34,12 @@ MAILBOX_BYTES = 1 << 22  # bytes beside them; untouched pages cost nothing
 HEAD_WORDS = 512
 OVERRIDES = 4096
 GPU_BYTES = 1 << 20  # bytes beside one vector that a mean may carry on a GPU
+
+
+def undone(scheme: Scheme, cells: State) -> list[str]:
+    """The cells of a worker that are set back if it dies inside a step, because its messages leave at the end of one.
+    Not the vectors of messages: those that are under way do not change."""
+    return [name for name in cells if name != MESSAGE_CELLS[0]] if scheme.sends_messages() else []
 
 
 class RunMemory:
@@ -52,8 +60,10 @@ class RunMemory:
         self.transport: Transport = discovery.transport(node.transport)
         self.first_scheme = self.scheme = scheme
         self._descriptor, self._letters = descriptor, letters
+        self._sites: CompressedSites | None = None  # once they are known
         self._versions: list[int] = []  # words that hold the centre's version
         self._direct = False
+        self.replaced: set[int] = set()  # absent workers whose parts of the last checkpoint are copies of another's
         self.no_sharing: str | None = None  # why the state is not in the memory of the GPUs that compute
         self.segment: Segment
         self.layout: Layout
@@ -71,7 +81,8 @@ class RunMemory:
 
     def _lay_out(self, x0: Vector, buffers: Mapping[str, Tensor], notes: dict[str, Any], gpus: Sequence[int]) -> None:
         """`gpus`: the number of each worker's GPU, if their memory holds the state."""
-        plan, scheme, layout = self.plan, self.scheme.fitted(notes.get("parameters") or ()), Layout()
+        self.scheme = self.scheme.fitted(notes.get("parameters") or ())
+        plan, scheme, layout = self.plan, self.scheme, Layout()
         cap = MAILBOX_VECTORS * x0.numel() * x0.element_size() + MAILBOX_BYTES
         layout.notes = {"vectors": [], "length": x0.numel(), **notes}
         saved: dict[str, Tensor] = {}  # what is in a checkpoint
@@ -93,13 +104,17 @@ class RunMemory:
             if self.direct():
                 for rank in range(plan.workers):
                     saved |= {f"tally.{rank}.{name}": ledger.cell(name) for name in ledger}
-        cells = scheme.worker(x0, plan.workers)
+        cells = scheme.worker_state(x0, plan.workers)
         for rank in range(plan.workers):
             saved |= {f"worker.{rank}.{name}": cells.cell(name) for name in cells}
             saved |= {f"buffer.{rank}.{name}": buffer for name, buffer in buffers.items()}
             stream = torch.Generator().manual_seed(mixed(plan.seed, "worker", rank))
             saved[f"rng.{rank}"] = stream.get_state()
             saved[f"person.{rank}"] = torch.zeros(3, dtype=torch.int64)  # t, gradients, samples
+            if scheme.sends_messages():  # the cells as the step found them
+                layout.add(f"undo_step.{rank}", (1,), torch.int64)
+                for name in undone(scheme, cells):
+                    layout.like(f"undo.{rank}.{name}", cells.cell(name))
             gpu = gpus[rank] if gpus else None
             for number in range(2):
                 layout.like(f"grad.{rank}.{number}", x0, gpu)
@@ -160,9 +175,20 @@ class RunMemory:
             self.segment.gpus = GpuMemory(self._letters, self.layout.gpus)
         if "scheme" in self.layout.notes:  # a script's own choice, which its chief alone knew
             named = self.layout.notes["scheme"]
-            self.first_scheme = self.scheme = build.scheme_of(named["name"], named["hyper"])
             self.plan = replace(self.plan, **self.layout.notes["plan"])
+            made = build.scheme_of(named["name"], named["hyper"])
+            self.first_scheme = self.scheme = build.compressing(made, self.plan.compress)
         self.load_overrides()
+
+    def compressed_sites(self) -> CompressedSites | None:
+        """What workers compress of what they send, if anything."""
+        if self._sites is None and self.scheme.compressor is not None:
+            self._sites = self.scheme.compressed_sites(self.layout.notes["length"])
+        return self._sites
+
+    def own_cells(self) -> frozenset[str]:
+        """Cells that a worker keeps when it takes over those of another."""
+        return self.scheme.own_cells(self.layout.notes["length"])
 
     def device(self, rank: int, asked: str = "") -> torch.device:
         """The device of a worker, or with `asked` of another process: `cuda` gives each one its own GPU while there
@@ -250,6 +276,12 @@ class RunMemory:
     def ledger(self, prefix: str) -> StalenessLedger:
         return StalenessLedger(State.over(self.layout.under(self.segment, prefix)))
 
+    def comes_to(self, rank: int) -> bool:
+        """Whether a worker will come to a step that it has not reached: it is alive; or it has died, and continues from
+        its own cells, not from those of a worker that is there."""
+        board = self.board
+        return bool(board.alive[rank] or (self.scheme.sends_messages() and not board.gone[rank]))
+
     def centre_of(self) -> int:
         """Where there is no server: the worker whose state counts, the lowest one alive."""
         alive = self.board.alive
@@ -277,6 +309,9 @@ class RunMemory:
         """Changes of the centre so far."""
         if not self._versions:
             self.version_words()
+        if self.scheme.decentralised:
+            made = self.versions()
+            return min((v for rank, v in enumerate(made) if self.comes_to(rank)), default=made[0])
         counted: int = self.segment.words[self._versions[0 if len(self._versions) == 1 else self.centre_of()]]
         return counted + sum(self.board.direct) if self._direct else counted
 
@@ -310,7 +345,11 @@ class RunMemory:
 
     def load_overrides(self) -> None:
         """Use the scheme with the changes of hooks, or without any if the run has returned to before them."""
-        self.scheme = build.scheme_of(self.first_scheme, self.overrides)
+        self.scheme = self.scheme_with(self.overrides)
+
+    def scheme_with(self, hyper: Mapping[str, Any]) -> Scheme:
+        """The scheme with other hyper-parameters, for the parameters of this run's vector."""
+        return build.scheme_of(self.first_scheme.fitted(self.layout.notes.get("parameters") or ()), hyper)
 
     def stop(self, how: int) -> None:
         """Stop the run, and wake every process of it."""

@@ -17,12 +17,14 @@ from torch import Tensor
 from paceline.config.build import hyper_of
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
+from paceline.ops import MESSAGE_CELLS
 from paceline.processes.memory.board import FAILED, STOP, fence
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
+from paceline.runtime.messages import CUT
 from paceline.scheme import Scheme
-from paceline.state import Vector
+from paceline.state import Vector, mean_of
 from paceline.task import average_buffers
 
 KEEP = "keep."
@@ -149,22 +151,40 @@ def model_of(memory: RunMemory, *, prefix: str = "") -> Vector:
     """The vector that is evaluated and saved; a view, not a copy."""
     if memory.scheme.methods:
         return memory.scheme.model(memory.server_state(prefix=prefix))
+    if memory.scheme.decentralised:
+        return mean_of([memory.scheme.model(memory.worker_state(r, prefix=prefix)) for r in averaged(memory, prefix)])
     return memory.scheme.model(memory.worker_state(memory.centre_of(), prefix=prefix))
+
+
+def averaged(memory: RunMemory, prefix: str = "") -> list[int]:
+    """Of a decentralised run: the workers whose models the model is the mean of. In `keep.…` those with a part of the
+    common step; else the living ones of this node, in whatever step they are."""
+    lead, ranks = memory.centre_of(), range(memory.plan.workers)
+    if prefix != KEEP:
+        living = [r for r in ranks if memory.board.alive[r] and memory.beside(r)]
+        return living or ([*ranks] if int(memory.tensor(f"worker.{lead}.v")) else [lead])
+    version, kept = int(memory.tensor(f"{KEEP}worker.{lead}.v")), memory.tensor("kept").tolist()
+    if not version:
+        return [lead]  # all are alike
+    there = [r for r in ranks if int(memory.tensor(f"{KEEP}worker.{r}.v")) == version and kept[r]]
+    return [r for r in there if r not in memory.replaced] or [lead]
 
 
 def steady(memory: RunMemory) -> Vector:
     """A copy of the model, taken while no server is inside a call."""
     mark, direct = memory.board.mark, memory.direct()
+    if memory.scheme.decentralised and memory.board.get("closing"):  # the other workers have left
+        return model_of(memory, prefix=KEEP)
     if not all(memory.near(shard) for shard in range(memory.plan.servers if memory.scheme.methods else 0)):
         return model_of(memory).clone()  # this node's copy, which no server writes
     while True:
-        before = mark.tolist()
+        before, copying = mark.tolist(), memory.board.copying.tolist()
         copy = model_of(memory).clone()
         memory.synchronize()
         fence()
         if direct or not memory.scheme.methods or memory.board.run[STOP] == FAILED:
             return copy
-        if mark.tolist() == before and not any(one % 2 for one in before):
+        if mark.tolist() == before and not any(one % 2 for one in before) and not any(copying):
             return copy
         time.sleep(0)  # let the server run: it may share this core
 
@@ -217,6 +237,7 @@ def _write(
         "servers": plan.servers,
         "seed": plan.seed,
         "exact": plan.exact,
+        **({} if scheme.compressor is None else {"compress": str(scheme.compressor)}),
         "cut": common(memory),
         # not the board's words: the state that was copied may count a worker that has left since
         "present": (tensors["ledger.0.present"] if scheme.methods else memory.board.known).tolist(),
@@ -269,6 +290,7 @@ def evened(memory: RunMemory, final: int, left: int) -> bool:
         return False
     for rank in others:
         if board.saved[rank] < left or reached(rank) != reached(0):
+            memory.replaced.add(rank)
             take_over(memory, rank, 0)
             keep_worker(memory, rank, None)
     return True
@@ -282,12 +304,17 @@ def check(plan: Plan, scheme: Scheme, saved: Checkpoint, x0: Vector | None = Non
             raise UsageError(
                 f"{saved.path} was written with {name} {found.get(name)!r}; it cannot resume with {wanted!r}"
             )
+    was, wanted = found.get("compress", ""), str(scheme.compressor or "")
+    if was != wanted:  # what it has kept would mean something else
+        raise UsageError(
+            f"{saved.path} was written with compress {was or 'none'!r}; it cannot resume with {wanted or 'none'!r}"
+        )
     if bool(found.get("exact")) != plan.exact:
         was, wanted = ("exact", "not") if found.get("exact") else ("not exact", "exact")
         raise UsageError(f"{saved.path} is of a run that was {was}; it cannot resume as one that is {wanted}")
     if x0 is None:
         return
-    parts = {"worker.0.": scheme.worker(x0, plan.workers)}
+    parts = {"worker.0.": scheme.worker_state(x0, plan.workers)}
     if scheme.methods:
         parts["server."] = scheme.server(x0, plan.workers)
     for prefix, state in parts.items():
@@ -322,6 +349,10 @@ def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
     board = memory.board
     for name in own_names(memory, rank):
         memory.tensor(name).copy_(saved.tensors[name])
+    if memory.scheme.sends_messages():
+        memory.tensor(f"undo_step.{rank}").zero_()
+        for name in MESSAGE_CELLS[2:]:
+            memory.tensor(f"worker.{rank}.{name}")[:, CUT] = 0  # all of it is of before this launch's checkpoints
     memory.synchronize()
     board.t[rank], board.gradients[rank], board.samples[rank] = memory.tensor(f"person.{rank}").tolist()
     board.direct[rank] = 0
@@ -329,7 +360,10 @@ def restore_worker(memory: RunMemory, rank: int, saved: Checkpoint) -> None:
 
 def take_over(memory: RunMemory, rank: int, donor: int) -> None:
     """Give a worker the step, the cells and the buffers of another one."""
-    memory.worker_state(rank).restore(memory.worker_state(donor).saved())
+    state = memory.worker_state(rank)
+    whole = not memory.board.busy[rank] % 2  # else it died while it may have been writing one
+    own = {name: state.cell(name) * whole for name in memory.own_cells()}
+    state.restore(memory.worker_state(donor).saved() | own)
     for name, buffer in memory.buffers(donor).items():
         memory.buffers(rank)[name].copy_(buffer)
     memory.synchronize()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LONG = 2_000_000  # ns of spinning before sleeping
+BRIEF = LONG // 20  # ns of spinning for what is about to come
 OFTEN = 20_000_000  # ns between two looks at how crowded the machine is
 CROWDED = 0.2  # share of the time that this thread has waited for a core
 WEIGHT = 1 / 8  # of the last wait in the usual one

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.processes.memory.board import Board, fence
-from paceline.processes.memory.spinning import Spinning
+from paceline.processes.memory.spinning import BRIEF, Spinning
 
 SOON = 50  # ms between two calls of `restless`
 
@@ -84,6 +84,16 @@ class Wakeup:
         spinning.waited(now - began, now)
         return there
 
+    def glance(self, ready: Callable[[], bool]) -> bool:
+        """Spin for a moment, where this role may spin at all: `ready()` may be about to be true."""
+        spin, clock = min(self.spinning.nanoseconds, BRIEF), time.perf_counter_ns
+        until = clock() + spin if spin else 0
+        while spin and clock() < until:
+            if ready():
+                return True
+            os.sched_yield()
+        return False
+
     def _sleep(self, ready: Callable[[], bool], deadline: int | None) -> bool:
         """Sleep until `ready()`, or until a time in ns."""
         sleeping, me = self.board.sleeping, self.me
@@ -91,12 +101,13 @@ class Wakeup:
             while True:
                 sleeping[me] = 1
                 fence()
+                soon = self.restless is not None and self.restless()  # before `ready`, which it may make true
                 if ready():
                     return True
                 left = None if deadline is None else (deadline - time.perf_counter_ns()) // 1_000_000 + 1
                 if left is not None and left <= 0:
                     return False
-                if self.restless is not None and self.restless():
+                if soon:
                     left = SOON if left is None else min(left, SOON)
                 self._take_in(self._poll.poll(left))
         finally:

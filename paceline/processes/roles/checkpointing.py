@@ -22,11 +22,13 @@ from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.runs import atomic_files
+from paceline.runs.times_log import Spent
 
 SNAPSHOTS = 1 << 20  # snapshots of one generation: their numbers begin at generation * SNAPSHOTS
 RELEASED_AFTER = 10 * 10**9  # ns between two checkpoints from which on the copies' memory is not kept for the next
 FINAL = 1 << 40  # the number of the last snapshot,
 LEFT = FINAL - 1  # and of the part of a worker that has left before it
+FAR = 5.0  # seconds that the chief waits at the end for parts of workers of other nodes
 
 
 @dataclass(eq=False)
@@ -59,13 +61,20 @@ class Checkpointing:
             return
         board = self._board
         self._asked_at = self._memory.now()
-        # a snapshot of before a return to a checkpoint must not be taken for a new one
-        self._writing = max(board.get("snapshot"), self._waiting.generation * SNAPSHOTS) + 1
-        # with `exact` or without a server, all parts are of this step: no worker can be two steps ahead of this one
-        board.put("snapshot_version", self._reached() + 2)
-        board.put("snapshot", self._writing)
-        if self._calls is None or self._exact:
-            self.announce()
+        margin = 2
+        while True:
+            # a snapshot of before a return to a checkpoint must not be taken for a new one
+            self._writing = max(board.get("snapshot"), self._waiting.generation * SNAPSHOTS) + 1
+            # with `exact` or without a server, all parts are of this step: no worker can be two steps ahead of this
+            # one, except where workers meet in pairs
+            version = max(self._reached(), *self.ahead()) + margin
+            board.put("snapshot_version", version)
+            board.put("snapshot", self._writing)
+            if self._calls is None or self._exact:
+                self.announce()
+            if not self.overtaken(version):
+                return
+            margin *= 2
 
     def announce(self) -> None:
         """Wait until every node has the board: no worker may pass a step that was named for all without knowing."""
@@ -83,6 +92,15 @@ class Checkpointing:
 
         memory.wakeup.wait(lambda: heard() or self._waiting.interrupted())
 
+    def overtaken(self, version: int) -> bool:
+        """In a decentralised run: whether a worker has come to a version before it could know that this was named for
+        all. A worker whose count is lower has the board now: it cannot pass without knowing."""
+        memory = self._memory
+        if not memory.scheme.decentralised or self._waiting.interrupted():
+            return False
+        fence()
+        return any(v >= version and memory.board.alive[rank] for rank, v in enumerate(memory.versions()))
+
     def between_steps(self) -> None:
         """Copy this worker's part if a checkpoint wants it at this step. The chief writes once all parts are copied."""
         board, run = self._board, self._board.run
@@ -93,12 +111,16 @@ class Checkpointing:
         if self._leaving is not None:
             self._note_departure()
         elif wanted > board.saved[self._rank] and self._due(wanted):
+            began = self._memory.now()
             self.keep(wanted, at_once=self._exact)
             if self._exact:
                 self._meet(wanted)
+            self._log.spent(Spent.CHECKPOINT, began)
         # in this order: a worker that has left because of a stop is not waited for, and its part is an old one
         if self._writing and self._all_saved() and not self._board.run[STOP]:
+            began = self._memory.now()
             self._write()
+            self._log.spent(Spent.CHECKPOINT, began)
 
     def keep(self, number: int, *, at_once: bool = True) -> None:
         """Copy this worker's part of a snapshot. Unless `at_once`, a part that has to leave a GPU does so during the
@@ -135,6 +157,10 @@ class Checkpointing:
         """The version of this worker's cells; with servers, its step."""
         return int(self._worker.state.v) if self._calls is None else self._worker.t
 
+    def ahead(self) -> list[int]:
+        """In a decentralised run, where a worker may be many steps ahead: the updates of all."""
+        return [0, *self._memory.versions()] if self._memory.scheme.decentralised else [0]
+
     def _meet(self, wanted: int) -> None:
         """All parts of an exact run are of one step: no worker sends the servers what comes after it before they have
         copied theirs, and the chief keeps its hooks' tensors at the same step."""
@@ -158,8 +184,8 @@ class Checkpointing:
         return self._calls is not None and not self._exact and self._memory.now() - self._asked_at > patience * 1e9
 
     def _late(self) -> list[int]:
-        saved, alive = self._board.saved, self._board.alive
-        return [rank for rank in range(self._memory.plan.workers) if saved[rank] < self._writing and alive[rank]]
+        saved, comes = self._board.saved, self._memory.comes_to
+        return [rank for rank in range(self._memory.plan.workers) if saved[rank] < self._writing and comes(rank)]
 
     def _write(self) -> None:
         """All workers' parts are there: the servers add theirs, then all go to disk."""
@@ -261,7 +287,17 @@ class Checkpointing:
     def complete(self) -> bool:
         """Without a server: whether all parts of the last checkpoint are of one step."""
         memory = self._memory
+        if memory.scheme.decentralised and memory.node.secret is not None:
+            self._await_far_parts()
         return self._calls is not None or bool(memory.plan.script) or snapshot.evened(memory, FINAL, LEFT)
+
+    def _await_far_parts(self) -> None:
+        """The word that a worker of another node has left may arrive before its last part, which is in the mean."""
+        board, memory = self._board, self._memory
+        far = [r for r in range(board.workers) if not memory.beside(r) and board.lost[r] < board.life[r]]
+        until = memory.now() + int(FAR * 1e9)
+        while any(board.saved[r] < LEFT for r in far) and board.run[STOP] != FAILED and memory.now() < until:
+            memory.wakeup.wait(lambda: all(board.saved[r] >= LEFT for r in far), 0.02)
 
     def write_last(self) -> None:
         """All parts are there: write the last checkpoint."""

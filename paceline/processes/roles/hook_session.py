@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,7 @@ from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.result import Staleness
+from paceline.runs.times_log import Spent
 from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
@@ -50,6 +51,10 @@ class HookSession:
     _evaluation: Evaluation
     _control: Control
     _norm: GradientNorm
+    _run: memoryview = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_run", self._memory.board.run)  # hooks that rest ask for the time at every step
 
     @property
     def worker(self) -> Worker:
@@ -61,11 +66,19 @@ class HookSession:
 
     @property
     def seconds(self) -> float:
-        return (time.monotonic_ns() - self._memory.board.run[BEGAN]) / 1e9
+        return (monotonic_ns() - self._run[BEGAN]) / 1e9
 
     @property
     def samples(self) -> int:
         return sum(self._memory.board.samples)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(self._memory.board.sent)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(self._memory.board.received)
 
     @property
     def staleness(self) -> Staleness:
@@ -85,8 +98,11 @@ class HookSession:
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         buffers = snapshot.buffers_of(self._memory, self._buffer_policy)
+        began = monotonic_ns()
         with busy(self._memory.board, self.worker.rank, EVALUATING):
-            return self._evaluation.of(self.model() if x is None else x, buffers)
+            metrics = self._evaluation.of(self.model() if x is None else x, buffers)
+        self._log.spent(Spent.EVALUATION, began)
+        return metrics
 
     def say(self, text: str) -> None:
         print(text, file=getattr(sys.stdout, "log", sys.stdout), flush=True)  # into the role's log only

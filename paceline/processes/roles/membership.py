@@ -13,6 +13,7 @@ from paceline.processes.roles.recorder import RunLog
 from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.processes.transport import Means
+from paceline.runs.times_log import Spent
 from paceline.runtime.step_driver import StepDriver
 
 
@@ -52,6 +53,7 @@ class Membership:
                     # a chief that is restarted at the end must take part: servers save for no other worker
             if calls is not None:  # until then its calls, and the servers' position, are of the old generation
                 self._memory.wakeup.wait(self._servers_are_back)
+            self._cells.undo()  # what the process before had done of its step
             if not board.alive[rank]:
                 self.join()
             self._cells.reload()  # the launcher may have restored the cells after this process first read them
@@ -61,9 +63,12 @@ class Membership:
                 return
 
     def join(self) -> None:
-        """Take part again. Without a server, copy the cells of a worker that waits meanwhile."""
+        """Take part again. Without a server, copy the cells of a worker that waits meanwhile; a worker that sends
+        messages has its own, at the beginning of its step."""
         board, rank = self._board, self._rank
-        if self._calls is None:
+        if self._memory.scheme.sends_messages():
+            self._log.cells()
+        elif self._calls is None:
             board.joining[rank] = 1
             self._memory.wakeup.ring_all()
             self.take_over(self._donor())
@@ -132,12 +137,14 @@ class Membership:
         """Abandon the step."""
         self._driver.close()
         self._operations.forget()
+        self._cells.undo()
         self._board.busy[self._rank] += self._board.busy[self._rank] % 2
 
     def return_to_checkpoint(self, *, noted: bool = True) -> None:
         """The run has returned to a checkpoint: so does this worker, also when the run ends, or its part of the last
         checkpoint would be of the old generation. `noted`: its log says so."""
         board, memory, waiting = self._board, self._memory, self._waiting
+        began = memory.now()
         self._checkpoints.forget()
         waiting.generation = -1
         while waiting.rolled_back():  # once more if another process dies meanwhile
@@ -160,6 +167,7 @@ class Membership:
         self._driver.close()
         self._driver.scheme = memory.scheme
         self.returns += 1
+        self._log.spent(Spent.RETURN, began)
         if noted:
             self._log.returned(generation)
         if board.run[STOP]:

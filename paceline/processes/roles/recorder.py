@@ -25,9 +25,10 @@ from paceline.processes.roles.waiting import Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.processes.transport import Means
 from paceline.result import digest
-from paceline.runs import atomic_files, order_log
+from paceline.runs import atomic_files, order_log, times_log
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.order_log import OrderLogWriter, RecordKind, launches, place, returned, trim
+from paceline.runs.times_log import Spent, Times
 
 GRAD, STEP = RecordKind.GRAD, RecordKind.STEP  # bound here: looking up a member of an enum is slow
 
@@ -57,6 +58,8 @@ def trim_all(directory: Path) -> None:
     for path in sorted((directory / "order").glob("*/*.log")):
         with suppress(OSError):
             trim(path)
+    for path in sorted((directory / "order").glob(f"*/*{times_log.SUFFIX}")):
+        times_log.trim(path)
 
 
 def keep_return(plan: Plan, generation: int, saved: Path) -> None:
@@ -115,11 +118,28 @@ class RunLog:
     def __init__(self, memory: RunMemory, rank: int, cells: WorkerCells, waiting: Waiting) -> None:
         self._memory, self._rank, self._cells, self._waiting = memory, rank, cells, waiting
         self._journal, self._life = journal_of(memory, f"worker-{rank}", rank=rank)
+        self._times = self._new_times() if self._journal is not None else None
+        self.stamp = self._times.stamp if self._times is not None else None
         self._began = False  # the log says from which cells this life began
 
     @property
     def journal(self) -> OrderLogWriter | None:
         return self._journal
+
+    def _new_times(self) -> Times | None:
+        """A file of the times of this life; None if it cannot be written."""
+        memory, rank = self._memory, self._rank
+        path = times_log.path_of(place(memory.plan.directory, memory.plan.launch), rank, self._life)
+        methods = sorted(memory.scheme.methods)
+        header = {"rank": rank, "life": self._life, "began": memory.board.get("began"), "methods": methods}
+        with suppress(OSError):
+            return Times(path, header)
+        return None
+
+    def spent(self, kind: Spent, began: int) -> None:
+        """Note an interval that ends now."""
+        if self.stamp is not None:
+            self.stamp(kind, began)
 
     def start(self, calls: CallClient | None, means: Means) -> bool:
         """Record where this life begins, and with which cells if they are not those of the run's start; from now on
@@ -147,17 +167,17 @@ class RunLog:
         where = {"generation": self._waiting.generation, "position": position, "cells": name}
         self._journal.note(counts | {"overrides": self._memory.overrides} | where)
 
-    def gradient(self, loss: float) -> None:
+    def stopped(self) -> None:
+        """Record that a gradient was given up."""
         if self._journal is not None:
-            self._journal.record(GRAD, loss)  # a window may end with this process, and its gradients count all the same
+            self._journal.add(RecordKind.STOPPED)
 
     def step(self, *, flush: bool) -> None:
-        if self._journal is None:
-            return
-        if flush:
-            self._journal.record(STEP)
-        else:
-            self._journal.add(STEP)
+        if (journal := self._journal) is not None:
+            if flush:
+                journal.record(STEP)
+            else:
+                journal.add(STEP)
 
     def change(self, hyper: dict[str, Any]) -> None:
         """Record hyper-parameters that a hook has changed."""
@@ -170,7 +190,8 @@ class RunLog:
             model = snapshot.model_of(self._memory, prefix=snapshot.KEEP)
             step = self._memory.board.get("checkpoint")
             told = {"checkpoint": step, "digest": digest(model), "generation": self._waiting.generation}
-            self._journal.note(told)
+            of = {"of": snapshot.averaged(self._memory, snapshot.KEEP)} if self._memory.scheme.decentralised else {}
+            self._journal.note(told | of)
 
     def returned(self, generation: int) -> None:
         """Record that the worker has returned to a checkpoint."""
@@ -185,3 +206,5 @@ class RunLog:
     def close(self) -> None:
         if self._journal is not None:
             self._journal.close()
+        if self._times is not None:
+            self._times.close()

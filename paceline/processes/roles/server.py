@@ -308,7 +308,7 @@ class Server:
             for rank, present in enumerate(saved.numbers["present"]):
                 board.known[rank] = present
             self.memory.save_overrides(saved.numbers["overrides"])
-            self.memory.scheme = build.scheme_of(self.memory.first_scheme, saved.numbers["overrides"])
+            self.memory.scheme = self.memory.scheme_with(saved.numbers["overrides"])
         if self.journal is not None:
             self.journal.note({"return": generation})
         self._enter(generation)  # not the board's: another process may have died meanwhile

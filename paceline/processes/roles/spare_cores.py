@@ -1,4 +1,5 @@
-"""The cores that a run leaves free: a process that updates a big vector uses its share of them."""
+"""The cores that a run leaves free: a process that updates a big vector uses its share of them, and workers' batches
+are read ahead on them."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import torch
 from paceline.processes.memory import cores
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.rules import blocks
+
+READERS = 4  # threads that read batches ahead, for one core
 
 
 def share(memory: RunMemory, *, serves: bool, available: float | None = None) -> int:
@@ -28,6 +31,19 @@ def share(memory: RunMemory, *, serves: bool, available: float | None = None) ->
     if locked:
         return 1 + max(free, 0)
     return 1 + max(free - servers, 0) // max(servers if serves else workers, 1)
+
+
+def for_batches(memory: RunMemory, available: float | None = None) -> bool:
+    """Whether a core is free on which a thread of this worker can read batches ahead. One serves a few workers: a
+    thread works for a part of each step."""
+    plan, board, here = memory.plan, memory.board, memory.node.number
+    if plan.hosts < plan.workers:
+        return False  # several workers of one process are threads of it, which take turns
+    workers = sum(board.node[rank] == here for rank in range(plan.hosts))
+    servers = sum(board.server_node[shard] == here for shard in range(board.servers))
+    serving = 0 if memory.locked_calls() or memory.direct() else servers
+    free = int(cores.available() if available is None else available) - workers * plan.threads - serving
+    return free >= 1 and free * READERS >= workers
 
 
 class SpareCores:

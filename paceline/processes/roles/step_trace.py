@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from paceline.hook import Hook, Session
+from paceline.hook import Hook, Rest, Session
 from paceline.processes.roles.stopwatch import Category, Stopwatch
 
 SKIPPED, STEPS = 10, 20  # steps before the trace, and in it
@@ -52,6 +52,11 @@ class StepTrace(Hook):
             return
         if session.worker.t >= self._first + STEPS or self._clock() - self._began >= LONGEST:
             self._end(session)
+
+    def rests(self, session: Session) -> Rest | None:
+        if self._running is not None:
+            return None
+        return Rest(steps=self._first) if self._due else Rest()
 
     def end(self, session: Session) -> None:
         self._end(session)

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import torch
 
+from paceline.processes.roles import spare_cores
+from paceline.processes.roles.stoppable import gradient_unless
 from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.worker_session import WorkerSession
 from paceline.processes.transport import StreamedGradients
+from paceline.state import Vector
 from paceline.task import Batch, Task
 
 
@@ -35,27 +38,38 @@ def train(session: WorkerSession, task: Task) -> None:
     gradients, supply = GradientBuffers(session), session.profile.batches(BatchSupply(session, task))
     grad = session.profile.timed(Category.GRADIENT, task.grad)
     early = EarlyGradients(session.streamed, task) if session.streamed and task.follows else None
+    feeding = session.hooks.feeding
     request = session.begin()
     session.waiting.meanwhile = supply.prepare
     with torch.no_grad(), closing(supply):
         while request is not None:
             with session.turn:
-                batch = supply.next()
-                if batch is None:
+                drawn = supply.next()
+                if drawn is None:
                     session.view.say(f"worker:{rank} leaves: its data have run out")
                     return
-                batch = session.hooks.feed(batch)
+                batch = session.hooks.feed(drawn) if feeding else drawn
                 out = gradients.free()
-                if early is not None:
+                useless = session.useless(request)
+                if early is not None and useless is None:
                     early.begin(out)
                 try:
-                    loss, g = grad(request.x, batch, out, buffers)
+                    if useless is None:
+                        found: tuple[float, Vector] | None = grad(request.x, batch, out, buffers)
+                    else:
+                        found = gradient_unless(useless, task, grad, request.x, batch, out, buffers)
                 except Exception as error:
                     error.add_note(f"in the gradient of worker:{rank}, step {session.worker.t}")
                     raise
-            if early is not None:
-                early.computed(g)
             del out
+            if found is None:
+                supply.put_back(drawn)
+                request = session.stopped()
+                continue
+            loss, g = found
+            del found
+            if early is not None and useless is None:
+                early.computed(g)
             request = session.give(loss, g, batch.size)
             del g
 
@@ -82,10 +96,12 @@ class EarlyGradients:
 
 
 class BatchSupply:
-    """A worker's mini-batches. The next one is prepared while the worker would only wait for other processes."""
+    """A worker's mini-batches. The next one is prepared while the worker would only wait for other processes. Where a
+    core is free, the task may have a thread read them ahead."""
 
     def __init__(self, session: WorkerSession, task: Task) -> None:
-        self._session, self._task = session, task
+        self._session = session
+        self._begin = task.threaded if spare_cores.for_batches(session.memory) else task.prefetched
         self._batches: Iterator[Batch] = iter(())
         self._returns = -1
         self._ready: list[Batch | None] = []
@@ -94,15 +110,24 @@ class BatchSupply:
         """The next mini-batch; None when the data are exhausted."""
         if self._returns != self._session.membership.returns:  # at first, and after a return to a checkpoint
             self._ready.clear()
+            self._end_reading()
             self._returns = self._session.membership.returns
             plan, rank = self._session.memory.plan, self._session.rank
             first = self._session.board.gradients[rank]
-            self._batches = self._task.prefetched(rank, plan.workers, plan.seed, first, Path(plan.directory))
+            self._batches = self._begin(rank, plan.workers, plan.seed, first, Path(plan.directory))
         return self._ready.pop() if self._ready else next(self._batches, None)
 
+    def put_back(self, batch: Batch) -> None:
+        """A mini-batch whose gradient was given up is the next one."""
+        self._ready.append(batch)
+
     def close(self) -> None:
-        """End the processes that read ahead, if there are any."""
+        """No batch is wanted any more."""
         self._session.waiting.meanwhile = None
+        self._end_reading()
+
+    def _end_reading(self) -> None:
+        """End the processes or the thread that read ahead, if there are any. What they have read is dropped."""
         if isinstance(self._batches, Generator):
             self._batches.close()
 

@@ -4,15 +4,18 @@ how it performs what a step awaits, other than gradients: calls, means, sleeps, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any
 
 from paceline.errors import Deadlock
-from paceline.ops import Call, Mean, Op, Pending, Sleep, Start, copied
+from paceline.ops import Call, Mean, Meet, Op, Pending, Receive, Send, Sleep, Start, copied
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.calls.mailbox import Mailbox
-from paceline.processes.memory.board import GENERATION, STARTING, STOP, TRAINING, WAITING
+from paceline.processes.memory.board import GENERATION, GOAL, HALT, STARTING, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
+from paceline.processes.roles.shared_messages import SharedMessages
 from paceline.processes.transport import Means
+from paceline.runs.times_log import Spent, Stamp
 from paceline.runtime.call_scheduler import explain
 from paceline.runtime.step_driver import StepDriver
 from paceline.worker import Worker
@@ -26,6 +29,7 @@ class Waiting:
         self.generation = memory.board.get("generation")  # the run's, when this worker last returned to a checkpoint
         self.op: Op[Any] | None = None  # what the step awaits
         self.meanwhile: Callable[[], None] | None = None  # work of the training loop, done before this worker sleeps
+        self.stamp: Stamp | None = None  # notes how long each wait takes
         self._flush: Callable[[], None] | None = None
         self._means: Means | None = None
 
@@ -52,6 +56,14 @@ class Waiting:
             self._flush()
         if self.meanwhile is not None:
             self.meanwhile()
+        began = monotonic_ns()
+        try:
+            self._sleep_until(ready, what)
+        finally:
+            if self.stamp is not None:
+                self.stamp(Spent.WAIT, began)
+
+    def _sleep_until(self, ready: Callable[[], bool], what: str) -> None:
         memory, run, state, means = self._memory, self._board.run, self._board.state, self._means
         generation, patience = self.generation, memory.plan.patience
         assert means is not None
@@ -92,14 +104,20 @@ class Waiting:
 
     def wait_for_goal(self, goal: int) -> None:
         """Wait at the last update until every worker has made it: a stop would abandon a step that another worker is
-        still in. If nothing moves for `patience`, the others need this worker, and the centre's count decides."""
-        memory, means, patience = self._memory, self._means, self._memory.plan.patience
+        still in. If nothing moves for `patience`, the others need this worker, and the centre's count decides. While
+        the run is asked to halt, the goal may change: the worker that names it is asked to do so, the others wait."""
+        memory, means, patience, run = self._memory, self._means, self._memory.plan.patience, self._board.run
         assert means is not None
         moved, since = self._motion(), memory.now()
+        if memory.scheme.decentralised:  # a worker may wait for this one at a step that it has finished
+            memory.wakeup.ring_all()
 
         def reached() -> bool:
-            behind = (v < goal and self._board.alive[rank] for rank, v in enumerate(memory.versions()))
-            return not any(behind) or self.interrupted()
+            if self.interrupted() or run[GOAL] != goal:
+                return True
+            if run[HALT]:
+                return self._rank == memory.centre_of()
+            return not any(v < goal and memory.comes_to(rank) for rank, v in enumerate(memory.versions()))
 
         while not reached():
             means.wait(reached, patience / 4)
@@ -147,10 +165,13 @@ class Waiting:
         op = self.op.op if isinstance(self.op, Start | Pending) else self.op
         if isinstance(op, Call):
             return explain(self._memory.scheme, self._memory.server_state(), op)
-        if isinstance(op, Mean):
+        if isinstance(op, Mean | Meet):
             at_key = self._board.at_key
             missing = [str(rank) for rank, key in enumerate(at_key) if key != at_key[self._rank]]
-            return f"a mean; worker {', '.join(missing) or 'nobody'} has not arrived"
+            if op.among is not None:
+                missing = [rank for rank in missing if int(rank) in op.among]
+            what = "a mean" if isinstance(op, Mean) else f"a meeting at step {op.t}"
+            return f"{what}; worker {', '.join(missing) or 'nobody'} has not arrived"
         return what
 
 
@@ -160,6 +181,7 @@ class StepOperations:
     def __init__(
         self, memory: RunMemory, worker: Worker, calls: CallClient | None, means: Means, waiting: Waiting
     ) -> None:
+        self.messages = SharedMessages(memory, worker.rank) if memory.scheme.sends_messages() else None
         self._memory, self._worker, self._calls, self._means, self._waiting = memory, worker, calls, means, waiting
         self._started: list[tuple[Pending[Any], Any]] = []
         self.last_mean = -1  # the last step that came to a mean
@@ -170,8 +192,12 @@ class StepOperations:
             case Call():
                 assert self._calls is not None
                 return self._calls.call(op)
-            case Mean():
+            case Mean() | Meet():
                 return self._means.mean(op, first=self._first_mean())
+            case Send() if self.messages is not None:
+                return self.messages.send(op)
+            case Receive() if self.messages is not None:
+                return self.messages.receive()
             case Sleep(seconds):
                 return self._waiting.pause(seconds)
             case Start(inner):
@@ -196,7 +222,7 @@ class StepOperations:
         match op:
             case Call() if self._calls is not None and op.method.atomic:
                 self._started.append((pending, self._calls.post(op, ahead=True)))
-            case Mean():
+            case Mean() | Meet():
                 self._started.append((pending, self._means.arrive(op, first=self._first_mean())))
             case Sleep(seconds):
                 self._started.append((pending, self._memory.now() + int(seconds * 1e9)))

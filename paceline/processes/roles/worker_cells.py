@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.processes.memory.run_memory import RunMemory
+from paceline.ops import MESSAGE_CELLS
+from paceline.processes.memory.run_memory import RunMemory, undone
+from paceline.runtime.messages import restore_rows
 from paceline.sampling import mixed
 from paceline.worker import Worker
 
@@ -28,8 +30,11 @@ class WorkerCells:
         self.buffers = memory.buffers(rank)
         self.live = {name: buffer.to(self.device) for name, buffer in self.buffers.items()}
         self._cells = [state.cell(name) for name in state]
+        names = undone(memory.scheme, self.shared)
+        self._undo = [(name, self.shared.cell(name), memory.tensor(f"undo.{rank}.{name}")) for name in names]
+        self._undo_step = memory.tensor(f"undo_step.{rank}").numpy() if names else None  # 1 + the step of the copies
         self._counted = (0, 0)
-        self._writes: tuple[int, ...] | None = None  # write counters of the cells when the step began
+        self._writes: list[int] | None = None  # write counters of the cells when the step began
         self.count()
 
     @property
@@ -73,18 +78,36 @@ class WorkerCells:
         self._board.gradients[self._rank], self._board.samples[self._rank] = self._counted
 
     def begin_step(self) -> None:
-        """Note how often each cell has been written, for `untouched`."""
+        """Note how often each cell has been written, for `untouched`; keep what `undo` sets back."""
         self._writes = self._write_counts()
+        if self._undo_step is not None:
+            self._undo_step[0] = 0  # the copies are not whole
+            for _, cell, copy in self._undo:
+                copy.copy_(cell)
+            self._undo_step[0] = 1 + self._board.t[self._rank]
+
+    def undo(self) -> None:
+        """Set the cells back if a step was not finished, in which the worker may have sent or taken messages."""
+        if self._undo_step is None or self._undo_step[0] != 1 + self._board.t[self._rank]:
+            return
+        for name, cell, copy in self._undo:
+            if name in MESSAGE_CELLS[2:]:
+                restore_rows(cell.numpy(), copy.numpy())
+            else:
+                cell.copy_(copy)
+        self._writes = None
 
     def end_step(self) -> None:
         """The step is finished: its gradients count, and its cells survive the process."""
         self._writes = None
-        self.count()
-        self.mirror()
+        board, rank = self._board, self._rank
+        self._counted = board.gradients[rank], board.samples[rank]
+        if self.worker.state is not self.shared:
+            self.mirror()
 
     def untouched(self) -> bool:
         """Whether the cells are those of a finished step."""
         return self._writes is None or self._write_counts() == self._writes
 
-    def _write_counts(self) -> tuple[int, ...]:
-        return tuple([cell._version for cell in self._cells])
+    def _write_counts(self) -> list[int]:
+        return [cell._version for cell in self._cells]

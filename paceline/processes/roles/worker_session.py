@@ -14,14 +14,15 @@ the gradients.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import inf, isfinite, nan
+from time import monotonic_ns
 from typing import Any
 
 from paceline.config import discovery
 from paceline.hook import Hook
-from paceline.ops import Grad, Pending, Start
+from paceline.ops import Call, Grad, Mean, Meet, Pending, Sleep, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.memory import snapshot
@@ -34,17 +35,21 @@ from paceline.processes.roles.current_work import show_compilation
 from paceline.processes.roles.evaluator import Evaluation
 from paceline.processes.roles.hook_session import HookSession
 from paceline.processes.roles.membership import Membership
-from paceline.processes.roles.recorder import RunLog
+from paceline.processes.roles.recorder import GRAD, RunLog
 from paceline.processes.roles.stopwatch import Category
 from paceline.processes.roles.waiting import StepOperations, Waiting
 from paceline.processes.roles.worker_cells import WorkerCells
 from paceline.processes.transport import StreamedGradients
+from paceline.runs.times_log import Spent, code
 from paceline.runtime.gradient_norm import GradientNorm
 from paceline.runtime.hook_calls import HookCalls
 from paceline.runtime.step_driver import StepDriver
 from paceline.state import Vector
 from paceline.task import Task
 from paceline.worker import Worker
+
+SPENT = {Mean: code(Spent.MEAN), Meet: code(Spent.MEETING), Sleep: code(Spent.SLEEP)}  # what an operation is noted as
+GRADIENT = code(Spent.GRADIENT)
 
 # past Worker.__setattr__, which looks for a cell of that name
 _set_loss, _set_step = vars(Worker)["loss"].__set__, vars(Worker)["t"].__set__
@@ -73,6 +78,9 @@ class WorkerSession:
         self.cells = cells = WorkerCells(memory, rank)
         self.worker = cells.worker
         self._driver = driver = StepDriver(memory.scheme, cells.worker)
+        traffic, board = driver.traffic, memory.board
+        traffic.sent, traffic.received = board.sent[rank], board.received[rank]  # of the process before
+        traffic.uncompressed = board.uncompressed[rank]
         self._advance = profile.timed(Category.UPDATE, driver.advance)
         self.waiting = waiting = profile.waits(Waiting(memory, rank, driver))
         self._means = means = discovery.collective(memory.plan.collective).means(memory, rank, waiting.wait_for)
@@ -89,6 +97,12 @@ class WorkerSession:
         self._operations = operations = StepOperations(memory, cells.worker, calls, means, waiting)
         self.log = log = RunLog(memory, rank, cells, waiting)
         profile.journal(log.journal)
+        if operations.messages is not None:
+            operations.messages.journal = log.journal
+        self._record = log.journal.record if log.journal is not None else None
+        self._stamp = waiting.stamp = log.stamp
+        self._calls_spent = {name: code(Spent.CALL, k) for k, name in enumerate(sorted(memory.scheme.methods))}
+        self._asked_at = 0  # when the gradient was asked for that is being computed
         self._checkpoints = checkpoints = profile.checkpoints(
             Checkpointing(memory, policy, cells, calls, waiting, log, control)
         )
@@ -101,6 +115,7 @@ class WorkerSession:
             memory, cells, policy, calls, driver, waiting, membership, checkpoints, log, evaluation, control, norm
         )
         self.hooks = profile.hooks(HookCalls([*hooks, *profile.own_hooks()], self.view))
+        self._stepping = self.hooks.stepping
         self._wanted: Pending[Any] | None = None  # what gets the gradient that is being computed
         self._counts = calls is None or memory.direct()  # no server counts the updates and ends the run
         self._computed = False  # a gradient: the board has the time of the first one
@@ -142,11 +157,14 @@ class WorkerSession:
     def give(self, loss: float | None, g: Vector, size: int) -> Grad | None:
         """Take the gradient that was asked for, of `size` samples. `loss`: None if the caller does not know it."""
         board, rank = self.board, self.rank
-        board.loss[rank] = shown = math.nan if loss is None else loss
+        board.loss[rank] = shown = nan if loss is None else loss
         _set_loss(self.worker, shown)
-        if loss is not None and not math.isfinite(loss):
+        if loss is not None and not isfinite(loss):
             self.hooks.check_loss(loss)
-        self.log.gradient(shown)
+        if self._stamp is not None:
+            self._stamp(GRADIENT, self._asked_at)
+        if self._record is not None:
+            self._record(GRAD, shown)  # now: a window may end with this process, and its gradients count all the same
         board.gradients[rank] += 1
         board.samples[rank] += size
         if not self._computed:
@@ -160,6 +178,29 @@ class WorkerSession:
             if board.run[STOP]:  # a gradient that a hook has stopped the run for is not used
                 self.membership.abandon()
                 return None
+        return self._answered(g)
+
+    def stopped(self) -> Grad | None:
+        """The gradient that was asked for has been given up: the step gets None for it."""
+        if self._stamp is not None:
+            self._stamp(Spent.STOPPED, self._asked_at)
+        self.log.stopped()
+        return self._answered(None)
+
+    def useless(self, request: Grad) -> Callable[[], bool] | None:
+        """What tells whether a gradient has become useless; None if it is wanted in any case. The server's version is
+        in shared memory; other nodes are told when it changes."""
+        memory, until, within = self.memory, request.until, request.within
+        if until is None and within is None:
+            return None
+        due = inf if within is None else memory.now() + within * 1e9
+
+        def useless() -> bool:
+            return (until is not None and memory.updates >= until) or (due < inf and memory.now() >= due)
+
+        return useless
+
+    def _answered(self, g: Vector | None) -> Grad | None:
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return self.advance(g)
@@ -168,40 +209,58 @@ class WorkerSession:
 
     def returned(self, place: int) -> bool:
         """Whether no other process reads the gradient at an offset of shared memory any more."""
-        return self._means.returned(place) and (self._calls is None or self._calls.returned(place))
+        calls = self._calls
+        return self._means.returned(place) and (calls is None or calls.returned(place))
 
     def _run(self, answer: Any) -> Grad | None:
-        driver, busy, rank = self._driver, self.board.busy, self.rank
+        driver, busy, rank, advance = self._driver, self.board.busy, self.rank, self._advance
+        running, stamp, perform = driver.running, self._stamp, self._operations.perform
         while True:
-            if not driver.running:
+            if not running:
                 if not self._between():
                     return None
                 driver.begin()
-                answer = None
+                answer, running = None, True
                 if self._calls is None:
                     self.cells.begin_step()
             busy[rank] += 1
-            op = self._advance(answer)
+            op = advance(answer)
             busy[rank] += 1
             if op is None:
                 self._end_step()
+                running = False
                 continue
-            if isinstance(op, Grad):
+            if type(op) is Grad:
                 return self._asked(op)
             if isinstance(op, Start) and isinstance(op.op, Grad):
                 self._wanted = Pending(op.op)
-                return self._asked(Grad(op.op.x.clone()))
+                return self._asked(Grad(op.op.x.clone(), op.op.until, op.op.within))
             self.waiting.op = op
-            answer = self._operations.perform(op)
+            began = monotonic_ns()
+            answer = perform(op)
+            if stamp is not None:
+                done = op.op if type(op) is Pending else op
+                what = self._calls_spent[done.method.name] if type(done) is Call else SPENT.get(type(done))
+                if what is not None:
+                    stamp(what, began)
 
     def _end_step(self) -> None:
-        step = self.worker.t
+        step, messages = self.worker.t, self._operations.messages is not None
+        if messages:
+            self.log.step(flush=True)  # before others can see the messages of the step
         self.board.t[self.rank] = step + 1
         _set_step(self.worker, step + 1)
-        # without a server the step's mean carries the record along, if it had one
-        self.log.step(flush=self._calls is None and self._operations.last_mean != step)
+        self._count_bytes()
+        if not messages:  # without a server the step's mean carries the record along, if it had one
+            self.log.step(flush=self._calls is None and self._operations.last_mean != step)
         self.cells.end_step()
-        self.hooks.after_step()
+        if self._stepping:
+            self.hooks.after_step()
+
+    def _count_bytes(self) -> None:
+        board, rank, traffic = self.board, self.rank, self._driver.traffic
+        board.sent[rank], board.received[rank] = traffic.sent, traffic.received
+        board.uncompressed[rank] = traffic.uncompressed
 
     def _asked(self, op: Grad) -> Grad:
         """A gradient, unless the run ends: no server would take it any more."""
@@ -209,6 +268,7 @@ class WorkerSession:
             raise Stopped
         if self._calls is not None:
             self._calls.carry_on()
+        self._asked_at = monotonic_ns()
         return op
 
     def _between(self) -> bool:
@@ -217,34 +277,55 @@ class WorkerSession:
         if run[GENERATION] != self.waiting.generation:
             raise RolledBack
         self._checkpoints.between_steps()
-        if run[HALT] or (self._counts and run[GOAL] >= 0):
+        if run[HALT] or (self._counts and self._near(run[GOAL])):
             self._stop_at_goal()
         if run[STOP] or membership.leaving:
             return False
         board.state[self.rank] = TRAINING
+        if not self._stepping:
+            return True
         self.hooks.before_step()
         return not run[STOP] and not membership.leaving
+
+    def _near(self, goal: int) -> bool:
+        """Whether the last update may have been made, by this worker or by the run."""
+        return goal >= 0 and (goal <= self.worker.state.v or goal <= self.memory.updates)
 
     def _stop_at_goal(self) -> None:
         """Stop the run after its last update, where no server does."""
         board, memory, waiting, serverless = self.board, self.memory, self.waiting, self._calls is None
-        if board.get("halt") and (self.rank == memory.centre_of() if serverless else self.chief):
-            self._set_goal()
-        goal = board.get("goal")
-        if serverless and 0 <= goal <= self.worker.state.v:  # no worker begins what comes after the last update
-            waiting.wait_for_goal(goal)
+        while True:
+            if board.get("halt") and (self.rank == memory.centre_of() if serverless else self.chief):
+                self._set_goal()
+            goal = board.get("goal")
+            if not serverless or not 0 <= goal <= self.worker.state.v:
+                break
+            waiting.wait_for_goal(goal)  # no worker begins what comes after the last update
             if waiting.rolled_back():  # the last update is still to be made
                 raise RolledBack
+            if board.run[STOP] or (goal == board.get("goal") and not board.get("halt")):
+                break
         if self._counts and board.run[STOP] == RUNNING and 0 <= goal <= memory.updates:
             memory.stop(STOPPING)
 
     def _set_goal(self) -> None:
-        """The run is to end: after the next update, which no worker can have passed without this one."""
-        board, last = self.board, self.cells.updates + 1
-        if not 0 <= board.get("goal") <= last:
+        """The run is to end: after the next update, which no worker can have passed without this one. While `halt` is
+        set, no worker ends at the goal: where a worker may be ahead, the goal may have to be later."""
+        board, memory, last, margin = self.board, self.memory, self.cells.updates + 1, 2
+        given = board.get("goal")
+        while True:
+            if memory.scheme.decentralised:  # there a worker may be ahead
+                last = max(self._checkpoints.ahead()) + margin
+            if 0 <= given <= last:
+                board.put("goal", given)
+                break
             board.put("goal", last)
             self._checkpoints.announce()
+            if not self._checkpoints.overtaken(last):
+                break
+            margin *= 2
         board.put("halt", 0)
+        memory.wakeup.ring_all()
 
     def finish(self) -> None:
         """Leave the run. The chief leaves last: it writes the last checkpoint and reports the result."""
@@ -262,6 +343,7 @@ class WorkerSession:
             return
         if membership.wait_for_the_last() and self._calls is None:
             membership.take_over(None)  # the others have trained without it
+            self.memory.replaced.add(self.rank)
             self.log.cells()
             self._checkpoints.keep(FINAL)
         failed = board.run[STOP] == FAILED

@@ -33,6 +33,7 @@ class Outcome:
     peak_rss: int = 0  # KiB, of the largest process
     words: dict[str, int] = field(default_factory=dict)  # of the board
     profile: Profile | None = None
+    traffic: dict[str, list[int]] | None = None  # bytes of each worker
 
     def note(self, kind: str, content: Any) -> None:
         """Take what a role's message says of the outcome."""
@@ -86,4 +87,6 @@ def result_of(
         directory=plan.directory,
         fingerprint=fingerprint.last_of(Path(plan.directory)),
         profile=outcome.profile,
+        compress=str(scheme.compressor or ""),
+        traffic=outcome.traffic,
     )

@@ -39,11 +39,12 @@ class Recovery:
             board.server_state[part.index] = STARTING
             board.sleeping[board.server_place(part.index)] = 0
 
-    def died_before_joining(self, part: Role, lost: str) -> bool:
+    def died_before_joining(self, part: Role, *, away: bool) -> bool:
         """Whether a worker died before it took part: its successor starts as it would have started, and the others,
-        which wait for it, need not be told. If its node is gone, they wait only if the plan makes them wait."""
+        which wait for it, need not be told. `away`: its node is gone, or cannot reach a server, so it may be long until
+        it is back; then they wait only if the plan makes them wait."""
         plan, mine = self._launched.plan, ranks(part, self._launched.plan)
-        waited_for = not lost or plan.exact or plan.quorum == "hold"
+        waited_for = not away or plan.exact or plan.quorum == "hold"
         return bool(mine) and waited_for and not any(self._launched.board.begun[rank] for rank in mine)
 
     def had_finished(self, part: Role) -> bool:
@@ -74,7 +75,9 @@ class Recovery:
             return False
         if self._launched.memory.locked_calls():  # the calling worker performs the call
             inside = board.get("inside") - 1
-            return bool(board.mark[0] % 2) and inside in places(part, self._launched.plan)
+            if board.mark[0] % 2 and inside in places(part, self._launched.plan):
+                return True
+            return any(board.copying[rank] for rank in ranks(part, self._launched.plan))  # rows of its last call
         if part.kind != "server":
             return False
         ahead = part.index == 0 and board.servers > 1 and board.get("ordered") != board.performed[0]
@@ -106,6 +109,8 @@ class Recovery:
         board.put("checkpoint", saved.step)
         recorder.keep_return(launched.plan, board.get("generation") + 1, saved.path)
         board.put("generation", board.get("generation") + 1)
+        for rank in ranks(part, launched.plan):  # after the generation: who waits for these rows must not go on
+            board.copying[rank] = 0
         self.restored = saved
         for child in children:  # a process that starts later is of the new generation: it does not return by itself
             child.progress.pop(False, None)

@@ -24,6 +24,10 @@ class RoleState(StrEnum):
     GONE = "gone"  # its process has ended, and the run has failed
 
 
+# each state in the rows of `progress.jsonl`
+LETTERS = dict(zip(RoleState, "stwcvafer.x", strict=True))
+
+
 @dataclass(frozen=True)
 class RoleStatus:
     """One process. NaN (for step: a negative number, for pid: 0) where a number means nothing for the role."""
@@ -37,6 +41,7 @@ class RoleStatus:
     staleness: float
     restarts: int
     waits_for: str = ""  # what it has been waiting for, if for long: "worker 1 at a mean"
+    node: int = 0  # the node of its process; 0: that of the chief
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Status:
     seconds_left: float = math.nan  # until the clock ends it (--seconds); NaN: it does not
     checkpoint: int = -1  # the update of the newest one
     checkpoint_age: float = math.nan  # in seconds
+    stopping: str = ""  # why the run is ending; empty: it is not
+    ages: tuple[int, ...] = ()  # how many gradients were 0, 1, 2, … versions old; the last number: that or older
 
 
 class UpdateRate:

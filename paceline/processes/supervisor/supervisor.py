@@ -127,6 +127,7 @@ class Supervisor:
         for name in ("began", "first_step", "stopped", "rolled_back", "restarts"):
             words[name] = board.get(name)
         words["samples"] = sum(board.samples)
+        self.outcome.traffic = {name: getattr(board, name).tolist() for name in ("sent", "received", "uncompressed")}
         words["stopped"] = words["stopped"] or time.monotonic_ns()
         self.outcome.profile = profile_summary.collected(self.plan, board)
 
@@ -249,7 +250,7 @@ class Supervisor:
         part, recovery = child.part, self.recovery
         cause = lost or (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
         had_finished = recovery.had_finished(part)
-        afresh = recovery.died_before_joining(part, lost)
+        afresh = recovery.died_before_joining(part, away=excused or bool(lost))
         together = not had_finished and not afresh and recovery.sets_all_back(part)
         recovery.take_back_words(part, awaited=together or afresh)
         self.launched.raise_alarm()

@@ -230,7 +230,7 @@ def _heed(worker: WorkerFates, record: LogRecord, scheme: Scheme, launch: _Launc
         worker.decide("used" if used else "lost", worker.version if used else None, (0, 0, 0))
     elif record.kind == RecordKind.STEP:
         worker.t += 1
-        if scheme.alone:
+        if scheme.alone or scheme.decentralised:
             worker.version += 1
             worker.decide("used", worker.version, (0, 0, 0))
         worker.boundary()

@@ -13,13 +13,14 @@ from torch import Tensor
 from paceline.config import build
 from paceline.config.plan import Plan
 from paceline.errors import DataError
-from paceline.ops import Call, mapped
+from paceline.ops import Call, Group, Met, mapped
 from paceline.result import digest
 from paceline.runs.checkpoint import Checkpoint, load
 from paceline.runs.order_history import History
 from paceline.runs.order_log import REFUSED, ROSE, LogRecord, MemberEvent, RecordKind, probe_of, returned
 from paceline.runs.replay.worker_replay import Parted, WorkerReplay
 from paceline.runtime.call_scheduler import CallScheduler
+from paceline.runtime.messages import SEQUENCE, Place
 from paceline.scheme import Scheme
 from paceline.state import State, Vector, mean_of
 from paceline.task import Task
@@ -86,8 +87,15 @@ class ReplayEngine:
             own = task.on(device) if device.type != "cpu" else task
             resumed = None if life.begun["generation"] else start
             self._players.append(WorkerReplay(history, life, scheme, own, x0, device, resumed, self._judge))
+        self._takers: dict[Place, list[WorkerReplay]] = {}  # of each message, the lives that received it
+        for player in self._players:
+            for record in player.life.records:
+                if record.kind == RecordKind.TAKEN:
+                    self._takers.setdefault(Place(*record.values), []).append(player)
+        self._last: dict[int, Vector] = {}  # the models of a decentralised run at `until`, by rank
         self.generation = self.position = 0
         self._centre: State | None = None
+        self._models: dict[tuple[int, int], dict[int, Vector]] = {}  # at (generation, version), by rank
 
     def _restore(self, saved: Checkpoint) -> None:
         if self.scheduler is None:
@@ -101,12 +109,15 @@ class ReplayEngine:
     def updates(self) -> int:
         if self.scheduler is not None:
             return int(self.scheduler.state.v)
-        return max((int(player.worker.state.v) for player in self._players), default=self._begun_at)
+        reached = max((int(player.worker.state.v) for player in self._players), default=self._begun_at)
+        return reached if self.until is None else min(reached, self.until)
 
     def model(self) -> Vector:
         """The model of the centre now."""
         if self.scheduler is not None:
             return self.scheduler.scheme.model(self.scheduler.state).cpu().clone()
+        if self.scheme.decentralised:
+            return self._everybody()
         if self._centre is None:  # no worker has made a step
             return self._start.clone()
         return self.scheme.model(self._centre).cpu().clone()
@@ -152,11 +163,15 @@ class ReplayEngine:
                     moved = True
                 moved |= self._go(player)
             moved |= self._meet()
+            moved |= self._gather()
+            moved |= self._exchange()
 
     def _go(self, player: WorkerReplay) -> bool:
         before = player.moves
         try:
-            for _ in player.go(None if self.scheduler is not None else self.until):
+            # a worker may have received what another sent in a later step: then all go on until all are at `until`
+            ends = self.scheduler is None and not self.scheme.sends_messages()
+            for _ in player.go(self.until if ends else None):
                 if self.scheduler is None:
                     self._stepped(player)
         except Parted as parted:
@@ -168,11 +183,89 @@ class ReplayEngine:
         version = int(player.worker.state.v)
         if self.history.abandoned(player.life, self.generation, version):
             return
+        if self.scheme.decentralised:
+            self._kept(player, version)
+            self.watch(version)
+            if version == self.until:
+                self._last[player.rank] = self.scheme.model(player.worker.state).cpu().clone()
+                if self._last.keys() == {one.rank for one in self._players}:
+                    raise _Over
+            return
         if self._centre is None or version >= int(self._centre.v):
             self._centre = player.worker.state
         if self._noted(version):
             self._compare(version, self.scheme.model(player.worker.state).cpu())
         self.watch(version)
+
+    def _kept(self, player: WorkerReplay, version: int) -> None:
+        """A worker of a decentralised run has made a step: the model is compared once all workers in it have."""
+        at = self.generation, version
+        if not self._noted(version) or (at in self.history.averaged and player.rank not in self.history.averaged[at]):
+            return
+        models = self._models.setdefault(at, {})
+        models[player.rank] = self.scheme.model(player.worker.state).cpu().clone()
+        if models.keys() == {*self.history.averaged.get(at, ())}:
+            self._compare(version, mean_of([models[rank] for rank in sorted(models)]))
+
+    def _everybody(self) -> Vector:
+        """The mean of the models of the workers that have come furthest, or to `until`."""
+        if self._last:
+            return mean_of([self._last[rank] for rank in sorted(self._last)])
+        reached = {player.rank: player for player in self._players if int(player.worker.state.v) == self.updates}
+        states = [reached[rank].worker.state for rank in sorted(reached)]
+        return mean_of([self.scheme.model(state).cpu() for state in states]) if states else self._start.clone()
+
+    def _gather(self) -> bool:
+        """Give every worker at a meeting what it took there, once all that took part are there; False: none has."""
+        offers = {
+            (p.rank, number): offer
+            for p in self._players
+            for number, offer in p.offers.items()
+            if p.generation == self.generation and (p.rank, p.life.number, number) not in self.history.unseen
+        }
+        ready = []
+        for player in self._players:
+            if player.meeting is None or player.generation != self.generation:
+                continue
+            number, pending = player.meeting
+            own = player.offers[number]
+            present = self._present(player.rank, number, own.among)
+            if present is not None and all(pair in offers for pair in present.items()):
+                numbers = {rank: offers[rank, present[rank]].number for rank in sorted(present)}
+                vectors = {rank: offers[rank, present[rank]].v.clone() for rank in own.of if rank in present}
+                ready.append((player, pending, Met(tuple(numbers), vectors, numbers)))
+        for player, pending, met in ready:
+            player.give(pending, met)
+        return bool(ready)
+
+    def _exchange(self) -> bool:
+        """Let workers send and receive what was recorded; False if none can. A message is there when its sender has
+        finished its step; its slot is free when every life that received it has."""
+        moved = False
+        for player in self._players:
+            if player.posting is not None and player.generation == self.generation:
+                slot = player.posting[2]
+                before = Place(player.rank, slot, int(player.messages.heads[slot, SEQUENCE]))
+                if all(one.over or before in one.collected for one in self._takers.get(before, ())):
+                    player.post()
+                    moved = True
+            if player.collecting is not None and player.generation == self.generation:
+                found = [self._holder(place) for place in player.collecting[1]]
+                if None not in found:
+                    player.collect([sender for sender in found if sender is not None])
+                    moved = True
+        return moved
+
+    def _holder(self, place: Place) -> WorkerReplay | None:
+        """The first life of a worker that has the message of a place. A later life begins with the slots of the one
+        before: of a step that was not finished, they may hold other vectors than their heads say."""
+        for one in self._players:
+            if one.rank == place.sender and one.generation == self.generation:
+                if one.holds(place):
+                    return one
+                if not one.over:
+                    return None
+        return None
 
     def _look(self, player: WorkerReplay) -> None:
         assert self.scheduler is not None
@@ -195,7 +288,7 @@ class ReplayEngine:
                 op, _ = player.arrived[number]
                 self._offered.setdefault((rank, number), (op.v.clone(), op.weight))
         for (rank, number), player in there.items():
-            present = self._present(rank, number, player)
+            present = self._present(rank, number, player.arrived[number][0].among)
             if present is None or any(pair not in there and pair not in self._offered for pair in present.items()):
                 continue
             vectors, weights = zip(*(self._offer(pair, there) for pair in sorted(present.items())), strict=True)
@@ -215,13 +308,12 @@ class ReplayEngine:
         op, _ = there[pair].arrived[pair[1]]
         return op.v, op.weight
 
-    def _present(self, rank: int, number: int, player: WorkerReplay) -> dict[int, int] | None:
+    def _present(self, rank: int, number: int, among: Group | None) -> dict[int, int] | None:
         """The participants of a mean: as recorded, or else all members, each at the mean of the same number."""
         decided = self.history.decided
         if (rank, number) in decided:
             return decided[rank, number]
-        op, _ = player.arrived[number]
-        members = range(self.history.plan.workers) if op.among is None else op.among
+        members = range(self.history.plan.workers) if among is None else among
         if any((member, number) in decided for member in members):
             return None  # the mean was computed without this late worker
         return dict.fromkeys(members, number)

@@ -41,6 +41,7 @@ class Replayed:
     vector: Vector = field(default_factory=lambda: torch.empty(0), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
         plain = {name: value for name, value in vars(self).items() if name != "vector"}
         return plain | {"difference": None if self.difference is None else vars(self.difference)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,18 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.errors import DataError
-from paceline.ops import Call, Grad, Mean, Op, Pending, Start, copied, mapped
+from paceline.ops import Call, Grad, Mean, Meet, Met, Op, Pending, Receive, Send, Start, copied, mapped
 from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.order_history import History, WorkerLife
 from paceline.runs.order_log import RecordKind
+from paceline.runtime.messages import SEQUENCE, STEP, MessageCells, Place
 from paceline.runtime.step_driver import StepDriver
 from paceline.scheme import Scheme
 from paceline.state import State
 from paceline.task import Batch, Task
 from paceline.worker import Worker
+
+KEPT = 4  # meetings whose vectors are kept: others may come to one that this worker has left
 
 
 class Parted(Exception):
@@ -55,6 +58,11 @@ class WorkerReplay:
         self.generation = life.begun["generation"]
         self.outbox: deque[tuple[Call[Any], Pending[Any]]] = deque()
         self.arrived: dict[int, tuple[Mean, Pending[Any]]] = {}  # number of a mean -> this worker's contribution
+        self.offers: dict[int, Meet] = {}  # number of a meeting -> what this worker has given to its last few
+        self.meeting: tuple[int, Pending[Any]] | None = None  # that it has come to and not left
+        self.posting: tuple[Send, Pending[Any], int] | None = None  # a message, and the slot that it was put in
+        self.collecting: tuple[Pending[Any], list[Place]] | None = None  # the messages that it received
+        self.collected: set[Place] = set()
         self.awaited: Pending[Any] | None = None  # what the step waits for
         self.read: tuple[Call[Any], Pending[Any], int] | None = None  # at this position of the server
         self.returning: int | None = None  # waits for the return to a checkpoint that begins this generation
@@ -66,7 +74,7 @@ class WorkerReplay:
             saved = self._cells(life.begun["cells"])
         elif start is not None:
             saved = _part_of(start, self.rank)
-        self._take(scheme.worker(x0, self.workers), task.buffers(), saved, life.begun)
+        self._take(scheme.worker_state(x0, self.workers), task.buffers(), saved, life.begun)
 
     def _cells(self, name: str) -> dict[str, Tensor]:
         path = self._folder / name
@@ -87,6 +95,8 @@ class WorkerReplay:
         self._kinds, self._plain_buffers = cells, buffers
         # on a CPU another state of the same tensors
         self.worker = Worker(self.rank, self.workers, cells.on(self.device), self.seed)
+        if self._first_scheme.sends_messages():
+            self.messages = MessageCells(self.rank, self.worker.state)
         self.worker.t = begun["t"]
         if "rng" in saved:
             self.worker.rng.set_state(saved["rng"])
@@ -107,6 +117,9 @@ class WorkerReplay:
             self.returning = self._next.note["return"]
             return
         self.outbox.clear()
+        self.arrived.clear()
+        self.offers.clear()
+        self.meeting = self.posting = self.collecting = None
         self.read = self.awaited = self.returning = self._answer = None
         self.generation = generation
         self._driver.close()
@@ -182,14 +195,36 @@ class WorkerReplay:
         elif isinstance(op, Mean):
             (number,) = self._expect(RecordKind.MEAN, "a mean")
             self.arrived[number] = Mean(op.v.cpu(), op.weight, op.among), pending
+        elif isinstance(op, Meet):
+            (number,) = self._expect(RecordKind.MEET, "a meeting")
+            self.offers[number] = Meet(op.v.cpu().clone(), op.to, op.of, op.t, op.number, op.among)
+            self.meeting = number, pending
+            for old in [one for one in self.offers if one <= number - KEPT]:
+                del self.offers[old]
+        elif isinstance(op, Send):
+            (slot,) = self._expect(RecordKind.SENT, "a message that it sends")
+            if slot < 0:
+                pending.done, pending.result = True, False
+            else:
+                self.posting = op, pending, slot
+        elif isinstance(op, Receive):
+            (number,) = self._expect(RecordKind.RECEIVED, "messages that it receives")
+            places = [Place(*self._expect(RecordKind.TAKEN, "messages that it receives")) for _ in range(number)]
+            if places:
+                self.collecting = pending, places
+            else:
+                pending.done, pending.result = True, ()
         else:
-            pending.done, pending.result = True, self._gradient(op.x) if isinstance(op, Grad) else None
+            pending.done, pending.result = True, self._gradient(op) if isinstance(op, Grad) else None
         return pending
 
-    def _gradient(self, x: Tensor) -> Tensor:
+    def _gradient(self, op: Grad) -> Tensor | None:
+        if self._next is not None and self._next.kind == RecordKind.STOPPED:
+            self._consume()
+            return None
         (recorded,) = self._expect(RecordKind.GRAD, "a gradient")
         batch = next(self._batches)
-        self.worker.loss, g = self.task.grad(x, batch, torch.empty_like(self.worker.state.x), self.buffers or None)
+        self.worker.loss, g = self.task.grad(op.x, batch, torch.empty_like(self.worker.state.x), self.buffers or None)
         self._judge(self, recorded, self.worker.loss)
         return g
 
@@ -205,9 +240,35 @@ class WorkerReplay:
             op, pending.done = Call(op.method, mapped(Tensor.clone, op.args)), True
         self.outbox.append((op, pending))
 
+    def holds(self, place: Place) -> bool:
+        """Whether this worker has sent the message of that place in a step that is finished, and not another since."""
+        head = self.messages.heads[place.slot]
+        return bool(head[SEQUENCE] == place.sequence and head[STEP] < self.worker.t)
+
+    def post(self) -> None:
+        """Put a message into its slot."""
+        assert self.posting is not None
+        (op, pending, slot), self.posting = self.posting, None
+        self.messages.put(slot, op, self.worker.t, 0)
+        self.give(pending, True)
+
+    def collect(self, senders: Sequence[WorkerReplay]) -> None:
+        """Take messages, each from its sender."""
+        assert self.collecting is not None
+        (pending, places), self.collecting = self.collecting, None
+        pairs = zip(places, senders, strict=True)
+        taken = [self.messages.take(place, sender.messages, self.worker.t, 0) for place, sender in pairs]
+        self.collected.update(places)
+        self.give(pending, tuple(taken))
+
     def give(self, pending: Pending[Any], result: Any) -> None:
         """The result of a call, of a read of the server's state, or of a mean."""
-        pending.done, pending.result = True, mapped(lambda tensor: tensor.to(self.device), result)
+        if isinstance(result, Met):
+            vectors = {rank: vector.to(self.device) for rank, vector in result.vectors.items()}
+            result, self.meeting = Met(result.present, vectors, result.numbers), None
+        else:
+            result = mapped(lambda tensor: tensor.to(self.device), result)
+        pending.done, pending.result = True, result
         if self.awaited is pending:
             self.awaited = self.read = None
             self._answer = pending.result

@@ -1,0 +1,1 @@
+"""Compressors: one class in each file."""

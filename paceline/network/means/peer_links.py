@@ -1,0 +1,229 @@
+"""A worker's connections to other workers, one for each life of each, made when both are at a meeting.
+
+A connection that breaks is made again as long as both live: whether they do is said by the board, never by a
+connection. What has come whole stays. The worker attends to the connections while it waits, a thread while it computes.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.network.means.background_mover import BackgroundMover
+from paceline.network.means.group import Broken, GroupBuilder, GroupRequest
+from paceline.network.means.peer_link import Have, Lives, Occasion, Offer, PeerLink
+from paceline.network.means.rendezvous import Rendezvous
+from paceline.network.secure.channel import Closed, ProtocolError
+from paceline.processes.memory.run_memory import RunMemory
+
+if TYPE_CHECKING:
+    from paceline.network.means.distributed import Connected
+
+LARGEST = 4  # times the bytes of a worker's cells: a vector that is larger is not received
+LEAST = 1 << 20  # bytes that a vector may always have
+
+
+class LinkedPeer:
+    """Another worker in one of its lives: the connection to it, and what it has said."""
+
+    def __init__(self, rank: int, life: int) -> None:
+        self.rank, self.life = rank, life
+        self.link: PeerLink | None = None
+        self.building: GroupBuilder[PeerLink] | None = None
+        self.name = ""  # of the connection, in the store
+        self.offers: dict[Occasion, Offer] = {}
+        self.haves: dict[Occasion, Lives] = {}
+        self.owes = False  # something that this worker waits for
+        self.events = 0  # of the connection that are waited for
+
+    def forget(self, until: Occasion) -> None:
+        """Forget what was said of a meeting, and of those at earlier steps."""
+        for told in (self.offers, self.haves):
+            for one in [one for one in told if one == until or one[:2] < until[:2]]:
+                del told[one]
+
+
+class PeerLinks:
+    """`heard` is called, with the lock held, when something has come; `made` when a connection has been made."""
+
+    def __init__(
+        self,
+        memory: RunMemory,
+        rank: int,
+        maker: Connected,
+        rendezvous: Rendezvous,
+        *,
+        made: Callable[[LinkedPeer, PeerLink], None],
+        heard: Callable[[], None],
+    ) -> None:
+        self._memory, self._rank, self._board, self._watch = memory, rank, memory.board, memory.wakeup
+        self._maker, self._rendezvous, self._made, self._heard = maker, rendezvous, made, heard
+        self.ring = rendezvous.wake
+        self.lock = threading.RLock()  # a thread may be at it while the worker computes
+        self._peers: dict[int, list[LinkedPeer]] = {}  # by rank, the newest life first
+        self._mover: BackgroundMover | None = None
+        self.error: Exception | None = None  # what the worker has to raise
+        state = memory.worker_state(rank)
+        cells = sum(state.cell(name).numel() * state.cell(name).element_size() for name in state)
+        self._most = max(LARGEST * cells, LEAST)
+
+    def of(self, rank: int) -> list[LinkedPeer]:
+        """The lives of a worker that this one has heard of, the newest first."""
+        return self._peers.get(rank, [])
+
+    def __iter__(self) -> Iterator[LinkedPeer]:
+        return (peer for lives in list(self._peers.values()) for peer in lives)
+
+    def peer(self, rank: int, life: int) -> LinkedPeer:
+        lives = self._peers.setdefault(rank, [])
+        if not lives or lives[0].life != life:
+            lives.insert(0, LinkedPeer(rank, life))
+        return lives[0]
+
+    def ended(self, peer: LinkedPeer) -> bool:
+        """Whether this life has ended by force."""
+        return bool(self._board.lost[peer.rank] >= peer.life or self._board.life[peer.rank] > peer.life)
+
+    def connect(self, peer: LinkedPeer, generation: int) -> PeerLink | None:
+        """The connection, if there is one. Else make it, in a thread: the other side has to do so too."""
+        if peer.building is not None and peer.building.over:
+            building, peer.building = peer.building, None
+            try:
+                peer.link = building.group()
+            except Broken:
+                return None  # the next call tries again
+            self._act(peer, partial(self._made, peer, peer.link))
+        elif peer.link is None and peer.building is None:
+            peer.building = self._build(peer, generation)
+        return peer.link
+
+    def _build(self, peer: LinkedPeer, generation: int) -> GroupBuilder[PeerLink]:
+        (low, first), (high, second) = sorted([(self._rank, self._rendezvous.life), (peer.rank, peer.life)])
+        peer.name = name = f"{generation}/link/{low}-{high}/{first}-{second}"
+        self._maker.prepare(self._memory)
+        rendezvous, store = self._rendezvous, self._rendezvous.borrow()
+        place = [low, high].index(self._rank)
+
+        def make(building: GroupBuilder[PeerLink]) -> PeerLink:
+            request = GroupRequest(store, name, [low, high], place, torch.device("cpu"), building, rendezvous.wake)
+            try:
+                connections = self._maker.connections(self._memory, request)
+            except BaseException:
+                store.close()
+                raise
+            rendezvous.give_back(store)
+            return PeerLink(connections[1 - place], self._most)
+
+        return GroupBuilder(make, rendezvous.wake)
+
+    def send(self, peer: LinkedPeer, act: Callable[[PeerLink], None]) -> None:
+        """Send something, if the connection is there."""
+        if (link := peer.link) is not None:
+            self._act(peer, lambda: act(link))
+
+    def _act(self, peer: LinkedPeer, act: Callable[[], None]) -> None:
+        """Do something with a connection. One that breaks is dropped."""
+        try:
+            act()
+        except (Closed, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                print(f"meetings: a connection to worker:{peer.rank} was given up: {error}", flush=True)
+            self._drop(peer)
+        except Exception as error:
+            self.error = self.error or error
+            self._drop(peer)
+        self.attend(peer)
+
+    def _drop(self, peer: LinkedPeer) -> None:
+        if peer.building is not None:
+            peer.building.give_up()
+            peer.building = None
+        if peer.link is not None:
+            self._watched(peer, 0)
+            peer.link.bury()
+            peer.link = None
+
+    def attend(self, peer: LinkedPeer) -> None:
+        """Wait for what is to come from a peer and to go to it."""
+        if (link := peer.link) is not None:
+            self._watched(peer, (select.POLLIN if peer.owes else 0) | (select.POLLOUT if link.channel.pending else 0))
+
+    def _watched(self, peer: LinkedPeer, events: int) -> None:
+        assert peer.link is not None
+        if events == peer.events:
+            return
+        descriptor = peer.link.channel.fileno()
+        if not events:
+            self._watch.ignore(descriptor)
+        elif peer.events:
+            self._watch.modify(descriptor, events)
+        else:
+            self._watch.attend(descriptor, partial(self._news, peer), events)
+        peer.events = events
+
+    def _news(self, peer: LinkedPeer) -> None:
+        """A connection has brought something, or takes more."""
+        with self.lock:
+            if peer.link is not None:
+                self._act(peer, partial(self._exchange, peer, peer.link))
+            self._heard()
+
+    def _exchange(self, peer: LinkedPeer, link: PeerLink) -> None:
+        for came in link.exchange():
+            if isinstance(came, Have):
+                peer.haves[came.occasion] = came.lives
+            else:
+                peer.offers.setdefault(came.occasion, came)
+
+    def bury_ended(self) -> None:
+        """Forget the lives that have ended."""
+        for rank, lives in list(self._peers.items()):
+            for peer in [peer for peer in lives if self.ended(peer)]:
+                self._drop(peer)
+                lives.remove(peer)
+            if not lives:
+                del self._peers[rank]
+
+    def bury(self) -> None:
+        """Close all connections."""
+        with self.lock:
+            for peer in self:
+                self._drop(peer)
+            self._peers.clear()
+            self.error = None
+        if self._mover is not None:
+            self._mover.end()
+            self._mover = None
+
+    # while the worker computes
+
+    def carry_on(self) -> None:
+        if not self.idle():
+            if self._mover is None:
+                self._mover = BackgroundMover(self)
+            self._mover.begin()
+
+    def rest(self) -> None:
+        """The worker attends to the connections itself from now on."""
+        if self._mover is not None:
+            self._mover.rest()
+
+    def idle(self) -> bool:
+        return self.error is not None or not any(peer.events for peer in self)
+
+    def attended(self) -> dict[int, tuple[int, Callable[[], None]]]:
+        with self.lock:
+            watched = [peer for peer in self if peer.events and peer.link is not None]
+            return {
+                peer.link.channel.fileno(): (peer.events, partial(self._news, peer))
+                for peer in watched
+                if peer.link is not None
+            }
+
+    def proceed(self) -> None:
+        """Nothing of a vector is sent before it is final: there is nothing to do."""

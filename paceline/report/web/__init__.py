@@ -1,0 +1,1 @@
+"""The page of `paceline watch`: runs in a browser, on loopback, behind a token."""

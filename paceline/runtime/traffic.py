@@ -1,0 +1,65 @@
+"""Counts the bytes that a worker sends and receives, in every world: those of vectors and numbers, without headers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.ops import Call, Mean, Meet, Op, Packed, Pending, Receive, Send, Start, content, nbytes
+
+
+class Traffic:
+    """The bytes of one worker's calls and means. A mean is one vector sent and one received; of compressed vectors the
+    worker receives those of all other members. `uncompressed`: what `sent` would be without a compressor."""
+
+    __slots__ = ("_sizes", "_workers", "received", "sent", "uncompressed")
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._sizes: dict[str, int] = {}  # of arguments and results, by method: vectors do not change their length
+        self.sent = self.received = self.uncompressed = 0
+
+    def outgoing(self, op: Op[Any], whole: Op[Any]) -> None:
+        """Count an operation that a worker begins; `whole`: the one before compression."""
+        inner = op.op if isinstance(op, Start) else op
+        match inner:
+            case Call(method, args, None):
+                size = self._sizes.get(method.name)
+                if size is None:
+                    size = self._sizes[method.name] = nbytes(args)
+                self.sent += size
+                self.uncompressed += size
+            case Meet(v, to):
+                self.sent += len(to) * nbytes(content(inner))
+                self.uncompressed += len(to) * nbytes(v)
+            case Call() | Mean():
+                self.sent += nbytes(content(inner))
+                self.uncompressed += nbytes(content(whole.op if isinstance(whole, Start) else whole))
+
+    def incoming(self, op: Op[Any], answer: Any) -> None:
+        """Count the result of an operation that a worker has waited for."""
+        inner = op.op if isinstance(op, Pending) else op
+        match inner:
+            case Call(method):
+                key = f"{method.name}()"
+                size = self._sizes.get(key)
+                if size is None:
+                    size = self._sizes[key] = 0 if answer is None else nbytes(answer)
+                self.received += size
+            case Mean(among=among, packed=Packed(payloads)) if payloads:
+                members = self._workers if among is None else len(among)
+                self.received += (members - 1) * nbytes(payloads[0])
+            case Mean(v):
+                self.received += nbytes(v)
+            case Meet():
+                self.received += len(answer.vectors) * nbytes(content(inner))
+            case Send(_, v) if answer:  # not one that was refused
+                self.sent += nbytes(v)
+                self.uncompressed += nbytes(v)
+            case Receive():
+                self.received += sum(nbytes(message.v) for message in answer)
+
+
+def traffic_of(workers: Sequence[Traffic]) -> dict[str, list[int]]:
+    """The bytes of all workers, in the order of ranks."""
+    return {name: [getattr(one, name) for one in workers] for name in ("sent", "received", "uncompressed")}

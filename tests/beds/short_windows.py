@@ -1,0 +1,16 @@
+"""Windows for tests that run every scheme: a default of hundreds of local steps would take them minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config import discovery
+
+LONGEST, SHORT = 20, 5
+
+
+def short(name: str) -> dict[str, Any]:
+    """The hyper-parameters to run a scheme with: its defaults, but no long window, and few pushes of an update."""
+    known = getattr(discovery.scheme(name), "__dataclass_fields__", {})
+    found = {"window": SHORT} if "window" in known and known["window"].default > LONGEST else {}
+    return found | ({"pushes": 2} if "pushes" in known else {})

@@ -1,0 +1,180 @@
+"""Messages between real processes: whoever is killed at whatever moment, nothing that was sent is lost or counted
+twice; replay gives the bits; a resumed run has what was under way.
+
+Data: scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import finished, leaving_nothing, run
+
+from paceline.errors import UsageError
+from paceline.result import digest
+from paceline.runs import checkpoint
+from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.replay.accounting import account, audit
+from paceline.runs.replay.replay import replay
+from paceline.runtime.messages import under_way
+from paceline.state import State
+
+WORKERS = 3
+ANY = {"partner": "any-step"}
+TOSSING = '''
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.scheme import Scheme, State
+
+HERE = Path(__file__).parent
+PLACES = ("received", "halved", "sent", "taken", "counted")  # the chief dies at the odd ones
+
+
+@dataclass(frozen=True)
+class Tossing(Scheme, name="tossing"):
+    """Every worker gives half of its weight to the next one in each step, and is killed at some places, once each.
+    Worker 1 receives nothing before step `deaf`."""
+
+    deaf: int = 0
+    decentralised = True
+
+    def sends_messages(self):
+        return True
+
+    def worker(self, x0, workers):
+        return State(x=x0, weight=1.0, came=0, sent=0)
+
+    async def step(self, w):
+        for message in await w.receive() if w.rank != 1 or w.t >= self.deaf else ():
+            killed(w, "received")
+            assert message.v.eq(message.number).all(), "a message that is not whole"
+            w.weight += message.number
+            w.came += 1
+            killed(w, "taken")
+        await w.grad(w.x)
+        half = w.weight / 2
+        if await w.send((w.rank + 1) % w.workers, w.x * 0 + half, half):
+            killed(w, "sent")
+            w.sent += 1
+            w.weight -= half
+            killed(w, "halved")
+        w.v += 1
+        killed(w, "counted")
+        if w.t < 140 and len([*HERE.glob("*-[01]")]) < len(PLACES):
+            await w.sleep(0.05)  # nobody is at its goal before all have died
+
+
+def killed(w, where):
+    """Die here if it is this worker's turn; once."""
+    turn = PLACES.index(where)
+    gate = HERE / f"{where}-{w.rank}"
+    if w.rank == turn % 2 and w.t >= 5 + 2 * turn and not gate.exists():
+        gate.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+def states(saved: Checkpoint) -> list[State]:
+    return [State.over(saved.under(f"worker.{rank}.")) for rank in range(WORKERS)]
+
+
+def weight(saved: Checkpoint) -> float:
+    """All weights of a checkpoint, those of messages under way too."""
+    workers = states(saved)
+    return sum(one.weight for one in workers) + sum(message.number for _, message in under_way(workers))
+
+
+def checkpoints(directory: Path) -> list[Checkpoint]:
+    at = directory / "checkpoints"
+    return [checkpoint.of_step(at, step) for step in checkpoint.steps(at)]
+
+
+def check_replay(directory: Path, digest: str) -> None:
+    repeated = replay(directory)
+    assert repeated.difference is None, repeated.difference
+    assert repeated.digest == digest
+    assert audit(directory) == []
+    told = account(directory)
+    assert told.drawn == told.used + told.dropped + told.lost + told.rolled_back
+
+
+def test_killed_at_any_place_of_a_step_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:
+    """The chief and a worker, between receiving and keeping, and between sending and giving away."""
+    file = tmp_path / "tossing.py"
+    file.write_text(TOSSING, encoding="utf-8")
+    with leaving_nothing():
+        story = run(
+            tmp_path / "run", "digits-mlp", f"{file}:Tossing", workers=WORKERS, steps=150, checkpoint_steps=10, keep=100
+        )
+    result = finished(story, 150)
+    assert result.restarts == 5
+    assert result.rolled_back_updates == 0
+    saved = checkpoints(tmp_path / "run")
+    assert [one.step for one in saved][-1] == 150
+    for one in saved:
+        workers, messages = states(one), under_way(states(one))
+        assert weight(one) == pytest.approx(WORKERS, rel=1e-12)
+        assert sum(w.sent for w in workers) == sum(w.came for w in workers) + len(messages)
+    check_replay(tmp_path / "run", result.digest)
+
+
+@pytest.mark.parametrize(("scheme", "hyper"), [("gosgd", {"p": 0.7}), ("ad-psgd", {})])
+def test_the_schemes_survive_kills_and_are_replayed(scheme: str, hyper: dict[str, Any], tmp_path: Path) -> None:
+    kills, steps = ["worker:1", "chief", "worker:2"], 150
+    settings: dict[str, Any] = {"workers": WORKERS, "steps": steps, "checkpoint_steps": 30, "keep": 100}
+    with leaving_nothing():
+        story = run(tmp_path / "run", "digits-mlp", scheme, kills=kills, hyper=ANY | hyper, **settings)
+    result = finished(story, steps)
+    assert result.restarts == len(kills)
+    assert not story.falls
+    assert result.metrics["accuracy"] > 0.8
+    if scheme == "gosgd":
+        weights = [weight(one) for one in checkpoints(tmp_path / "run")]
+        assert weights == pytest.approx([WORKERS] * len(weights), rel=1e-12)
+    check_replay(tmp_path / "run", result.digest)
+
+
+def test_a_replay_stops_at_an_update(tmp_path: Path) -> None:
+    """Workers may have received messages that others sent later: the model is that of the checkpoint all the same."""
+    settings: dict[str, Any] = {"workers": WORKERS, "steps": 120, "checkpoint_steps": 20, "keep": 100}
+    finished(run(tmp_path / "run", "digits-mlp", "gosgd", hyper=ANY | {"p": 0.8}, **settings), 120)
+    for saved in checkpoints(tmp_path / "run")[1:]:
+        assert replay(tmp_path / "run", until=saved.step).digest == digest(saved.tensors["model"])
+
+
+def test_a_resumed_run_has_what_was_under_way(tmp_path: Path) -> None:
+    file, place = tmp_path / "tossing.py", tmp_path / "run"
+    file.write_text(TOSSING, encoding="utf-8")
+    for name in ("received-0", "halved-1", "sent-0", "taken-1", "counted-0"):
+        (tmp_path / name).touch()  # nobody is killed
+    words: dict[str, Any] = {"hyper": {"deaf": 30}, "workers": WORKERS}
+    finished(run(place, "digits-mlp", f"{file}:Tossing", steps=20, **words), 20)
+    (before,) = [one for one in checkpoints(place) if one.step == 20]
+    assert [(to, message.sender) for to, message in under_way(states(before)) if to == 1] == [(1, 0)] * 4
+    assert weight(before) == pytest.approx(WORKERS, rel=1e-12)
+    again = finished(run(place, "digits-mlp", f"{file}:Tossing", steps=60, resume=True, launch=2, **words), 60)
+    (after,) = [one for one in checkpoints(place) if one.step == 60]
+    assert states(after)[1].came >= 4
+    assert weight(after) == pytest.approx(WORKERS, rel=1e-12)
+    check_replay(place, again.digest)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"collective": "tcp"}, "shared memory of one machine; use --collective shared"),
+        ({"device": "cuda"}, "in the memory of the host, not of cuda; use --device cpu"),
+        (
+            {"exact": True},
+            "cannot be exact: a message is received at any step of its receiver; gosgd partner=same",
+        ),
+    ],
+)
+def test_where_messages_cannot_be_had_the_run_is_refused(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=reason):
+        run(tmp_path / "run", "digits-mlp", "gosgd", hyper=ANY, steps=5, **{"workers": 2} | settings)
