@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from processes import Linger, finished, leaving_nothing, run
 
 from paceline.api.simulate import simulate
 from paceline.errors import UsageError
+from paceline.processes.memory import snapshot
 from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.replay import replay
@@ -385,6 +387,36 @@ def test_the_first_of_two_servers_goes_on_elsewhere_and_the_other_follows_it_the
         )
     finished(story, 400, over=2)
     assert story.told("server:0 moves to")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_that_loads_its_checkpoint_for_longer_than_patience_is_waited_for(
+    tmp_path: Path, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience, load = 1.0, snapshot.restore_shard
+
+    def slowly(*args: Any) -> None:
+        until = time.process_time() + 3 * patience
+        while time.process_time() < until:
+            pass
+        load(*args)
+
+    monkeypatch.setattr(snapshot, "restore_shard", slowly)
+    with leaving_nothing(), nodes() as made:
+        story = run(
+            tmp_path / "run",
+            TASK,
+            "async",
+            steps=200,
+            workers=2,
+            servers=servers,
+            checkpoint_steps=50,
+            patience=patience,
+            watch=Once(100, lambda: made.cut("server:0")),
+            launcher=made.launcher,
+        )
+    finished(story, 200, over=2)
+    assert story.told("returning to the checkpoint")
 
 
 def test_nodes_that_share_no_disk_are_sent_the_checkpoint_and_send_back_their_logs(tmp_path: Path) -> None:

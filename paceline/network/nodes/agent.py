@@ -201,8 +201,10 @@ class Agent:
     def _watch(self) -> None:
         """Kill roles that stay stopped or hang before their first step; the coordinator decides about their restart."""
         now = time.monotonic()
+        if self._patience.preparing(self._children.running, now):
+            self._control.send_json(NodeMessage.ALARM, {"part": "server"})
         for child, seconds in self._patience.stopped(self._children.running, now):
-            self._control.send_json(NodeMessage.FROZEN, {"part": str(child.part)})
+            self._control.send_json(NodeMessage.ALARM, {"part": str(child.part)})
             if seconds > self.patience:
                 self._children.kill(child)
         if self._node.plan.script or self._node.board.run[STOP]:

@@ -257,7 +257,7 @@ class PeerConnections:
                     peer.mirror.hear(payload)
                     if payload:
                         self.remote.ring_local(self._launched.wakeup)
-                case NodeMessage.FROZEN:
+                case NodeMessage.ALARM:
                     self._launched.raise_alarm()
                 case NodeMessage.READY | NodeMessage.SAID | NodeMessage.DIED | NodeMessage.LEAVES:
                     yield kind, plain(payload)

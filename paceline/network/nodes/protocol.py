@@ -24,7 +24,7 @@ from paceline.processes.memory.segment import Segment
 class NodeMessage(IntEnum):
     """The kinds of messages: over the first connection, and over the second."""
 
-    JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, FROZEN, LEAVES, BYE = range(1, 13)
+    JOIN, WELCOME, REFUSE, BOARD, START, KILL, DIED, SAID, READY, ALARM, LEAVES, BYE = range(1, 13)
     BULK, LAYOUT, PIECES, FILE, AFTER, TAKEN = range(32, 38)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paceline.processes.calls.client import RolledBack, Stopped
 from paceline.processes.calls.locked_server import LockedServer
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import DONE, FAILED, GENERATION, RUNNING, STOP, TRAINING, WAITING
+from paceline.processes.memory.board import DONE, FAILED, GENERATION, RUNNING, STARTING, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import profiling
 from paceline.runs.order_log import MemberEvent
@@ -74,6 +74,7 @@ class Caretaker:
             server.stop_at_goal()  # who made the last update may have died before the stop
             server.release()
             return
+        board.server_state[0] = STARTING
         saved = snapshot.find(self.memory, board.get("restore"))
         server.acquire(generation, torn=True)
         try:

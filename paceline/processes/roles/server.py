@@ -19,6 +19,7 @@ from paceline.processes.memory.board import (
     GENERATION,
     MAILBOXES,
     RUNNING,
+    STARTING,
     STOP,
     STOPPING,
     TRAINING,
@@ -282,6 +283,7 @@ class Server:
     def _return(self) -> None:
         """Return to the checkpoint that the supervisor names: another server died inside a call."""
         board = self.board
+        board.server_state[self.shard] = STARTING
         generation = board.get("generation")
         saved = snapshot.find(self.memory, board.get("restore"))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from paceline.config.plan import Plan
-from paceline.processes.memory.board import TRAINING, Board
+from paceline.processes.memory.board import STARTING, TRAINING, Board
 from paceline.processes.roles.roles import places, ranks
 from paceline.processes.supervisor.children import Child, progress_of
 
@@ -27,7 +27,7 @@ class Patience:
 
     def __init__(self, plan: Plan, board: Board) -> None:
         self._plan, self._board = plan, board
-        self._activity = Activity()
+        self._activity, self._preparing = Activity(), Activity()
         self._motion: tuple[int, ...] = ()
         self._moved = 0.0
 
@@ -52,6 +52,18 @@ class Patience:
                 self._activity.forget(child.pid)
                 stuck.append(child)
         return stuck
+
+    def preparing(self, children: Iterable[Child], now: float) -> bool:
+        """Whether a server that starts, or returns to a checkpoint, does something: the workers wait for it, and on
+        another node they cannot see that it does."""
+        working = False
+        for child in children:
+            if child.part.kind == "server" and child.pid:
+                if self._board.server_state[child.part.index] != STARTING or self._asleep(child):
+                    self._preparing.forget(child.pid)
+                else:
+                    working |= self._preparing.idle_for(child.pid, now) < self._plan.patience / 4
+        return working
 
     def stuck_at_end(
         self, children: Sequence[Child], now: float, seconds: float, exempt: Iterable[Child]

@@ -339,6 +339,8 @@ class Supervisor:
                 self.end_all(late)
         elif not self.plan.script:  # before its training a script may take any time
             self._kill_hanging(self._patience.stuck_at_start(self.children, now, patience), "before its first step")
+        if self._patience.preparing(self.processes.running, now):
+            self.launched.raise_alarm()
         for child, seconds in self._patience.stopped(self.processes.running, now):
             self.launched.raise_alarm()
             if seconds > patience:
