@@ -19,7 +19,7 @@ from paceline.config.plan import Plan
 from paceline.fields import Rate
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import Mailbox
-from paceline.processes.memory.board import MAILBOXES
+from paceline.processes.memory.board import MAILBOXES, STARTING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.server import Server
@@ -139,9 +139,13 @@ class Nodes:
         if not self.apart:
             return
         home = self.of(shard)
-        home.until(lambda: bool(home.board.server_port[shard]), f"server:{shard} listens")
+        board = home.board
+        home.until(
+            lambda: bool(board.server_port[shard] and board.server_state[shard] != STARTING),
+            f"server:{shard} listens",
+        )
         for node in self.nodes:
-            for name in ("server_high", "server_low", "server_port"):
+            for name in ("server_high", "server_low", "server_port", "server_state"):
                 getattr(node.board, name)[shard] = getattr(home.board, name)[shard]
 
     def freeze(self, shard: int) -> None:
@@ -151,7 +155,7 @@ class Nodes:
         os.kill(self._pids[shard], signal.SIGKILL)
         os.waitpid(self._pids[shard], 0)
         for node in self.nodes:
-            node.board.server_port[shard] = 0
+            node.board.server_port[shard], node.board.server_state[shard] = 0, STARTING
 
     def replace(self, shard: int, *, dead: bool = False) -> None:
         """Kill a server, unless it is dead, and start another one on its memory."""

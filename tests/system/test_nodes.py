@@ -393,10 +393,10 @@ def test_the_first_of_two_servers_goes_on_elsewhere_and_the_other_follows_it_the
 def test_a_server_that_loads_its_checkpoint_for_longer_than_patience_is_waited_for(
     tmp_path: Path, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patience, load = 1.0, snapshot.restore_shard
+    patience, load = 2.0, snapshot.restore_shard
 
     def slowly(*args: Any) -> None:
-        until = time.process_time() + 3 * patience
+        until = time.process_time() + 1.5 * patience
         while time.process_time() < until:
             pass
         load(*args)

@@ -26,7 +26,7 @@ from paceline.network.calls.tcp_connection import HEAD, WELCOME, Message, TcpCon
 from paceline.network.calls.tcp_server import TcpServer
 from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory import run_memory as stages
-from paceline.processes.memory.board import MAILBOXES
+from paceline.processes.memory.board import MAILBOXES, TRAINING
 from paceline.processes.memory.byte_ranges import WritableRanges
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.memory.segment import Segment, anonymous
@@ -184,7 +184,7 @@ def worker(rank: int = 0) -> Iterator[tuple[Theatre, RunMemory, TcpClient, socke
             return ends.pop()
 
         patch.setattr(tcp_client, "enter", enter)
-        theatre.board.server_port[0] = 1
+        theatre.board.server_port[0], theatre.board.server_state[0] = 1, TRAINING
         mailboxes = [Mailbox(memory, rank, number) for number in range(MAILBOXES)]
         reach = TcpClient(memory, rank, mailboxes, lambda: False)
         assert near.recv(HEAD.size)  # its HELLO

@@ -18,7 +18,7 @@ from paceline.network.calls.tcp_connection import HELLO, ORDER, POST, REPLY, WEL
 from paceline.ops import Call
 from paceline.processes.calls.client import CallClient
 from paceline.processes.calls.mailbox import got
-from paceline.processes.memory.board import FAILED, MAILBOXES, STOP, STOPPING
+from paceline.processes.memory.board import FAILED, MAILBOXES, STARTING, STOP, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR
 from paceline.processes.memory.packed_words import count_of
 from paceline.processes.roles.server import Server as Serving
@@ -111,13 +111,13 @@ class _Node:
         """What hub and agents do: words of one board on the other."""
         there, here = self.there.board, self.here.board
         wakeup = opened(self.there, 1, there.launcher).wakeup
-        assert wakeup.wait(lambda: bool(there.server_port[0]), 30)
-        for name in ("server_high", "server_low", "server_port", "server_node"):
+        assert wakeup.wait(lambda: bool(there.server_port[0] and there.server_state[0] != STARTING), 30)
+        for name in ("server_high", "server_low", "server_port", "server_node", "server_state"):
             getattr(here, name)[0] = getattr(there, name)[0]
 
     def replace(self) -> None:
         self.company.kill()
-        self.there.board.server_port[0] = 0
+        self.there.board.server_port[0], self.there.board.server_state[0] = 0, STARTING
         self.company = Company(self._serve)
         self._introduce()
 

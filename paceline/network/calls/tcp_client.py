@@ -26,7 +26,7 @@ from paceline.network.secure.admission import Refused, enter, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
 from paceline.processes.calls.mailbox import Mailbox, got, put
 from paceline.processes.calls.zero_copy import ReceiveBuffer
-from paceline.processes.memory.board import FAILED, MAILBOXES, STOP
+from paceline.processes.memory.board import FAILED, MAILBOXES, STARTING, STOP
 from paceline.processes.memory.byte_ranges import Pieces, ShardRange, Span, WritableRanges, of_spans, of_words
 from paceline.processes.memory.call_codec import check
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
@@ -59,7 +59,9 @@ def connected(memory: RunMemory, shard: int, areas: WritableRanges) -> TcpConnec
     board, node = memory.board, memory.node
     assert node.secret is not None
     address, port = address_of(board.server_high[shard], board.server_low[shard]), board.server_port[shard]
-    connection = enter(address, port, node.secret, timeout=REACH, tls=tls.client_side(node))
+    connection = enter(
+        address, port, node.secret, timeout=min(REACH, memory.plan.patience / 2), tls=tls.client_side(node)
+    )
     notice_within(connection, memory.plan.patience / 3)
     return TcpConnection(connection, memory.segment, areas, port)
 
@@ -118,11 +120,13 @@ class TcpClient:
                 continue
             if wire is not None:  # it has a successor elsewhere
                 self._drop(shard)
+            if self._board.server_state[shard] == STARTING:  # it listens, and answers once it has its state
+                port = 0
             if port and time.monotonic() - self._tried.get(shard, -1.0) >= AGAIN_AFTER and not self._ended():
                 self._tried[shard] = time.monotonic()
                 self._connect(shard)
             if not port:
-                self._lost.pop(shard, None)  # no process listens there: the server is down, not the route
+                self._lost.pop(shard, None)  # no process answers there: the server is down, not the route
             elif not self._met.get(shard):
                 self._lost.setdefault(shard, self._memory.now())
         self._tell_cut()
