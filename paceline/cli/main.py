@@ -1,7 +1,8 @@
 """The command `paceline`: a table of commands, each loaded when it is chosen."""
 
 import signal
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +42,12 @@ for one in COMMANDS:
     register(function_of(one))
 
 
+@cache
+def _built() -> Any:
+    """The table with every option of every command. A process that calls `main` again does not build it again."""
+    return typer.main.get_command(app)
+
+
 def main(argv: list[str] | None = None, *, alone: bool = False) -> None:
     """Run the command line; an error of paceline becomes one line and an exit code. `alone`: the process ends with the
     command, and no signal may come between."""
@@ -48,7 +55,7 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> None:
     if not alone:  # else `paceline.__main__` leaves at once until the command is loaded
         signals.raise_while_working()
     try:
-        app(argv)
+        _built()(argv)
     except signals.Interrupted:
         typer.echo("interrupted", err=True)
         raise

@@ -177,7 +177,9 @@ def _found(kind: str, name: str) -> Any:
         alone = _of_file(family, stem)
         if name in alone:
             return alone[name].value
-    known = _members(family)
+    known, _ = _of_folder(family)  # to ask all installed packages takes time too
+    if name not in known:
+        known = _members(family)
     if name not in known and name.endswith(".py") and Path(name).is_file():
         inside = sorted(_meant(kind, user_code.named(kind, name)), key=lambda one: one != kind)
         hint = f"did you mean {f'{name}:{inside[0]}'!r}?" if inside else f"it defines no {kind}; write file.py:NAME"
@@ -204,14 +206,7 @@ def _unknown(kind: str, name: str, known: Iterable[Member]) -> UnknownName:
 
 def _members(family: str) -> dict[str, Member]:
     """The members in a family's folder and entry points. A broken file is a member by the file's name."""
-    found: dict[str, Member] = {}
-    broken: dict[str, Member] = {}
-    for stem in _stems(family):
-        try:
-            found |= _of_file(family, stem)
-        except PacelineError as error:
-            name = stem.rstrip("_").replace("_", "-")
-            broken[name] = Member(name, None, error)
+    found, broken = _of_folder(family)
     for entry in entry_points(group=f"paceline.{family}"):
         if entry.name not in found:
             what = f"the entry point {entry.name} = {entry.value}"
@@ -223,6 +218,19 @@ def _members(family: str) -> dict[str, Member]:
             except PacelineError as error:
                 broken[entry.name] = Member(entry.name, None, error)
     return dict(sorted((broken | found).items()))
+
+
+def _of_folder(family: str) -> tuple[dict[str, Member], dict[str, Member]]:
+    """The members in a family's folder, and its broken files, each by its name."""
+    found: dict[str, Member] = {}
+    broken: dict[str, Member] = {}
+    for stem in _stems(family):
+        try:
+            found |= _of_file(family, stem)
+        except PacelineError as error:
+            name = stem.rstrip("_").replace("_", "-")
+            broken[name] = Member(name, None, error)
+    return found, broken
 
 
 def _stems(family: str) -> list[str]:

@@ -1,5 +1,6 @@
 """1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn (Alpaydin and Kaynak, UCI, 1998)."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,18 @@ SOURCE = "scikit-learn's own copy"
 
 def load(directory: str | Path | None = None, *, say: Say | None = None) -> Dataset:
     """Images (n, 8, 8) of 0 to 16 as uint8, labels; 1,437 to train on, 360 to test, always the same."""
+    images, labels = _read()
+    train, test = split(len(labels), TEST)
+    return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]), None, SOURCE)
+
+
+@cache
+def _read() -> tuple[Tensor, Tensor]:
+    """All images and labels: parsed once, for it is a text file. `load` gives copies of their rows."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    images = torch.from_numpy(found.images.astype(np.uint8))
-    labels = torch.from_numpy(found.target.astype(np.int64))
-    train, test = split(len(labels), TEST)
-    return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]), None, SOURCE)
+    return torch.from_numpy(found.images.astype(np.uint8)), torch.from_numpy(found.target.astype(np.int64))
 
 
 def split(n: int, test: int) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from command_line import Commands, paceline  # noqa: F401  a fixture
 
+from paceline.planning import check
 
-def test_a_plan_with_a_target_and_a_check(paceline: Commands, tmp_path: Path) -> None:  # noqa: F811
+
+def test_a_plan_with_a_target_and_a_check(
+    paceline: Commands,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # every run of a check starts an interpreter of its own, and only the order of magnitude is looked at
+    monkeypatch.setattr(check, "ROUNDS", 1)
+    monkeypatch.setattr(check, "SECONDS", 0.3)
     words = ["--schemes", "allreduce,async", "--workers", "2,4", "--target", "accuracy=0.8", "--budget", "2"]
     plan = ["plan", "digits-mlp", *words, "--no-sensitivity", "--check", "--dir", "plan"]
     found = paceline(*plan, "--json").json
