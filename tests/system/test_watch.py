@@ -25,6 +25,9 @@ from paceline.runs import checkpoint
 from paceline.runs.progress_log import ProgressLog
 from paceline.runs.run_directory import RunDirectory
 
+# of every chart: the width that it was made for, and that it is shown with
+DRAWN = """[...document.querySelectorAll('.charts svg, .wide svg')]
+    .map((one) => [one.viewBox.baseVal.width, one.getBoundingClientRect().width])"""
 PACELINE = [sys.executable, "-m", "paceline"]
 
 
@@ -112,10 +115,9 @@ def test_a_browser_reconnects_and_an_old_address_is_refused(tmp_path: Path, brow
         address = address_of(page)
         browser.open(address)
         browser.until("document.querySelectorAll('.card .charts svg').length >= 3")
-        drawn = "[...document.querySelectorAll('.card .charts svg')].map((one) => [one.viewBox.baseVal.width, one])"
-        sizes = browser.value(f"{drawn}.map(([width, one]) => [width, one.getBoundingClientRect().width])")
+        sizes = browser.value(DRAWN)
         assert len(sizes) >= 3
-        assert all(abs(asked - had) < 2 for asked, had in sizes), "a chart is drawn larger or smaller than it was made"
+        assert all(abs(made - shown) < 2 for made, shown in sizes), "a chart is not shown as large as it was made"
         os.kill(page.pid, signal.SIGSTOP)  # as a tunnel that hangs
         browser.until("document.querySelector('#link').classList.contains('lost')")
         os.kill(page.pid, signal.SIGCONT)
@@ -142,6 +144,16 @@ def test_64_roles_and_two_runs_fit_the_screen(
         assert browser.value("document.documentElement.scrollWidth") <= width
         assert browser.value("document.querySelectorAll('svg .edge.waits').length") > 64
         assert not browser.value("document.querySelector('#comparison').hidden")
+        os.kill(page.pid, signal.SIGSTOP)  # no news comes: what is drawn now has been drawn at the first look
+        try:
+            wrong = f"{DRAWN}.filter(([made, shown]) => Math.abs(made - shown) >= 2)"
+            assert browser.value(f"{DRAWN}.length") > 10
+            assert browser.value(wrong) == []
+            before = browser.value(f"{DRAWN}[0][1]")
+            browser.look(width - 100, 800, dark=dark, phone=width < 500)
+            browser.until(f"{DRAWN}[0][1] < {before} - 20 && {wrong}.length == 0")
+        finally:
+            os.kill(page.pid, signal.SIGCONT)
         ground = browser.value("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == dark
     assert browser.logged == []

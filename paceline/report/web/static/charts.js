@@ -68,11 +68,30 @@ export function kindOf(event) {
 const TOP = 6, BOTTOM = 20, LEFT = 44, RIGHT = 10;
 const pointers = new WeakMap(); // holder -> horizontal place of the pointer
 
+// A chart is made for the width of its holder, and made again when the holder has another one.
+const drawings = new WeakMap(); // holder -> its width, and the function that draws into it
+const sizes = new ResizeObserver((entries) => requestAnimationFrame(() => {
+  for (const { target } of entries) {
+    const made = drawings.get(target);
+    if (made && target.isConnected && target.clientWidth && made.width !== widthOf(target)) made.again();
+  }
+}));
+
+const widthOf = (holder) => Math.max(holder.clientWidth, 220);
+
+function fitted(holder, again) {
+  const width = widthOf(holder);
+  if (!drawings.has(holder)) sizes.observe(holder);
+  drawings.set(holder, { width, again });
+  return width;
+}
+
 // holder: an element; series: [{name, x, y, colour, dots, faint}]; events: [{x, kind, text}]
-export function lines(holder, { title, series, events = [], ofTime = false, height = 170, zero = false, percent = false, unit = "" }) {
+export function lines(holder, given) {
+  const { title, series, events = [], ofTime = false, height = 170, zero = false, percent = false, unit = "" } = given;
   const drawn = series.map((one) => ({ ...one, points: one.x.map((x, n) => [x, one.y[n]]).filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y) && x !== null && y !== null) }));
   const all = drawn.flatMap((one) => one.points);
-  const width = Math.max(holder.clientWidth, 220);
+  const width = fitted(holder, () => lines(holder, given));
   const body = [make("h3", {}, title)];
   if (!all.length) {
     holder.replaceChildren(...body, make("p", { class: "quiet" }, "nothing recorded yet"));
@@ -146,8 +165,9 @@ function bottomAxis(low, high, px, width, height, ofTime) {
   return parts;
 }
 
-export function bars(holder, { title, values, height = 170, note }) {
-  const width = Math.max(holder.clientWidth, 220), total = values.reduce((a, b) => a + b, 0);
+export function bars(holder, given) {
+  const { title, values, height = 170, note } = given;
+  const width = fitted(holder, () => bars(holder, given)), total = values.reduce((a, b) => a + b, 0);
   const body = [make("h3", {}, title)];
   if (!total) { holder.replaceChildren(...body, make("p", { class: "quiet" }, note || "nothing recorded yet")); return; }
   let most = values.length; // rare large values at the end are one bar
@@ -174,10 +194,11 @@ export function bars(holder, { title, values, height = 170, note }) {
 }
 
 // one row per role: the colour is its state. names, t, states (a text per time, a letter per role), letters, events
-export function strip(holder, { names, t, states, letters, events, launches }) {
+export function strip(holder, given) {
+  const { names, t, states, letters, events, launches } = given;
   const body = [make("h3", {}, "What every role did, and events")];
   if (!t.length || !names.length) { holder.replaceChildren(...body, make("p", { class: "quiet" }, "nothing recorded yet")); return; }
-  const width = Math.max(holder.clientWidth, 220), row = names.length > 24 ? 7 : names.length > 12 ? 11 : 16;
+  const width = fitted(holder, () => strip(holder, given)), row = names.length > 24 ? 7 : names.length > 12 ? 11 : 16;
   const left = 72, marks = 16, height = marks + names.length * row + BOTTOM + 4, end = Math.max(t.at(-1), ...events.map((one) => one.t)) || 1;
   const px = (at) => left + (at / end) * (width - left - RIGHT);
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "states of the roles over time" });

@@ -64,13 +64,11 @@ function show() {
   chooser();
   for (const [key, card] of cards) if (!told.shown[key]) { card.element.remove(); cards.delete(key); }
   const alone = shown.length === 1;
-  for (const one of shown) {
-    if (!cards.has(one.key)) {
-      cards.set(one.key, new Card(one.key, { stop, readLog, readAbout }));
-      find("#cards").append(cards.get(one.key).element);
-    }
-    cards.get(one.key).update(one, told.shown[one.key], axis, colourOf(one.key), alone);
+  for (const one of shown.filter(({ key }) => !cards.has(key))) { // all of them before any chart is made: they share the width
+    cards.set(one.key, new Card(one.key, { stop, readLog, readAbout }));
+    find("#cards").append(cards.get(one.key).element);
   }
+  for (const one of shown) cards.get(one.key).update(one, told.shown[one.key], axis, colourOf(one.key), alone);
   compare(shown.filter((one) => one.state !== "deleted"));
   document.title = shown.length ? `${shown.map((one) => one.name).join(", ")} · paceline watch` : "paceline watch";
 }
@@ -145,6 +143,4 @@ for (const button of document.querySelectorAll("#axis button")) {
 addEventListener("hashchange", () => { chosen = decodeURIComponent(location.hash.slice(1)).split(",").filter((one) => /^[0-9a-f]{12}$/.test(one)); look(); });
 document.addEventListener("visibilitychange", look);
 addEventListener("online", look);
-let resized = 0;
-addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => told && show(), 150); });
 look();
