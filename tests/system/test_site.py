@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -14,8 +15,10 @@ import pytest
 
 import paceline
 
-pytest.importorskip("mkdocs", reason="mkdocs, of the extra 'docs', is not installed")
+exceptions = pytest.importorskip("mkdocs.exceptions", reason="mkdocs, of the extra 'docs', is not installed")
 pytest.importorskip("mkdocstrings", reason="mkdocstrings, of the extra 'docs', is not installed")
+
+markdown = pytest.importorskip("markdown")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +56,28 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     loading = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(https?:)?//([^\"'> ]+)")
     for path in site.rglob("*.html"):
         assert loading.findall(path.read_text(encoding="utf-8")) == [], path.name
+
+
+def test_formulas_of_lessons_are_mathml(site: Path) -> None:
+    for path in (site / "tutorial").glob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        prose = re.sub(r"<(code|pre|script|style|math)\b.*?</\1>", "", page, flags=re.DOTALL)
+        assert re.findall(r"\$[^$]+\$|\$\$|\\[a-z]{2,}", prose) == [], path.name
+    lesson = (site / "tutorial" / "02-parameter-server.html").read_text(encoding="utf-8")
+    assert lesson.count('display="block"') == 1
+    assert lesson.count('display="inline"') > 20
+
+
+def test_a_formula_that_cannot_be_converted_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    site_math = importlib.import_module("site_math")
+    made = markdown.markdown(r"`$a$` costs $x_{t+1} \leftarrow x_t * 2$ and *5 \$*", extensions=[site_math.Formulas()])
+    assert "<code>$a$</code> costs <math" in made
+    assert "<em>5 \\$</em>" in made.replace("\\\\", "\\")
+    assert "<msub>" in made
+    for wrong in (r"\nosuchcommand x", r"x + \frac"):
+        with pytest.raises(exceptions.PluginError, match=re.escape(wrong)):
+            markdown.markdown(f"a ${wrong}$ b", extensions=[site_math.Formulas()])
 
 
 def test_the_search_finds_schemes_options_and_names(site: Path) -> None:
