@@ -14,7 +14,7 @@ from paceline.runs.run_trace import timeline_of
 from paceline.runtime.timeline import Timeline, shares_of
 
 MOST_ROWS = 20
-COLUMNS = ("gradient", "wait", "call", "mean", "meeting", "checkpoint", "return", "dead")
+COLUMNS = ("gradient", "wait", "call", "mean", "meeting", "hooks", "checkpoint", "return", "dead")
 
 
 def trace_command(asked: TraceOptions) -> None:
@@ -48,7 +48,8 @@ def _show(timeline: Timeline, since: float) -> None:
         gradients = sum(one.role == role and one.kind == "gradient" and not one.detail for one in timeline.intervals)
         updates = sum(one.role == role and one.kind == "update" for one in timeline.instants)
         cells = (f"{shares[kind]:.1%}" if kind in shares else "" for kind in used)
-        table.add_row(role, *cells, f"{gradients:,}", f"{updates:,}" if updates else "")
+        computed = f"{gradients:,}" if role.startswith("worker") else ""
+        table.add_row(role, *cells, computed, f"{updates:,}" if updates else "")
     screen.print(table)
     if len(by_role) > MOST_ROWS:
         screen.print(f"and {len(by_role) - MOST_ROWS} more roles, which are in the file")

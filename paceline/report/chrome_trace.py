@@ -1,7 +1,8 @@
 """Timelines as files in the trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
 A role is a thread, what it does in the background another one. Times are microseconds since the start of the run; of a
-simulation, of virtual time. An arrow leads from the role that ended a wait to the one that waited. The file is read
+simulation, of virtual time. An arrow leads from the role that ended a wait to the one that waited, and from a call to
+the server. The file is read
 back too: `otherData` says of what run it is.
 """
 
@@ -105,10 +106,12 @@ def _mark(one: Instant, thread: int) -> dict[str, Any]:
 
 
 def _arrow(number: int, one: Interval, source: int, target: int) -> Iterator[dict[str, Any]]:
-    """From the end of what the other role did to the end of the wait: inside both, not at their edge."""
+    """From the end of what the other role did to the end of the wait; from a call to the server that performs it. Both
+    ends are inside an interval, not at its edge."""
     at = max(round(one.end * MICRO - 0.001, 3), round(one.start * MICRO, 3))
+    name = "ends the wait" if one.kind == "wait" else "is performed"
     for kind, thread in (("s", source), ("f", target)):
-        event = {"ph": kind, "name": "ends the wait", "cat": "wait", "id": number, "pid": PROCESS, "tid": thread}
+        event = {"ph": kind, "name": name, "cat": one.kind, "id": number, "pid": PROCESS, "tid": thread}
         yield event | {"ts": at} | ({"bp": "e"} if kind == "f" else {})
 
 

@@ -24,6 +24,7 @@ from paceline.fields import finite
 
 FILE = "progress.jsonl"
 SHORTEST, SHARE = 0.25, 1 / 200  # seconds between two lines, and their share of the launch's time
+EVALUATING = "v"  # the letter of a role that evaluates
 MOST_EVENTS = 1000  # of a launch
 LONGEST = 2000  # characters of an event's text
 

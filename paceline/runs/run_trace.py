@@ -7,14 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
-from paceline.runs import order_history, order_log, times_log
-from paceline.runs.order_history import History
-from paceline.runs.order_log import ROSE, MemberEvent, RecordKind
-from paceline.runs.progress_log import ProgressReader
+from paceline.runs import call_times, order_history, order_log, times_log
+from paceline.runs.call_times import Life, ServedCall, TimedOperation, Waits
+from paceline.runs.progress_log import EVALUATING, ProgressReader
 from paceline.runs.run_directory import RunDirectory
 from paceline.runs.times_log import Entry, Spent, WorkerTimes
 from paceline.runtime.timeline import RUN, Instant, Interval, Timeline
@@ -24,16 +23,8 @@ KINDS = {
     **{Spent.MEETING: "meeting", Spent.SLEEP: "sleep", Spent.WAIT: "wait", Spent.CHECKPOINT: "checkpoint"},
     **{Spent.RETURN: "return", Spent.EVALUATION: "hooks"},
 }
+CALLS, MEETINGS = (Spent.CALL,), (Spent.MEAN, Spent.MEETING)
 NS = 1e9
-
-
-class Life(NamedTuple):
-    """One process life of a worker; times in seconds since the launch began."""
-
-    number: int
-    opened: float
-    intervals: list[Interval]
-    calls: list[tuple[int, float]]  # the method of each call, and when it ended
 
 
 def timeline_of(run: RunDirectory, launch: int | None = None, since: float = 0.0, until: float = 0.0) -> Timeline:
@@ -45,7 +36,8 @@ def timeline_of(run: RunDirectory, launch: int | None = None, since: float = 0.0
         raise DataError(f"{folder} has the order of the run, but no times: an older version of paceline recorded it")
     history = order_history.read(folder)
     lives, notes = _lives(files)
-    events = list(_events(ProgressReader(run.path).refresh(), int(folder.name)))
+    lines = ProgressReader(run.path).refresh()
+    events = list(_events(lines, int(folder.name)))
     if not events and any(len(own) > 1 for own in lives.values()):
         notes.append("progress.jsonl has no events of this launch: deaths are drawn where the last record of a life is")
     plan = history.plan
@@ -53,13 +45,16 @@ def timeline_of(run: RunDirectory, launch: int | None = None, since: float = 0.0
     made.about |= {"workers": plan.workers, "launch": int(folder.name)}
     intervals, instants = _workers(lives, _deaths(events, plan))
     more, marks = _others(events, plan)
-    instants += [*marks, *_updates(history, lives, notes)]
-    intervals += more
+    calls = call_times.in_order(history, lives)
+    by = call_times.ended_waits(history, lives, calls)
+    intervals = [_ended(one, by) for one in intervals]
+    instants += [*marks, *_updates(calls, notes)]
+    performed = _served(calls, files, plan, notes)
+    intervals += [*_around(more, performed), *performed, *_evaluations(lines, int(folder.name), notes)]
     end = max([one.end for one in intervals] + [one.at for one in instants], default=0.0)
     _fill(made, intervals, instants, since, until or end)
     if run.is_locked():
         notes.append("the run goes on: this is its timeline so far")
-    notes.append("servers and evaluator have marks only: the times of workers are recorded")
     return made
 
 
@@ -102,12 +97,30 @@ def _lives(files: Iterable[WorkerTimes]) -> tuple[dict[int, list[Life]], list[st
         role = f"worker:{head['rank']}"
         names = head["methods"]
         intervals = list(_flat(role, one.entries, base, names))
-        calls = [(entry.detail, (entry.end - base) / NS) for entry in one.entries if entry.kind == Spent.CALL]
-        lives[head["rank"]].append(Life(head["life"], (head["opened"] - base) / NS, intervals, calls))
+        calls, meetings = list(_timed(one.entries, base, CALLS)), list(_timed(one.entries, base, MEETINGS))
+        lives[head["rank"]].append(Life(head["life"], (head["opened"] - base) / NS, intervals, calls, meetings))
     if elsewhere:
         ranks = ", ".join(str(rank) for rank in sorted(elsewhere))
         notes.append(f"worker {ranks}: on another machine than the first worker; placed by the time of day of both")
     return lives, notes
+
+
+def _timed(entries: Iterable[Entry], base: int, kinds: tuple[Spent, ...]) -> Iterator[TimedOperation]:
+    """Operations of these kinds with the last wait inside each."""
+    wait: Entry | None = None
+    for entry in entries:
+        if entry.kind == Spent.WAIT:
+            wait = entry
+        elif entry.kind in kinds:
+            inside = ((wait.start - base) / NS, (wait.end - base) / NS) if wait and wait.start >= entry.start else None
+            yield TimedOperation((entry.start - base) / NS, (entry.end - base) / NS, inside, entry.detail)
+
+
+def _ended(one: Interval, by: Waits) -> Interval:
+    """A wait with the role that ended it."""
+    if one.kind != "wait":
+        return one
+    return one._replace(by=by.get((int(one.role.partition(":")[2]), one.start, one.end), ""))
 
 
 def _flat(role: str, entries: Iterable[Entry], base: int, methods: list[str]) -> Iterator[Interval]:
@@ -218,29 +231,64 @@ def _others(events: Iterable[Mapping[str, Any]], plan: Plan) -> tuple[list[Inter
     return intervals, instants
 
 
-def _updates(history: History, lives: Mapping[int, list[Life]], notes: list[str]) -> list[Instant]:
-    """An instant for each call that changed the centre: at its end in the worker that made it. The server's log has the
-    order, the workers' files the times; the calls of one life are in the same order in both."""
-    if not history.server or not any(history.server.values()):
+def _updates(calls: Mapping[int, Mapping[int, ServedCall]], notes: list[str]) -> list[Instant]:
+    """An instant for each call that changed the centre: at its end in the worker that made it."""
+    every = [one for own in calls.values() for one in own.values()]
+    if not every:
         notes.append("the scheme has no server: its updates are not marked, its means are")
         return []
-    waiting = {rank: iter(own) for rank, own in lives.items()}
-    calls: dict[int, Iterator[tuple[int, float]]] = {rank: iter(()) for rank in lives}
-    for rank in lives:
-        calls[rank] = iter(next(waiting[rank]).calls)
-    instants: list[Instant] = []
-    unknown = 0
-    for generation in sorted(history.server):
-        for kind, values in history.server[generation]:
-            if kind == RecordKind.MEMBER and values[0] == MemberEvent.LEFT and values[1] in waiting:
-                following = next(waiting[values[1]], None)
-                calls[values[1]] = iter(following.calls if following else ())
-            elif kind == RecordKind.CALL and values[1] in calls:
-                method, rank, flags = values[0], values[1], values[2]
-                ended = next((end for made, end in calls[rank] if made == method), None)
-                if flags & ROSE and ended is not None:
-                    instants.append(Instant(f"worker:{rank}", "update", ended))
-                unknown += bool(flags & ROSE) and ended is None
+    unknown = sum(one.rose and one.timed is None for one in every)
     if unknown:
         notes.append(f"{unknown:,} updates are not marked: their calls have no times, such as that of a killed worker")
-    return instants
+    return [Instant(f"worker:{one.rank}", "update", one.timed.end) for one in every if one.rose and one.timed]
+
+
+def _served(
+    calls: Mapping[int, Mapping[int, ServedCall]], files: list[WorkerTimes], plan: Plan, notes: list[str]
+) -> list[Interval]:
+    """The row of the server."""
+    found = list(call_times.served(calls, files[0].header["methods"]))
+    if found:
+        more = " (the first of several)" if plan.servers > 1 else ""
+        notes.append(
+            f"{call_times.LEADER}{more}: calls in their order, each drawn where it can have been performed by the "
+            "times of the workers; on one node with one server the worker performs its call itself, under a lock"
+        )
+    return found
+
+
+def _around(deaths: list[Interval], performed: list[Interval]) -> Iterator[Interval]:
+    """The parts of a server's deaths in which no call was performed: workers go on performing theirs."""
+    for one in deaths:
+        start = one.start
+        for call in performed if one.role == call_times.LEADER else ():
+            if call.end > start and call.start < one.end:
+                if call.start > start:
+                    yield one._replace(start=start, end=call.start)
+                start = call.end
+        if start < one.end:
+            yield one._replace(start=start)
+
+
+def _evaluations(lines: Iterable[Mapping[str, Any]], launch: int, notes: list[str]) -> list[Interval]:
+    """What the evaluator did, as far as the lines of `progress.jsonl` show it."""
+    found: list[Interval] = []
+    current, names, before = 0, list[str](), 0.0
+    for line in lines:
+        if "launch" in line:
+            current, names, before = line["launch"], list(line.get("roles") or ()), 0.0
+        names = line.get("names", names)
+        at, states = line.get("seconds"), line.get("states", "")
+        if current != launch or "event" in line or not isinstance(at, int | float) or len(states) != len(names):
+            continue
+        if "evaluator" in names and states[names.index("evaluator")] == EVALUATING:
+            if found and found[-1].end == before:
+                found[-1] = found[-1]._replace(end=float(at))
+            else:
+                found.append(Interval("evaluator", "hooks", before, float(at), "evaluation"))
+        before = float(at)
+    if found:
+        notes.append(
+            "the evaluator's times are those of progress.jsonl, a few lines per second: short ones are missing"
+        )
+    return found

@@ -60,6 +60,11 @@ def test_all_gradients_and_updates_of_a_calm_run_are_there(paceline: Commands) -
     assert not overlaps(made)
     assert made.count("gradient") == gradients_recorded(Path("run"))
     assert made.count("update") == result["updates"]
+    served = [one for one in made.intervals if one.role == "server:0"]
+    assert len(served) == result["updates"]
+    assert {(one.kind, one.by, one.detail) for one in served} == {
+        ("call", f"worker:{rank}", f"push of worker:{rank}") for rank in (0, 1)
+    }
     assert not made.virtual
     shown = paceline("trace", "run", "--out", "trace.json.gz", "--since", "0.01")
     assert shown.code == 0
@@ -71,6 +76,9 @@ def test_means_are_there_where_no_server_is(paceline: Commands) -> None:
     paceline.train("-s", "allreduce", "-n", "2", "--steps", "50", "--dir", "run")
     made = traced(paceline, "run")
     assert made.count("mean") >= 100
+    waits = {(one.role, one.by) for one in made.intervals if one.kind == "wait"}
+    assert waits & {("worker:0", "worker:1"), ("worker:1", "worker:0")}
+    assert waits <= {(f"worker:{one}", by) for one, other in ((0, 1), (1, 0)) for by in (f"worker:{other}", "")}
     assert any("means are" in note for note in made.notes)
 
 

@@ -15,8 +15,11 @@ import pytest
 
 from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
-from paceline.runs import order_log, times_log
-from paceline.runs.order_log import ROSE, MemberEvent, OrderLogWriter, RecordKind
+from paceline.processes.supervisor.status import LETTERS, RoleState
+from paceline.runs import call_times, order_log, times_log
+from paceline.runs.call_times import Life, ServedCall, TimedOperation
+from paceline.runs.order_history import History, WorkerLife
+from paceline.runs.order_log import ROSE, LogRecord, MemberEvent, OrderLogWriter, RecordKind
 from paceline.runs.run_directory import RunDirectory
 from paceline.runs.run_trace import _flat, timeline_of
 from paceline.runs.times_log import HEADER, Entry, Spent, Times, code
@@ -147,7 +150,7 @@ def test_a_launch_with_a_death(run: RunDirectory) -> None:
     at = order_log.place(run.path, 1)
     grad, call = Spent.GRADIENT, Spent.CALL
     written(at, 0, 1, 0, [(call, 0, 1, 2), (grad, 0, 2, 5), (call, 1, 5, 6), (call, 1, 8, 9), (grad, 0, 10, 20)])
-    written(at, 1, 1, 1, [(grad, 0, 2, 4), (call, 1, 4, 5)])
+    written(at, 1, 1, 1, [(grad, 0, 2, 4), (call, 1, 4, 6.5)])
     written(at, 1, 2, 12, [(grad, 0, 13, 14), (call, 1, 14, 15), (call, 1, 16, 17)])
     lines = [
         {"launch": 1, "at": 0.0, "roles": ["chief", "worker:1", "server:0"], "goal": None},
@@ -162,18 +165,26 @@ def test_a_launch_with_a_death(run: RunDirectory) -> None:
     assert seen(made, "worker:1") == [
         ("other", 1, 2, "starting"),
         ("gradient", 2, 4, ""),
-        ("call", 4, 5, "push"),
+        ("call", 4, 6.5, "push"),
         ("dead", 7, 12, ""),
         ("other", 12, 13, "starting"),
         ("gradient", 13, 14, ""),
         ("call", 14, 15, "push"),
         ("call", 16, 17, "push"),
     ]
-    assert seen(made, "server:0") == [("dead", 10, 11, "")]
+    assert seen(made, "server:0") == [  # in the order of the log, which has that of worker 1 second
+        ("call", 5, 6, "push of worker:0"),
+        ("call", 6, 6.5, "push of worker:1"),
+        ("call", 8, 9, "push of worker:0"),
+        ("dead", 10, 11, ""),
+        ("call", 14, 15, "push of worker:1"),
+        ("call", 16, 17, "push of worker:1"),
+    ]
+    assert {one.by for one in made.intervals if one.role == "server:0"} == {"worker:0", "worker:1", ""}
     marks = [(one.role, one.kind, round(one.at * 1000, 3)) for one in made.instants]
     assert marks == [
-        ("worker:1", "update", 5),
         ("worker:0", "update", 6),
+        ("worker:1", "update", 6.5),
         ("worker:1", "kill", 7),
         ("run", "return", 8),
         ("worker:0", "update", 9),
@@ -185,6 +196,62 @@ def test_a_launch_with_a_death(run: RunDirectory) -> None:
     assert made.count("gradient") == 4
     part = timeline_of(run, since=0.004, until=0.009)
     assert seen(part, "worker:0") == [("gradient", 4, 5, ""), ("call", 5, 6, "push"), ("call", 8, 9, "push")]
+
+
+def served(*calls: tuple[int, float, float, float | None, bool]) -> dict[int, dict[int, ServedCall]]:
+    """Calls of the server's order: rank, start and end, the end of its wait since its start, whether x changed."""
+    made = (
+        ServedCall(rank, 0, rose, TimedOperation(start, end, None if waited is None else (start, waited)))
+        for rank, start, end, waited, rose in calls
+    )
+    return {0: dict(enumerate(made))}
+
+
+class TestTheServer:
+    def test_a_call_is_performed_within_its_times_and_in_the_order(self) -> None:
+        calls = served((0, 0, 9, None, True), (1, 2, 6, None, True), (2, 1, 8, 7, False), (0, 10, 11, None, True))
+        row = [(one.start, one.end, one.by) for one in call_times.served(calls, ["push"])]
+        assert row == [(0, 3, "worker:0"), (3, 6, "worker:1"), (7, 8, "worker:2"), (10, 11, "worker:0")]
+
+    def test_a_wait_is_ended_by_the_call_that_changed_x(self) -> None:
+        calls = served((0, 0, 1, None, True), (1, 4, 5, None, True), (3, 4, 5.5, None, False), (2, 2, 6, 5.2, False))
+        history = History(Path(), Plan(), {}, {}, [])
+        lives = {rank: list[Life]() for rank in range(4)}
+        assert call_times.ended_waits(history, lives, calls) == {(2, 2, 5.2): "worker:1"}
+        del calls[0][1]  # then by the last one; that of worker 0 was over before
+        assert call_times.ended_waits(history, lives, calls) == {(2, 2, 5.2): "worker:3"}
+        del calls[0][2]
+        assert call_times.ended_waits(history, lives, calls) == {}
+
+
+def test_a_read_and_a_mean_are_ended_by_those_that_came_last() -> None:
+    begun = {"generation": 0, "position": 0}
+    read, mean = LogRecord(RecordKind.READ, (1, 1)), LogRecord(RecordKind.MEAN, (1,))
+    recorded = [WorkerLife(rank, 1, begun, [read, mean] if rank == 0 else [mean], False) for rank in range(3)]
+    came = {
+        0: Life(1, 0.0, [], [TimedOperation(1, 4, (1, 3), 1)], [TimedOperation(5, 9, (6, 8.5))]),
+        1: Life(1, 0.0, [], [], [TimedOperation(8, 9, None)]),
+        2: Life(1, 0.0, [], [], [TimedOperation(7, 9, (7, 8.5))]),
+    }
+    lives = {rank: [life] for rank, life in came.items()}
+    history = History(Path(), Plan(), {}, {}, recorded)
+    found = call_times.ended_waits(history, lives, served((2, 2, 2.5, None, True)))
+    assert found == {(0, 1, 3): "worker:2", (0, 6, 8.5): "worker:1", (2, 7, 8.5): "worker:1"}
+    history.decided = {(0, 1): {0: 1, 2: 1}}  # worker 1 was in another mean
+    assert call_times.ended_waits(history, lives, {})[0, 6, 8.5] == "worker:2"
+
+
+def test_the_evaluator_is_seen_where_progress_has_it(run: RunDirectory) -> None:
+    written(order_log.place(run.path, 1), 0, 1, 0, [(Spent.GRADIENT, 0, 2, 5)])
+    lines = [{"launch": 1, "at": 0.0, "roles": ["chief", "evaluator"], "goal": None}]
+    letter = {"v": LETTERS[RoleState.EVALUATING], "f": LETTERS[RoleState.FOLLOWING], "t": LETTERS[RoleState.TRAINING]}
+    for seconds, states in ((0.25, "tf"), (0.5, "tv"), (0.75, "tv"), (1.0, "tf"), (1.25, "tv")):
+        lines.append({"seconds": seconds, "states": "".join(letter[one] for one in states)})
+    (run.path / "progress.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert seen(timeline_of(run), "evaluator") == [
+        ("hooks", 250, 750, "evaluation"),
+        ("hooks", 1000, 1250, "evaluation"),
+    ]
 
 
 def test_without_events_a_death_is_after_the_last_record(run: RunDirectory) -> None:
