@@ -2,8 +2,7 @@
 
 A role is a thread, what it does in the background another one. Times are microseconds since the start of the run; of a
 simulation, of virtual time. An arrow leads from the role that ended a wait to the one that waited, and from a call to
-the server. The file is read
-back too: `otherData` says of what run it is.
+the server. The file is read back too: `otherData` says of what run it is.
 """
 
 from __future__ import annotations
