@@ -14,6 +14,7 @@ from paceline.experiments.styles import FAINT, LineStyle
 from paceline.experiments.summary import Band, Findings
 
 ERROR = "error (1 − accuracy)"
+CROWDED = 6  # arms in one panel: the bands of more would hide the lines
 
 
 def axis_names(found: Findings) -> dict[str, str]:
@@ -47,7 +48,8 @@ def against_all(found: Findings, metric: str, looks: dict[str, LineStyle]) -> Fi
                 continue
             bands.append(band)
             look = looks[one.label]
-            panel.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.13, linewidth=0)
+            if len(found.arms) <= CROWDED:
+                panel.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.13, linewidth=0)
             panel.plot(band.x, band.mean, label=one.label, **look.of_line(len(band.x)))
         _dress(panel, names[axis])
         if logarithmic:

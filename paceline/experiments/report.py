@@ -17,6 +17,7 @@ from paceline.runs.atomic_files import write_bytes
 
 PAGE = "report.html"
 BAND = "Lines are means over seeds, bands their 95 % confidence intervals."
+NO_BAND = "Lines are means over seeds. Intervals of this many schemes would hide them; curves.csv has every seed."
 
 
 def written(directory: Path, found: Findings) -> Comparison:
@@ -57,7 +58,7 @@ def figures(found: Findings) -> Iterator[tuple[str, str, Figure, str, bool]]:
             f"{name}-curves",
             f"{name.capitalize()} against updates, samples and time",
             curve_figures.against_all(found, metric, looks),
-            BAND,
+            BAND if len(found.arms) <= curve_figures.CROWDED else NO_BAND,
             False,
         )
     if len(found.arms) > 2:

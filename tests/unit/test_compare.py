@@ -15,7 +15,7 @@ import pytest
 from paceline import UsageError, compare
 from paceline.compute_times import Exponential, Uniform
 from paceline.config import build
-from paceline.experiments import simulated_cell
+from paceline.experiments import curve_figures, simulated_cell
 from paceline.experiments.arms import Arm, Sweep, arms_of
 from paceline.experiments.cells import DIVERGED, DONE, CellOutcome, Moment, RunCell
 from paceline.experiments.child import updates_of
@@ -316,6 +316,14 @@ class TestReport:
             "loss": "0.5",
             "accuracy": "0.95",
         }
+
+    @pytest.mark.parametrize("arms", [curve_figures.CROWDED, curve_figures.CROWDED + 1])
+    def test_bands_are_drawn_while_lines_can_be_seen(self, arms: int) -> None:
+        values = {str(k): [outcome(0.5 + k / 100), outcome(0.6 + k / 100)] for k in range(arms)}
+        figure = curve_figures.against_all(findings(values), "accuracy", styles(list(values)))
+        for panel in figure.axes:
+            assert len(panel.lines) == arms
+            assert len(panel.collections) == (arms if arms <= curve_figures.CROWDED else 0)
 
     def test_ten_schemes_have_ten_looks(self) -> None:
         looks = styles([str(k) for k in range(12)]).values()
