@@ -117,6 +117,7 @@ class Send(Op[bool]):
     to: int
     v: Vector
     number: float = 1.0
+    packed: Packed | None = None  # of a compressed vector: v is what it decodes to
 
 
 @dataclass(slots=True, eq=False)

@@ -115,8 +115,8 @@ def messages_refused(scheme: Scheme, collective: str, device: str) -> str | None
     """Why the workers of a scheme cannot send each other messages there."""
     if not scheme.sends_messages():
         return None
-    if collective != "shared":
-        return "messages that nobody waits for are in the shared memory of one machine; use --collective shared"
+    if collective in NO_MEETINGS:
+        return f"messages between nodes do not go over connections of {collective}; use --collective tcp"
     if device != "cpu":
         return f"messages that nobody waits for are in the memory of the host, not of {device}; use --device cpu"
     return None

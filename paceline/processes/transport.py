@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.config.endpoint import Endpoint
     from paceline.ops import Mean, Meet
     from paceline.processes.calls.mailbox import Mailbox
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.processes.memory.byte_ranges import Span
     from paceline.processes.memory.run_memory import RunMemory
     from paceline.runs.order_log import OrderLogWriter
+    from paceline.runtime.messages import MessageCells
     from paceline.state import Vector
 
 Final = Callable[[int, int], None]  # see Task.follow
@@ -157,6 +160,33 @@ class StreamedGradients(Protocol):
 
     def computed(self, g: Vector) -> None:
         """A gradient is there. The step may do with it what it likes."""
+
+
+class RemoteMessages(Protocol):
+    """One worker's messages to and from workers whose memory it does not share. None of its methods waits."""
+
+    def cells(self, rank: int) -> MessageCells:
+        """What is known here of another worker's cells; all of it is of finished steps."""
+
+    def packed(self, slot: int, payload: Tensor) -> None:
+        """The bytes that stand for the vector which has just been put in a slot."""
+
+    def begin_step(self) -> None:
+        """A step begins: connect to others."""
+
+    def end_step(self, step: int) -> None:
+        """A step is finished: its messages leave, and the notes of those that it has taken."""
+
+    def unsettled(self) -> bool:
+        """Whether a message is under way that may still be taken."""
+
+
+@runtime_checkable
+class CarriesMessages(Protocol):
+    """Means whose connections carry messages between workers too."""
+
+    def messages(self) -> RemoteMessages:
+        """This worker's messages."""
 
 
 class Store(Protocol):

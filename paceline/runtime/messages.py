@@ -12,9 +12,10 @@ who reads the same valid step before and after the rest has read a whole row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+from torch import Tensor
 
 from paceline.ops import MESSAGE_CELLS, MESSAGES, PeerMessage, Send
 from paceline.state import State
@@ -24,6 +25,8 @@ from paceline.state import State
 STEP, SEQUENCE, CUT, TO = range(4)
 NUMBER, ARRIVAL = range(2)  # columns of the numbers; the arrival is a virtual time
 NEVER = 1 << 62  # no step
+
+Rows = np.ndarray[Any, Any]
 
 
 class Place(NamedTuple):
@@ -40,8 +43,15 @@ class MessageCells:
     def __init__(self, rank: int, state: State) -> None:
         self.rank = rank
         vectors, numbers, heads, taken = (state.cell(name) for name in MESSAGE_CELLS)
-        self.vectors = vectors
+        self.vectors: Tensor | list[Tensor] = vectors
         self.numbers, self.heads, self.taken = numbers.numpy(), heads.numpy(), taken.numpy()
+
+    @classmethod
+    def over(cls, rank: int, vectors: list[Tensor], numbers: Rows, heads: Rows, taken: Rows) -> Self:
+        """Copies of the cells of a worker whose memory is not seen from here."""
+        made = cls.__new__(cls)
+        made.rank, made.vectors, made.numbers, made.heads, made.taken = rank, vectors, numbers, heads, taken
+        return made
 
     def put(self, slot: int, op: Send, step: int, cut: int) -> None:
         """Write a message; it can be seen when the step is finished."""
@@ -124,7 +134,7 @@ def under_way(states: Sequence[State]) -> list[tuple[int, PeerMessage]]:
     return found
 
 
-def restore_rows(rows: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> None:
+def restore_rows(rows: Rows, saved: Rows) -> None:
     """Set heads or notes back while other processes may read them."""
     for row, before in zip(rows, saved, strict=True):
         if (row != before).any():

@@ -22,6 +22,7 @@ from paceline.network.means.early_mean import EarlyMean, MeanForecast
 from paceline.network.means.group import HEAD, Broken, Group, GroupRequest, Header
 from paceline.network.means.group_formation import GroupFormation, PendingMean
 from paceline.network.means.group_record import MeanGroup
+from paceline.network.means.linked_messages import LinkedMessages
 from paceline.network.means.partial_meetings import PartialMeeting, PartialMeetings
 from paceline.network.means.rendezvous import Rendezvous
 from paceline.network.secure import secret, tls
@@ -73,6 +74,9 @@ class DistributedMeans:
         self._rendezvous = rendezvous = Rendezvous(memory, rank)
         self._groups = GroupFormation(memory, rank, wait_for, maker, rendezvous, self._had)
         self._partial = PartialMeetings(memory, rank, wait_for, maker, rendezvous)
+        self._messages: LinkedMessages | None = None
+        if memory.scheme.sends_messages():
+            self._messages = LinkedMessages(memory, rank, maker, rendezvous, lambda: self.generation)
         self._everybody = tuple(range(memory.plan.workers))
         self._serverless = not memory.scheme.methods
         self._recycled = BufferPool()
@@ -188,6 +192,13 @@ class DistributedMeans:
         self._early = None
         self._groups.forget()
         self._partial.forget()
+        if self._messages is not None:
+            self._messages.forget()
+
+    def messages(self) -> LinkedMessages:
+        """Messages to and from workers of other nodes."""
+        assert self._messages is not None
+        return self._messages
 
     def returned(self, place: int) -> bool:
         """Whether a vector is no longer read: other workers only ever get copies."""

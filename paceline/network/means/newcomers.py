@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import torch
 
 from paceline.network.means.cell_handover import flat, own_cells, size_of, take_cells
+from paceline.network.means.meeting_links import MeetingLinks, MeetingPeer
 from paceline.network.means.peer_link import PeerLink
-from paceline.network.means.peer_links import LinkedPeer, PeerLinks
 from paceline.network.means.rendezvous import Rendezvous
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.transport import WaitFor
@@ -23,7 +23,7 @@ class Newcomers:
     """One worker's side: it gives cells, or takes them."""
 
     def __init__(
-        self, memory: RunMemory, rank: int, wait_for: WaitFor, rendezvous: Rendezvous, links: PeerLinks
+        self, memory: RunMemory, rank: int, wait_for: WaitFor, rendezvous: Rendezvous, links: MeetingLinks
     ) -> None:
         self._memory, self._rank, self._board, self._wait_for = memory, rank, memory.board, wait_for
         self._rendezvous, self._links = rendezvous, links
@@ -54,7 +54,7 @@ class Newcomers:
                 with self._links.lock:
                     self._links.connect(self._links.peer(rank, life), generation)
 
-    def connected(self, peer: LinkedPeer, link: PeerLink) -> None:
+    def connected(self, peer: MeetingPeer, link: PeerLink) -> None:
         """A connection has been made: cells go over it, or come."""
         if (peer.rank, peer.life) in self._mine and self._board.joining[peer.rank]:
             link.give_cells(flat(own_cells(self._memory, self._rank)))

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.errors import Deadlock, RunError, SchemeError
+from paceline.network.means.meeting_links import MeetingLinks, MeetingPeer
 from paceline.network.means.newcomers import Newcomers
 from paceline.network.means.peer_connections import TROUBLE
 from paceline.network.means.peer_link import Have, Lives, Occasion, Offer, PeerLink
-from paceline.network.means.peer_links import LinkedPeer, PeerLinks
 from paceline.network.means.rendezvous import Rendezvous
 from paceline.ops import Meet, Met
 from paceline.processes.calls.client import Stopped
@@ -66,7 +66,7 @@ class PartialMeetings:
         self._wait_for, self._rendezvous = wait_for, rendezvous
         self._hold = memory.plan.quorum == "hold"
         self._serverless = not memory.scheme.methods
-        self._links = PeerLinks(memory, rank, maker, rendezvous, made=self._connected, heard=self._advance)
+        self._links = MeetingLinks(memory, rank, maker, rendezvous, made=self._connected, heard=self._advance)
         self._newcomers = Newcomers(memory, rank, wait_for, rendezvous, self._links)
         self.open: PartialMeeting | None = None
         self._counts: dict[int, int] = {}  # meetings of this step, by key
@@ -153,12 +153,12 @@ class PartialMeetings:
             return not self._hold
         return self._past(rank, meeting)
 
-    def _through(self, peer: LinkedPeer, meeting: PartialMeeting) -> bool:
+    def _through(self, peer: MeetingPeer, meeting: PartialMeeting) -> bool:
         """Whether a member says nothing more of a meeting, because it has died or finished the step."""
         board = self._board
         return self._links.ended(peer) or bool(board.gone[peer.rank]) or self._past(peer.rank, meeting)
 
-    def _offered(self, rank: int, at: Occasion) -> tuple[LinkedPeer, Offer] | None:
+    def _offered(self, rank: int, at: Occasion) -> tuple[MeetingPeer, Offer] | None:
         return next(((peer, peer.offers[at]) for peer in self._links.of(rank) if at in peer.offers), None)
 
     # what happens at a meeting
@@ -193,7 +193,7 @@ class PartialMeetings:
             elif (rank, life) not in meeting.told:
                 self._connected(peer, peer.link)
 
-    def _connected(self, peer: LinkedPeer, link: PeerLink) -> None:
+    def _connected(self, peer: MeetingPeer, link: PeerLink) -> None:
         """A connection is there: say what this worker has to say at its meeting."""
         self._newcomers.connected(peer, link)
         meeting = self.open
@@ -209,7 +209,7 @@ class PartialMeetings:
             self._links.send(peer, lambda link: link.have(have))
         self._note_debt(peer, meeting)
 
-    def _note_debt(self, peer: LinkedPeer, meeting: PartialMeeting) -> None:
+    def _note_debt(self, peer: MeetingPeer, meeting: PartialMeeting) -> None:
         peer.owes = meeting.met is None and (meeting.at not in peer.offers or meeting.at not in peer.haves)
         self._links.attend(peer)
 

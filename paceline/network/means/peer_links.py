@@ -1,4 +1,4 @@
-"""A worker's connections to other workers, one for each life of each, made when both are at a meeting.
+"""A worker's connections to other workers, one for each life of each, made when both want them.
 
 A connection that breaks is made again as long as both live: whether they do is said by the board, never by a
 connection. What has come whole stays. The worker attends to the connections while it waits, a thread while it computes.
@@ -7,18 +7,19 @@ connection. What has come whole stays. The worker attends to the connections whi
 from __future__ import annotations
 
 import select
+import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from paceline.network.means.background_mover import BackgroundMover
 from paceline.network.means.group import Broken, GroupBuilder, GroupRequest
-from paceline.network.means.peer_link import Have, Lives, Occasion, Offer, PeerLink
 from paceline.network.means.rendezvous import Rendezvous
-from paceline.network.secure.channel import Closed, ProtocolError
+from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.memory.run_memory import RunMemory
 
 if TYPE_CHECKING:
@@ -28,28 +29,37 @@ LARGEST = 4  # times the bytes of a worker's cells: a vector that is larger is n
 LEAST = 1 << 20  # bytes that a vector may always have
 
 
-class LinkedPeer:
+class Link(Protocol):
+    """A connection, with messages of its own kinds."""
+
+    channel: Channel
+
+    def bury(self) -> None:
+        """Close it."""
+
+
+L = TypeVar("L", bound=Link)
+
+
+class LinkedPeer(Generic[L]):
     """Another worker in one of its lives: the connection to it, and what it has said."""
 
     def __init__(self, rank: int, life: int) -> None:
         self.rank, self.life = rank, life
-        self.link: PeerLink | None = None
-        self.building: GroupBuilder[PeerLink] | None = None
+        self.link: L | None = None
+        self.building: GroupBuilder[L] | None = None
         self.name = ""  # of the connection, in the store
-        self.offers: dict[Occasion, Offer] = {}
-        self.haves: dict[Occasion, Lives] = {}
         self.owes = False  # something that this worker waits for
         self.events = 0  # of the connection that are waited for
 
-    def forget(self, until: Occasion) -> None:
-        """Forget what was said of a meeting, and of those at earlier steps."""
-        for told in (self.offers, self.haves):
-            for one in [one for one in told if one == until or one[:2] < until[:2]]:
-                del told[one]
+
+P = TypeVar("P", bound=LinkedPeer[Any])
 
 
-class PeerLinks:
+class PeerLinks(ABC, Generic[P]):
     """`heard` is called, with the lock held, when something has come; `made` when a connection has been made."""
+
+    kind: ClassVar[str]  # in the names of its connections
 
     def __init__(
         self,
@@ -58,38 +68,50 @@ class PeerLinks:
         maker: Connected,
         rendezvous: Rendezvous,
         *,
-        made: Callable[[LinkedPeer, PeerLink], None],
+        made: Callable[[P, Any], None],
         heard: Callable[[], None],
     ) -> None:
         self._memory, self._rank, self._board, self._watch = memory, rank, memory.board, memory.wakeup
         self._maker, self._rendezvous, self._made, self._heard = maker, rendezvous, made, heard
         self.ring = rendezvous.wake
         self.lock = threading.RLock()  # a thread may be at it while the worker computes
-        self._peers: dict[int, list[LinkedPeer]] = {}  # by rank, the newest life first
+        self._peers: dict[int, list[P]] = {}  # by rank, the newest life first
         self._mover: BackgroundMover | None = None
         self.error: Exception | None = None  # what the worker has to raise
         state = memory.worker_state(rank)
         cells = sum(state.cell(name).numel() * state.cell(name).element_size() for name in state)
-        self._most = max(LARGEST * cells, LEAST)
+        self.most = max(LARGEST * cells, LEAST)  # bytes of a vector that may come
 
-    def of(self, rank: int) -> list[LinkedPeer]:
+    @abstractmethod
+    def _peer(self, rank: int, life: int) -> P:
+        """A peer to which there is no connection yet."""
+
+    @abstractmethod
+    def _link(self, connection: socket.socket) -> Any:
+        """A connection that has been made."""
+
+    @abstractmethod
+    def _exchange(self, peer: P, link: Any) -> None:
+        """Send what is pending, and take what has come."""
+
+    def of(self, rank: int) -> list[P]:
         """The lives of a worker that this one has heard of, the newest first."""
         return self._peers.get(rank, [])
 
-    def __iter__(self) -> Iterator[LinkedPeer]:
+    def __iter__(self) -> Iterator[P]:
         return (peer for lives in list(self._peers.values()) for peer in lives)
 
-    def peer(self, rank: int, life: int) -> LinkedPeer:
+    def peer(self, rank: int, life: int) -> P:
         lives = self._peers.setdefault(rank, [])
         if not lives or lives[0].life != life:
-            lives.insert(0, LinkedPeer(rank, life))
+            lives.insert(0, self._peer(rank, life))
         return lives[0]
 
-    def ended(self, peer: LinkedPeer) -> bool:
+    def ended(self, peer: P) -> bool:
         """Whether this life has ended by force."""
         return bool(self._board.lost[peer.rank] >= peer.life or self._board.life[peer.rank] > peer.life)
 
-    def connect(self, peer: LinkedPeer, generation: int) -> PeerLink | None:
+    def connect(self, peer: P, generation: int) -> Any:
         """The connection, if there is one. Else make it, in a thread: the other side has to do so too."""
         if peer.building is not None and peer.building.over:
             building, peer.building = peer.building, None
@@ -102,14 +124,14 @@ class PeerLinks:
             peer.building = self._build(peer, generation)
         return peer.link
 
-    def _build(self, peer: LinkedPeer, generation: int) -> GroupBuilder[PeerLink]:
+    def _build(self, peer: P, generation: int) -> GroupBuilder[Any]:
         (low, first), (high, second) = sorted([(self._rank, self._rendezvous.life), (peer.rank, peer.life)])
-        peer.name = name = f"{generation}/link/{low}-{high}/{first}-{second}"
+        peer.name = name = f"{generation}/{self.kind}/{low}-{high}/{first}-{second}"
         self._maker.prepare(self._memory)
         rendezvous, store = self._rendezvous, self._rendezvous.borrow()
         place = [low, high].index(self._rank)
 
-        def make(building: GroupBuilder[PeerLink]) -> PeerLink:
+        def make(building: GroupBuilder[Any]) -> Any:
             request = GroupRequest(store, name, [low, high], place, torch.device("cpu"), building, rendezvous.wake)
             try:
                 connections = self._maker.connections(self._memory, request)
@@ -117,29 +139,29 @@ class PeerLinks:
                 store.close()
                 raise
             rendezvous.give_back(store)
-            return PeerLink(connections[1 - place], self._most)
+            return self._link(connections[1 - place])
 
         return GroupBuilder(make, rendezvous.wake)
 
-    def send(self, peer: LinkedPeer, act: Callable[[PeerLink], None]) -> None:
+    def send(self, peer: P, act: Callable[[Any], None]) -> None:
         """Send something, if the connection is there."""
         if (link := peer.link) is not None:
             self._act(peer, lambda: act(link))
 
-    def _act(self, peer: LinkedPeer, act: Callable[[], None]) -> None:
+    def _act(self, peer: P, act: Callable[[], None]) -> None:
         """Do something with a connection. One that breaks is dropped."""
         try:
             act()
         except (Closed, ProtocolError) as error:
             if isinstance(error, ProtocolError):
-                print(f"meetings: a connection to worker:{peer.rank} was given up: {error}", flush=True)
+                print(f"{self.kind}: a connection to worker:{peer.rank} was given up: {error}", flush=True)
             self._drop(peer)
         except Exception as error:
             self.error = self.error or error
             self._drop(peer)
         self.attend(peer)
 
-    def _drop(self, peer: LinkedPeer) -> None:
+    def _drop(self, peer: P) -> None:
         if peer.building is not None:
             peer.building.give_up()
             peer.building = None
@@ -148,12 +170,12 @@ class PeerLinks:
             peer.link.bury()
             peer.link = None
 
-    def attend(self, peer: LinkedPeer) -> None:
+    def attend(self, peer: P) -> None:
         """Wait for what is to come from a peer and to go to it."""
         if (link := peer.link) is not None:
             self._watched(peer, (select.POLLIN if peer.owes else 0) | (select.POLLOUT if link.channel.pending else 0))
 
-    def _watched(self, peer: LinkedPeer, events: int) -> None:
+    def _watched(self, peer: P, events: int) -> None:
         assert peer.link is not None
         if events == peer.events:
             return
@@ -166,19 +188,12 @@ class PeerLinks:
             self._watch.attend(descriptor, partial(self._news, peer), events)
         peer.events = events
 
-    def _news(self, peer: LinkedPeer) -> None:
+    def _news(self, peer: P) -> None:
         """A connection has brought something, or takes more."""
         with self.lock:
             if peer.link is not None:
                 self._act(peer, partial(self._exchange, peer, peer.link))
             self._heard()
-
-    def _exchange(self, peer: LinkedPeer, link: PeerLink) -> None:
-        for came in link.exchange():
-            if isinstance(came, Have):
-                peer.haves[came.occasion] = came.lives
-            else:
-                peer.offers.setdefault(came.occasion, came)
 
     def bury_ended(self) -> None:
         """Forget the lives that have ended."""

@@ -55,9 +55,6 @@ class Coordinator(Elsewhere):
         listening: Callable[[str, int], None],
     ) -> None:
         refuse_open_means(plan.collective, node.certificates is not None)
-        if scheme.sends_messages():
-            what = "messages that nobody waits for are in the shared memory of its workers"
-            raise UsageError(f"{scheme.name} runs on one machine only with these settings: {what}")
         if plan.collective == "shared":
             plan = replace(plan, collective="tcp")  # means in shared memory cannot span nodes
         if plan.collective != "tcp":
@@ -237,8 +234,8 @@ class Coordinator(Elsewhere):
         one to all tasks, so the agent stays until a signal to the chief would have been seen."""
         if not peer.leaving:
             peer.leaving = time.monotonic()
-            peer.saves = self._complete and any(part.kind == "server" for part in peer.parts)
-            if peer.saves:  # the state of its server is lost with it
+            peer.saves = self._complete and any(self.supervisor.recovery.holds_state(part) for part in peer.parts)
+            if peer.saves:  # that state is lost with it
                 self._board.put("asked", self._board.get("asked") + 1)
 
     def _let_leave(self) -> None:
@@ -360,7 +357,9 @@ class Coordinator(Elsewhere):
 
     def _must_be_played(self, part: Role) -> bool:
         held = self.supervisor.plan.exact or self.supervisor.plan.quorum == "hold"
-        return part.kind in ("server", "evaluator") or (part.kind == "worker" and held)
+        return (
+            part.kind == "evaluator" or self.supervisor.recovery.holds_state(part) or (part.kind == "worker" and held)
+        )
 
     def _move(self, child: Child) -> None:
         """Give a role whose node does not come back to the node that has the fewest roles."""

@@ -14,7 +14,7 @@ from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory.board import GENERATION, GOAL, HALT, STARTING, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.shared_messages import SharedMessages
-from paceline.processes.transport import Means
+from paceline.processes.transport import CarriesMessages, Means
 from paceline.runs.times_log import Spent, Stamp
 from paceline.runtime.call_scheduler import explain
 from paceline.runtime.step_driver import StepDriver
@@ -181,7 +181,10 @@ class StepOperations:
     def __init__(
         self, memory: RunMemory, worker: Worker, calls: CallClient | None, means: Means, waiting: Waiting
     ) -> None:
-        self.messages = SharedMessages(memory, worker.rank) if memory.scheme.sends_messages() else None
+        self.messages: SharedMessages | None = None
+        if memory.scheme.sends_messages():
+            remote = means.messages() if isinstance(means, CarriesMessages) else None
+            self.messages = SharedMessages(memory, worker.rank, waiting, remote)
         self._memory, self._worker, self._calls, self._means, self._waiting = memory, worker, calls, means, waiting
         self._started: list[tuple[Pending[Any], Any]] = []
         self.last_mean = -1  # the last step that came to a mean

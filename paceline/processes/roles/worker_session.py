@@ -97,8 +97,9 @@ class WorkerSession:
         self._operations = operations = StepOperations(memory, cells.worker, calls, means, waiting)
         self.log = log = RunLog(memory, rank, cells, waiting)
         profile.journal(log.journal)
-        if operations.messages is not None:
-            operations.messages.journal = log.journal
+        self._messages = messages = operations.messages
+        if messages is not None:
+            messages.journal = log.journal
         self._record = log.journal.record if log.journal is not None else None
         self._stamp = waiting.stamp = log.stamp
         self._calls_spent = {name: code(Spent.CALL, k) for k, name in enumerate(sorted(memory.scheme.methods))}
@@ -223,6 +224,8 @@ class WorkerSession:
                 answer, running = None, True
                 if self._calls is None:
                     self.cells.begin_step()
+                if self._messages is not None:
+                    self._messages.begin_step()
             busy[rank] += 1
             op = advance(answer)
             busy[rank] += 1
@@ -245,13 +248,15 @@ class WorkerSession:
                     stamp(what, began)
 
     def _end_step(self) -> None:
-        step, messages = self.worker.t, self._operations.messages is not None
-        if messages:
+        step, messages = self.worker.t, self._messages
+        if messages is not None:
             self.log.step(flush=True)  # before others can see the messages of the step
         self.board.t[self.rank] = step + 1
+        if messages is not None:
+            messages.end_step(step)
         _set_step(self.worker, step + 1)
         self._count_bytes()
-        if not messages:  # without a server the step's mean carries the record along, if it had one
+        if messages is None:  # without a server the step's mean carries the record along, if it had one
             self.log.step(flush=self._calls is None and self._operations.last_mean != step)
         self.cells.end_step()
         if self._stepping:
@@ -331,6 +336,8 @@ class WorkerSession:
         """Leave the run. The chief leaves last: it writes the last checkpoint and reports the result."""
         board, rank, membership = self.board, self.rank, self.membership
         self.profile.stop()
+        if self._messages is not None and membership.leaving:
+            self._messages.settle()
         membership.abandon()
         self.log.end()
         self.cells.uncount()

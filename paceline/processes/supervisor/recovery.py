@@ -67,6 +67,16 @@ class Recovery:
             return False
         return True
 
+    def holds_state(self, part: Role) -> bool:
+        """Whether the run cannot continue without the memory of a process: it is a server, or a worker that sends
+        messages, of which others wait for an answer, and which has its own part of what is conserved."""
+        return part.kind == "server" or (part.kind == "worker" and self._launched.scheme.sends_messages())
+
+    def lost_with(self, part: Role) -> bool:
+        """Whether every process returns to the checkpoint because the memory of this one is gone."""
+        ending = part.kind != "server" and self._launched.board.run[STOP] != RUNNING
+        return self.holds_state(part) and not ending
+
     def torn(self, part: Role) -> bool:
         """Whether a dead process may have left the state of a server half changed: it died inside a call, or it was a
         server that had ordered a call for the other servers and not performed it itself."""

@@ -260,7 +260,7 @@ class Supervisor:
         if part.kind == "evaluator" and not lost and self.outcome.error is None:
             self._postpone(child, child.failure or cause)
             return
-        torn = together or (part.kind == "server" and bool(lost)) or recovery.torn(part)
+        torn = together or (bool(lost) and recovery.lost_with(part)) or recovery.torn(part)
         if not self._may_restart(child, code, cause, torn, excused):
             self.finished(child)
             self.stop("", FAILED)
