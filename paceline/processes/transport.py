@@ -177,8 +177,8 @@ class RemoteMessages(Protocol):
     def end_step(self, step: int) -> None:
         """A step is finished: its messages leave, and the notes of those that it has taken."""
 
-    def unsettled(self) -> bool:
-        """Whether a message is under way that may still be taken."""
+    def unsettled(self, reads: Callable[[int], bool]) -> bool:
+        """Whether a message is under way to a worker that still `reads`."""
 
 
 @runtime_checkable

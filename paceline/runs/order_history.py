@@ -16,6 +16,7 @@ from paceline.runs.order_log import ABOUT, START, LogRecord, MemberEvent, OrderL
 from paceline.runs.run_directory import RunDirectory
 
 MEETINGS = (RecordKind.MEAN, RecordKind.MEET)
+MESSAGES = (RecordKind.SENT, RecordKind.RECEIVED)
 
 
 @dataclass
@@ -179,10 +180,16 @@ def _drop_unfinished(lives: list[WorkerLife]) -> None:
     """Where workers send messages, a step is recorded before it is finished: others see its messages then. If the next
     life begins before the end of that step, the worker died in between, and the step was never finished."""
     for life, after in pairwise(lives):
-        steps = [k for k, record in enumerate(life.records) if record.kind == RecordKind.STEP]
-        sends = any(record.kind in (RecordKind.SENT, RecordKind.RECEIVED) for record in life.records)
-        if sends and life.rank == after.rank and life.begun["t"] + len(steps) > after.begun["t"]:
-            del life.records[steps[-1] :]
+        if life.rank != after.rank or not any(one.kind in MESSAGES for one in life.records):
+            continue
+        generation, t, last = life.begun["generation"], life.begun["t"], len(life.records)
+        for k, record in enumerate(life.records):
+            if "return" in record.note:
+                generation, t = record.note["return"], record.note.get("t", 0)
+            elif record.kind == RecordKind.STEP:
+                t, last = t + 1, k
+        if generation == after.begun["generation"] and t > after.begun["t"]:
+            del life.records[last:]
 
 
 def _unseen(lives: list[WorkerLife]) -> set[tuple[int, int, int]]:

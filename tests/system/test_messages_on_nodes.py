@@ -1,18 +1,19 @@
 """Messages between workers of several nodes: wherever a process dies or a connection breaks, nothing that was sent is
-lost or counted twice; a node that is lost with its workers' cells sends all back to the checkpoint; replay gives the bits.
+lost or counted twice; a node that is lost with its workers' cells sends all back to the checkpoint; replay gives bits.
 
 Data: scikit-learn's digits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from message_runs import ANY, TOSSING, WORKERS, check_replay, checkpoints, states, weight
 from nodes import nodes
 from processes import Linger, finished, leaving_nothing, run
-from test_messages import ANY, TOSSING, WORKERS, check_replay, checkpoints, states, weight
 
 from paceline.hook import Hook, Session
 from paceline.network.means import mean_rooms
@@ -65,9 +66,7 @@ def test_the_schemes_survive_kills_and_are_replayed(scheme: str, hyper: dict[str
     kills, steps = ["worker:1", "chief"], 200
     settings: dict[str, Any] = {"workers": WORKERS, "steps": steps, "checkpoint_steps": 40, "keep": 100}
     with leaving_nothing(), nodes(together=("worker:1+worker:2",)) as made:  # one of them beside the other
-        story = run(
-            tmp_path / "run", TASK, scheme, kills=kills, hyper=ANY | hyper, launcher=made.launcher, **settings
-        )
+        story = run(tmp_path / "run", TASK, scheme, kills=kills, hyper=ANY | hyper, launcher=made.launcher, **settings)
     result = finished(story, steps)
     assert result.restarts == len(kills)
     assert not story.falls
@@ -148,39 +147,47 @@ def test_a_lost_node_takes_its_cells_along_and_all_return_to_the_checkpoint(tmp_
     check_replay(tmp_path / "run", result.digest)
 
 
+@dataclass
 class Leaves(Hook):
-    """Worker 1 leaves the run at step 40."""
+    """Worker 1 leaves the run after step 40, and writes down how many messages it has sent."""
+
+    note: Path
 
     def after_step(self, session: Session) -> None:
-        if session.worker == 1 and session.updates >= 40:
+        if session.worker.rank == 1 and session.worker.t == 40:
+            self.note.write_text(str(session.worker.state.sent))
             session.leave("it has seen enough")
 
 
 def test_a_worker_that_leaves_first_gives_away_what_it_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a slot of a worker that is gone a message would be out of reach on other nodes."""
+    """In a slot of a worker that is gone a message would be out of reach for other nodes. Its connections
+    break again and again before it leaves."""
+    plain = LinkedMessages.end_step
+
+    def cut(self: LinkedMessages, step: int) -> None:
+        if self._rank == 1 and step >= 20:
+            for peer in self._links:
+                if peer.link is not None:
+                    peer.link.channel.close()
+        plain(self, step)
+
+    monkeypatch.setattr(LinkedMessages, "end_step", cut)
     file = tmp_path / "tossing.py"
     file.write_text(TOSSING, encoding="utf-8")
     for name in ("received-0", "halved-1", "sent-0", "taken-1", "counted-0"):
         (tmp_path / name).touch()  # nobody is killed
-    plain, waited = LinkedMessages.unsettled, tmp_path / "waited"
-
-    def noted(self: LinkedMessages) -> bool:
-        under = plain(self)
-        waited.write_text(str(int(under)))
-        return under
-
-    monkeypatch.setattr(LinkedMessages, "unsettled", noted)
     with leaving_nothing(), nodes() as made:
         story = run(
             tmp_path / "run",
             TASK,
             f"{file}:Tossing",
             workers=WORKERS,
-            steps=80,
+            steps=120,
             launcher=made.launcher,
-            hooks=[Leaves()],
+            hooks=[Leaves(tmp_path / "sent"), Linger(tmp_path / "never", 40, 0.02)],
         )
-    finished(story, 80)
-    assert waited.read_text() == "0"
+    finished(story, 120)
+    sent = int((tmp_path / "sent").read_text())
+    assert states(checkpoints(tmp_path / "run")[-1])[2].came == sent > 0  # worker 2 hears of worker 1 alone

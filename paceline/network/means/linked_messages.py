@@ -116,6 +116,7 @@ class LinkedMessages:
                 present = board.alive[rank] and not board.parted[rank] and life > board.lost[rank]
                 if present and board.followed[rank] == generation:
                     self._connect(links.peer(rank, life), generation)
+        links.carry_on()  # the thread may have gone to sleep just before a connection was made
 
     def _connect(self, peer: Peer, generation: int) -> None:
         if peer.link is not None:
@@ -204,14 +205,13 @@ class LinkedMessages:
         except ValueError as error:
             raise ProtocolError(f"a payload that means nothing: {error}") from error
 
-    def unsettled(self) -> bool:
-        """Whether a message is under way to a worker of another node that may still take it. Connections are made
-        meanwhile; this worker is not inside a step."""
+    def unsettled(self, reads: Callable[[int], bool]) -> bool:
+        """Whether a message is under way to a worker of another node that still reads. Connections are made meanwhile;
+        this worker is not inside a step."""
         self.begin_step()
-        board = self._board
         for slot, (_, sequence, _, to) in enumerate(self._own.heads.tolist()):
             known = int(self.cells(to).taken[self._rank * MESSAGES + slot, SEQUENCE]) if sequence else 0
-            if sequence > known and board.alive[to] and not board.parted[to] and not self._memory.beside(to):
+            if sequence > known and not self._memory.beside(to) and reads(to):
                 return True
         return False
 

@@ -196,7 +196,7 @@ class RunLog:
     def returned(self, generation: int) -> None:
         """Record that the worker has returned to a checkpoint."""
         if self._journal is not None:
-            self._journal.note({"return": generation})
+            self._journal.note({"return": generation, "t": self._memory.board.t[self._rank]})
 
     def end(self) -> None:
         if self._journal is not None:

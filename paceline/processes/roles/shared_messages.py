@@ -19,7 +19,7 @@ SENT, RECEIVED, TAKEN = RecordKind.SENT, RecordKind.RECEIVED, RecordKind.TAKEN
 REFUSED = -1  # in place of the slot of a message
 
 
-class Waits(Protocol):
+class WaitsOfMessages(Protocol):
     """What a worker's messages need of its waits."""
 
     generation: int
@@ -31,7 +31,7 @@ class Waits(Protocol):
 class SharedMessages:
     """One worker's messages. Its log has what became of each message that it sent, and which ones it has taken."""
 
-    def __init__(self, memory: RunMemory, rank: int, waits: Waits, remote: RemoteMessages | None) -> None:
+    def __init__(self, memory: RunMemory, rank: int, waits: WaitsOfMessages, remote: RemoteMessages | None) -> None:
         """`remote`: messages to and from workers of other nodes; None: all share this memory."""
         self._memory, self._board, self._rank, self._waits = memory, memory.board, rank, waits
         self._remote = remote if memory.node.secret is not None else None
@@ -70,7 +70,7 @@ class SharedMessages:
         remote = self._remote
         if remote is not None:
             with suppress(Stopped, RolledBack):
-                self._waits.wait_for(lambda: not remote.unsettled(), "others to take its last messages")
+                self._waits.wait_for(lambda: not remote.unsettled(self._reads), "others to take its last messages")
 
     def send(self, op: Send) -> bool:
         board, cut = self._board, self._board.saved[self._rank]

@@ -87,11 +87,10 @@ class ReplayEngine:
             own = task.on(device) if device.type != "cpu" else task
             resumed = None if life.begun["generation"] else start
             self._players.append(WorkerReplay(history, life, scheme, own, x0, device, resumed, self._judge))
-        self._takers: dict[Place, list[WorkerReplay]] = {}  # of each message, the lives that received it
+        self._takers: dict[tuple[int, Place], list[WorkerReplay]] = {}  # of each message, the lives that received it
         for player in self._players:
-            for record in player.life.records:
-                if record.kind == RecordKind.TAKEN:
-                    self._takers.setdefault(Place(*record.values), []).append(player)
+            for taken in player.receipts():
+                self._takers.setdefault(taken, []).append(player)
         self._last: dict[int, Vector] = {}  # the models of a decentralised run at `until`, by rank
         self.generation = self.position = 0
         self._centre: State | None = None
@@ -246,7 +245,7 @@ class ReplayEngine:
             if player.posting is not None and player.generation == self.generation:
                 slot = player.posting[2]
                 before = Place(player.rank, slot, int(player.messages.heads[slot, SEQUENCE]))
-                if all(one.over or before in one.collected for one in self._takers.get(before, ())):
+                if all(one.over or before in one.collected for one in self._takers.get((self.generation, before), ())):
                     player.post()
                     moved = True
             if player.collecting is not None and player.generation == self.generation:

@@ -119,6 +119,7 @@ class WorkerReplay:
         self.outbox.clear()
         self.arrived.clear()
         self.offers.clear()
+        self.collected.clear()
         self.meeting = self.posting = self.collecting = None
         self.read = self.awaited = self.returning = self._answer = None
         self.generation = generation
@@ -244,6 +245,14 @@ class WorkerReplay:
         """Whether this worker has sent the message of that place in a step that is finished, and not another since."""
         head = self.messages.heads[place.slot]
         return bool(head[SEQUENCE] == place.sequence and head[STEP] < self.worker.t)
+
+    def receipts(self) -> Iterator[tuple[int, Place]]:
+        """The messages that this life has received, each with its generation."""
+        generation = self.life.begun["generation"]
+        for record in self.life.records:
+            generation = record.note.get("return", generation)
+            if record.kind == RecordKind.TAKEN:
+                yield generation, Place(*record.values)
 
     def post(self) -> None:
         """Put a message into its slot."""
