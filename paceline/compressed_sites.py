@@ -10,13 +10,14 @@ import torch
 from paceline.compressor import Compressor, Fragment
 from paceline.state import Cell, Vector
 
-MEAN, MEET = "mean", "meet"
+MEAN, MEET, SEND = "mean", "meet", "send"
+_ONE = torch.zeros(1)
 
 
 @dataclass(frozen=True)
 class Site:
-    """One of a scheme's `compresses`: its means (`mean`), its meetings (`meet`), or the argument g of its method push
-    (`push.g`); `push.g[p]` if g is a fragment of the vector, and the argument p its number."""
+    """One of a scheme's `compresses`: its means (`mean`), its meetings (`meet`), its messages (`send`), or the argument
+    g of its method push (`push.g`); `push.g[p]` if g is a fragment of the vector, and the argument p its number."""
 
     name: str  # without the fragment
     method: str  # empty: not an argument
@@ -60,10 +61,16 @@ class CompressedSites:
         """The numbers of a fragment; `whole`: those of the vector."""
         return whole if fragment is None else sum(high - low for low, high in self._fragments[fragment])
 
-    def cells(self, x0: Vector) -> dict[str, Cell]:
-        """What a worker keeps for its compressor, at the start."""
+    def cells(self, x0: Vector, workers: int) -> dict[str, Cell]:
+        """What a worker keeps for its compressor, at the start. A message is for one worker, and what was left out of
+        it has to reach the same one: of messages there is a row of each cell for each receiver."""
         found: dict[str, Cell] = {}
         for site in self.sites:
+            if site.name == SEND:
+                own = self._whole.cells(x0).items()
+                found |= {site.cell(name): torch.stack([torch.as_tensor(cell)] * workers) for name, cell in own}
+                found[site.cell("sent")] = 0
+                continue
             for number in self.fragments():
                 v = x0 if number is None else torch.cat([x0[low:high] for low, high in self._fragments[number]])
                 found |= {site.cell(name, number): cell for name, cell in self.compressor(number).cells(v).items()}
@@ -73,8 +80,9 @@ class CompressedSites:
     def own_cells(self) -> frozenset[str]:
         """The cells that are not the same for all workers."""
         found = {site.cell("sent") for site in self.sites}
+        found |= {site.cell(name) for site in self.sites if site.name == SEND for name in self._whole.cells(_ONE)}
         for number in self.fragments():
             compressor = self.compressor(number)
-            names = {*compressor.cells(torch.zeros(1))} - {*compressor.shared}
-            found |= {site.cell(name, number) for site in self.sites for name in names}
+            names = {*compressor.cells(_ONE)} - {*compressor.shared}
+            found |= {site.cell(name, number) for site in self.sites if site.name != SEND for name in names}
         return frozenset(found)

@@ -110,8 +110,19 @@ class PeerMessage:
     number: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """Whether a message leaves: `if await w.send(…)`."""
+
+    leaves: bool
+    lost: Vector | None = None  # what the receiver does not get of the vector, as it was compressed
+
+    def __bool__(self) -> bool:
+        return self.leaves
+
+
 @dataclass(slots=True, eq=False)
-class Send(Op[bool]):
+class Send(Op[Sent]):
     """A message to another worker, which leaves when the step ends. Nobody waits for it. False: it was not sent."""
 
     to: int
@@ -180,9 +191,9 @@ def content(op: Op[Any]) -> Any:
             return args
         case Call(_, args, Packed(payloads)):
             return tuple(payloads.get(place, arg) for place, arg in enumerate(args))
-        case Mean(packed=Packed(payloads)) | Meet(packed=Packed(payloads)) if payloads:
+        case Mean(packed=Packed(payloads)) | Meet(packed=Packed(payloads)) | Send(packed=Packed(payloads)) if payloads:
             return payloads[0]
-        case Mean(v) | Meet(v):
+        case Mean(v) | Meet(v) | Send(_, v):
             return v
         case _:
             return ()

@@ -25,7 +25,7 @@ from typing import (
     overload,
 )
 
-from paceline.compressed_sites import CompressedSites
+from paceline.compressed_sites import SEND, CompressedSites
 from paceline.compressor import Compressor, Fragment
 from paceline.errors import SchemeError, UsageError
 from paceline.fields import Bound, Component, Count, Fraction, Rate, converted
@@ -255,7 +255,7 @@ class Scheme:
         if self.sends_messages():
             cells |= message_cells(x0, workers)
         if self.compressor is not None and sites is not None:
-            cells |= {COMPRESSED_SHAPES: self.compressor.shapes_cell()} | sites.cells(x0)
+            cells |= {COMPRESSED_SHAPES: self.compressor.shapes_cell()} | sites.cells(x0, workers)
         return state if len(cells) == len(list(state)) else State(**cells)
 
     def fragments_of(self, length: int) -> Sequence[Fragment]:
@@ -266,7 +266,8 @@ class Scheme:
         """What it sends that is compressed, of vectors of this length; None without a compressor."""
         if self.compressor is None:
             return None
-        return CompressedSites(self.compressor, self.compresses, self.fragments_of(length))
+        names = [name for name in self.compresses if name != SEND or self.sends_messages()]
+        return CompressedSites(self.compressor, names, self.fragments_of(length))
 
     def own_cells(self, length: int) -> frozenset[str]:
         """Cells that a worker keeps when it takes over another's: what it has not sent yet is its own."""

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
-from paceline.compressed_sites import MEET
+from paceline.compressed_sites import MEET, SEND
 from paceline.compressor import Compressor
 from paceline.config import discovery
 from paceline.config.options import declared
@@ -106,8 +106,8 @@ def compressor_of(compressor: str | Compressor) -> Compressor | None:
 def compressing(scheme: Scheme, compressor: str | Compressor) -> Scheme:
     """A scheme with a compressor for what it sends; by default that of its paper, if it has one."""
     found = compressor_of(compressor or scheme.compression or "none")
-    if found is not None and scheme.sends_messages():
-        raise UsageError(f"{scheme.name}: messages that nobody waits for are not compressed; omit --compress {found}")
+    if found is not None and scheme.sends_messages() and SEND not in scheme.compresses:
+        raise UsageError(f"{scheme.name} does not say that its messages can be compressed; omit --compress {found}")
     if found is not None and not scheme.compresses:
         able = ", ".join(name for name, one in discovery.schemes().items() if one.value.compresses)
         raise UsageError(

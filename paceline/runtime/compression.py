@@ -1,8 +1,9 @@
 """Compresses what one worker sends, between its step and the world that performs its operations.
 
-A call or a mean of vectors that the scheme lists in `compresses` goes on with what their payloads decode to, and with
-the payloads: worlds that share memory use the vectors, those that send bytes use the payloads. So the bits are the same
-in all of them. A mean that the compressor takes by means of smaller vectors becomes those means, one after the other.
+A call, a mean or a message of vectors that the scheme lists in `compresses` goes on with what their payloads decode to,
+and with the payloads: worlds that share memory use the vectors, those that send bytes use the payloads. So the bits are
+the same in all of them. A mean that the compressor takes by means of smaller vectors becomes those means, one after the
+other.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.compressed_sites import MEAN, MEET, Site
+from paceline.compressed_sites import MEAN, MEET, SEND, Site
 from paceline.compressor import Compressor, Pieces
-from paceline.ops import Call, Mean, Meet, Op, Packed, Pending, Start, nbytes
+from paceline.ops import Call, Mean, Meet, Op, Packed, Pending, Send, Sent, Start, nbytes
 from paceline.sampling import mixed
 from paceline.scheme import COMPRESSED_SHAPES, Scheme
 from paceline.state import State, Vector
@@ -45,7 +46,7 @@ class Compression:
         self._combined = compressor.combined
         common = {"v": state.cell("v"), "workers": torch.tensor(worker.workers)}
         self._places: dict[tuple[str, int | None], _Place] = {}
-        for site in sites.sites:
+        for site in (one for one in sites.sites if one.name != SEND):
             for number in sites.fragments():
                 fitted, shape = sites.compressor(number), torch.Size([sites.length(number, length)])
                 names = tuple(fitted.cells(torch.zeros(1)))
@@ -53,17 +54,21 @@ class Compression:
                 over = State.over(cells | {"sent": state.cell(site.cell("sent"))} | common)
                 own = tuple(name for name in names if name not in fitted.shared)
                 self._places[site.name, number] = _Place(site.name, fitted, over, shape, own)
+        self._receivers = _receivers(sites.compressor(None), state, common) if _sends(sites.sites) else []
         self._methods = _methods(scheme, sites.sites)
         # by means of pieces only where all workers have the same version of x and the same shared cells
         self._in_pieces = not scheme.methods
         self._pieces: tuple[Pieces, float] | None = None  # of the mean under way, and its weight
-        self._uncounted: list[tuple[Tensor, Tensor]] = []  # cells, and what they held before a mean of weight 0
+        # cells, and what they held before a mean of weight 0, or a message that may be refused
+        self._uncounted: list[tuple[Tensor, Tensor]] = []
         self._votes = False  # the operation under way is a mean whose result the compressor combines
-        self._lost: Vector | None = None  # it is a meeting: what the others do not get of this worker's vector
+        # it is a meeting or a message: what the others do not get of this worker's vector
+        self._lost: Vector | None = None
+        self._sending = False  # it is a message
 
     def outgoing(self, op: Op[Any]) -> Op[Any]:
         """The operation that is performed instead."""
-        self._pieces, self._votes, self._lost = None, False, None
+        self._pieces, self._votes, self._lost, self._sending = None, False, None, False
         match op:
             case Start(Meet() as inner):
                 return Start(self._given(inner))
@@ -75,6 +80,8 @@ class Compression:
                 return given
             case Pending(Meet() as inner):
                 self._lost = inner.lost
+            case Send() if self._receivers:
+                return self._addressed(op)
             case Mean() if self._in_pieces and op.among is None and (place := self._place(op)) is not None:
                 return self._begun(op, place)
             case Call() | Mean():
@@ -87,7 +94,9 @@ class Compression:
     def incoming(self, answer: Any) -> tuple[Op[Any] | None, Any]:
         """The next operation of a mean in pieces; or None, and what the step gets."""
         if self._pieces is None:
-            if self._lost is not None:
+            if self._sending:
+                answer = self._left(bool(answer))
+            elif self._lost is not None:
                 answer = replace(answer, lost=self._lost)
             if self._votes:
                 answer = self._combined(answer)
@@ -126,6 +135,29 @@ class Compression:
         payload, v = self._message(place, op.v)  # also if it only takes: then it knows the size of what will come
         return replace(op, v=v, packed=Packed({0: payload}), lost=op.v - v if op.to else None)
 
+    def _addressed(self, op: Send) -> Send:
+        """A message with a compressed vector."""
+        place = self._receivers[op.to]
+        self._uncounted = [(cell, cell.clone()) for cell in (place.state.cell(name) for name in place.names)]
+        payload, v = self._message(place, op.v)
+        self._sending, self._lost = True, op.v - v
+        return replace(op, v=v, packed=Packed({0: payload}))
+
+    def _left(self, leaves: bool) -> Sent:
+        """Whether a message has left. Of one that has not, nothing was sent."""
+        if not leaves:
+            self._uncount()
+        self._uncounted, self._sending = [], False
+        return Sent(leaves, self._lost if leaves else None)
+
+    def message_bytes(self) -> int | None:
+        """The bytes of a compressed message, which is the same for all; None: messages are not compressed."""
+        if not self._receivers:
+            return None
+        place = self._receivers[self._worker.rank]
+        scratch = State.over({name: place.state.cell(name).clone() for name in place.state})
+        return nbytes(place.compressor.encode(scratch, torch.ones_like(self._worker.state.x), 0))
+
     def _packed(self, op: Any) -> Any:
         if isinstance(op, Mean):
             place = self._place(op)
@@ -162,6 +194,21 @@ class Compression:
         for cell, value in self._uncounted:
             cell.copy_(value)
         self._uncounted = []
+
+
+def _sends(sites: list[Site]) -> bool:
+    return any(site.name == SEND for site in sites)
+
+
+def _receivers(compressor: Compressor, state: State, common: dict[str, Tensor]) -> list[_Place]:
+    """Where messages are compressed, by their receivers."""
+    site, names = Site.of(SEND), tuple(compressor.cells(torch.zeros(1)))
+    found = []
+    for rank in range(int(common["workers"])):
+        cells = {name: state.cell(site.cell(name))[rank] for name in names}
+        over = State.over(cells | {"sent": state.cell(site.cell("sent"))} | common)
+        found.append(_Place(site.name, compressor, over, state.x.shape, names))
+    return found
 
 
 def _methods(scheme: Scheme, sites: list[Site]) -> dict[str, list[tuple[int, str, int | None]]]:

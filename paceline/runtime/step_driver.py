@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, SchemeError
-from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Receive, Send, Sleep, Start
+from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Receive, Send, Sent, Sleep, Start
 from paceline.runtime.compression import Compression
 from paceline.runtime.traffic import Traffic
 from paceline.scheme import Scheme
@@ -39,6 +39,7 @@ class StepDriver:
         self._compression: Compression | None = None
         if scheme.compressor is not None:
             self._compression = Compression(scheme, worker, scheme.compressor)
+            self.traffic.message = self._compression.message_bytes()
 
     @property
     def running(self) -> bool:
@@ -60,6 +61,8 @@ class StepDriver:
         assert coroutine is not None, "advance() outside a step"
         if self._under_way is not None:
             self.traffic.incoming(self._under_way, answer)
+            if type(self._under_way) is Send:
+                answer = Sent(bool(answer))
             self._under_way = None
         if self._compression is not None and self.awaits:
             more, answer = self._compression.incoming(answer)

@@ -12,12 +12,13 @@ class Traffic:
     """The bytes of one worker's calls and means. A mean is one vector sent and one received; of compressed vectors the
     worker receives those of all other members. `uncompressed`: what `sent` would be without a compressor."""
 
-    __slots__ = ("_sizes", "_workers", "received", "sent", "uncompressed")
+    __slots__ = ("_sizes", "_workers", "message", "received", "sent", "uncompressed")
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._sizes: dict[str, int] = {}  # of arguments and results, by method: vectors do not change their length
         self.sent = self.received = self.uncompressed = 0
+        self.message: int | None = None  # bytes of a compressed message of another worker; None: it has a vector
 
     def outgoing(self, op: Op[Any], whole: Op[Any]) -> None:
         """Count an operation that a worker begins; `whole`: the one before compression."""
@@ -54,10 +55,10 @@ class Traffic:
             case Meet():
                 self.received += len(answer.vectors) * nbytes(content(inner))
             case Send(_, v) if answer:  # not one that was refused
-                self.sent += nbytes(v)
+                self.sent += nbytes(content(inner))
                 self.uncompressed += nbytes(v)
             case Receive():
-                self.received += sum(nbytes(message.v) for message in answer)
+                self.received += sum(nbytes(one.v) if self.message is None else self.message for one in answer)
 
 
 def traffic_of(workers: Sequence[Traffic]) -> dict[str, list[int]]:

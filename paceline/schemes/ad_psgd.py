@@ -40,7 +40,7 @@ class ADPSGD(Scheme, name="ad-psgd"):
     pairs: Literal["random", "bipartite"] = "random"
     partner: Literal["same-step", "any-step"] = "same-step"
     decentralised = True
-    compresses = ("meet",)
+    compresses = ("meet", "send")
     family = "decentralised"
     good_for = "many workers on a slow network: each exchanges one model per step, while it computes"
     volume = "2"
@@ -83,8 +83,8 @@ class ADPSGD(Scheme, name="ad-psgd"):
                 w.x, w.asked = w.x + came.v, NOT
                 continue
             half = (came.v - w.x) / 2  # what one gains, the other loses: the sum of all models stays
-            if await w.send(came.sender, -half, ANSWER):
-                w.x = w.x + half
+            if sent := await w.send(came.sender, -half, ANSWER):
+                w.x = w.x + (half if sent.lost is None else half + sent.lost)
         self.rule.apply(w.state, g, self.lr)
         if w.asked == NOT or w.t - w.asked >= GIVEN_UP:
             other = self.any_other(w.rank, w.workers, w.t, w.seed)

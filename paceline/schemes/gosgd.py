@@ -36,7 +36,7 @@ class GoSGD(Scheme):
     p: Fraction = 0.1
     partner: Literal["same-step", "any-step"] = "same-step"
     decentralised = True
-    compresses = ("meet",)
+    compresses = ("meet", "send")
     family = "decentralised"
     good_for = "a network so slow that workers can exchange a model only now and then"
     volume = "2 * p"
@@ -56,14 +56,16 @@ class GoSGD(Scheme):
 
     async def step(self, w: Worker) -> None:
         if self.sends_messages():
-            for message in await w.receive():
-                whole = w.weight + message.number
-                w.x = (w.weight * w.x + message.number * message.v) / whole
+            for came in await w.receive():
+                whole = w.weight + came.number
+                w.x = (w.weight * w.x + came.number * came.v) / whole
                 w.weight = whole
             self.rule.apply(w.state, await w.grad(w.x), self.lr)
             to = self.messages(w.workers, w.t, w.seed).get(w.rank)
-            if to is not None and await w.send(to, w.x, w.weight / 2):
+            if to is not None and (gone := await w.send(to, w.x, w.weight / 2)):
                 w.weight /= 2
+                if gone.lost is not None:  # half of the weight has gone with x - lost
+                    w.x += gone.lost
             w.v += 1
             return
         g = await w.grad(w.x)
@@ -77,9 +79,9 @@ class GoSGD(Scheme):
             if met.lost is not None and to in met.present:  # half of the weight has gone with y - lost
                 y = y + met.lost
             for s, theirs in met.vectors.items():
-                came = met.numbers[s] / 2
-                y = (weight * y + came * theirs) / (weight + came)
-                weight += came
+                half = met.numbers[s] / 2
+                y = (weight * y + half * theirs) / (weight + half)
+                weight += half
             w.x, w.weight = y, weight
         w.v += 1
 

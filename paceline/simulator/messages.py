@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.ops import MESSAGE_CELLS, PeerMessage, Send
+from paceline.ops import MESSAGE_CELLS, PeerMessage, Send, content
 from paceline.runtime.messages import ARRIVAL, TO, MessageCells, arrived, free_slot
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class SimulatedMessages:
     def __init__(self, engine: SimulationEngine) -> None:
         self._engine = engine
         self._cells = [MessageCells(seat.worker.rank, seat.worker.state) for seat in engine.seats]
+        self._carried: dict[tuple[int, int], Any] = {}  # by rank and slot: what crosses the network of a message
         self._undo: list[dict[str, Tensor]] = [{} for _ in engine.seats]
 
     def cells(self, rank: int) -> MessageCells:
@@ -36,6 +37,7 @@ class SimulatedMessages:
         if not peer.alive or peer.state.v >= self._engine.goal or (slot := free_slot(self, own, 0)) is None:
             return False
         own.put(slot, op, seat.worker.t, 0)
+        self._carried[own.rank, slot] = content(op)
         return True
 
     def receive(self, seat: SimulatedWorker) -> tuple[PeerMessage, ...]:
@@ -57,7 +59,7 @@ class SimulatedMessages:
         """A step is finished: its messages leave."""
         engine, own = self._engine, self._cells[seat.worker.rank]
         for slot in own.sent_in(seat.worker.t - 1):
-            there, v = engine.seats[own.heads[slot, TO]], own.vectors[slot]
+            there, v = engine.seats[own.heads[slot, TO]], self._carried.pop((own.rank, slot), own.vectors[slot])
             seconds = engine.message(seat, v) + engine.message(there, v, inward=True)
             cut = max(engine.injector.apart((seat.worker.rank, there.worker.rank)), seat.cut_until, there.cut_until)
             own.numbers[slot, ARRIVAL] = max(engine.now + seconds, cut)

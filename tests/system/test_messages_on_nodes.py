@@ -61,16 +61,28 @@ def test_killed_at_any_place_of_a_step_nothing_is_lost_or_counted_twice(tmp_path
     check_replay(tmp_path / "run", result.digest)
 
 
-@pytest.mark.parametrize(("scheme", "hyper"), [("gosgd", {"p": 0.7}), ("ad-psgd", {})])
-def test_the_schemes_survive_kills_and_are_replayed(scheme: str, hyper: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "hyper", "compress"),
+    [("gosgd", {"p": 0.7}, "none"), ("ad-psgd", {}, "none"), ("gosgd", {"p": 0.7}, "int8")],
+)
+def test_the_schemes_survive_kills_and_are_replayed(
+    scheme: str, hyper: dict[str, Any], compress: str, tmp_path: Path
+) -> None:
     kills, steps = ["worker:1", "chief"], 200
-    settings: dict[str, Any] = {"workers": WORKERS, "steps": steps, "checkpoint_steps": 40, "keep": 100}
+    settings: dict[str, Any] = {
+        "workers": WORKERS,
+        "steps": steps,
+        "checkpoint_steps": 40,
+        "keep": 100,
+        "compress": compress,
+    }
     with leaving_nothing(), nodes(together=("worker:1+worker:2",)) as made:  # one of them beside the other
         story = run(tmp_path / "run", TASK, scheme, kills=kills, hyper=ANY | hyper, launcher=made.launcher, **settings)
     result = finished(story, steps)
     assert result.restarts == len(kills)
     assert not story.falls
     assert result.metrics["accuracy"] > 0.8
+    assert (sum(result.traffic["sent"]) < 0.5 * sum(result.traffic["uncompressed"])) == (compress != "none")
     if scheme == "gosgd":
         conserved(tmp_path / "run")
     check_replay(tmp_path / "run", result.digest)
