@@ -12,11 +12,10 @@ class Traffic:
     """The bytes of one worker's calls and means. A mean is one vector sent and one received; of compressed vectors the
     worker receives those of all other members. `uncompressed`: what `sent` would be without a compressor."""
 
-    __slots__ = ("_sizes", "_workers", "message", "received", "sent", "uncompressed")
+    __slots__ = ("_workers", "message", "received", "sent", "uncompressed")
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._sizes: dict[str, int] = {}  # of arguments and results, by method: vectors do not change their length
         self.sent = self.received = self.uncompressed = 0
         self.message: int | None = None  # bytes of a compressed message of another worker; None: it has a vector
 
@@ -24,10 +23,8 @@ class Traffic:
         """Count an operation that a worker begins; `whole`: the one before compression."""
         inner = op.op if isinstance(op, Start) else op
         match inner:
-            case Call(method, args, None):
-                size = self._sizes.get(method.name)
-                if size is None:
-                    size = self._sizes[method.name] = nbytes(args)
+            case Call(_, args, None):  # not the same each time: a fragment may be shorter than the one before
+                size = nbytes(args)
                 self.sent += size
                 self.uncompressed += size
             case Meet(v, to):
@@ -41,12 +38,8 @@ class Traffic:
         """Count the result of an operation that a worker has waited for."""
         inner = op.op if isinstance(op, Pending) else op
         match inner:
-            case Call(method):
-                key = f"{method.name}()"
-                size = self._sizes.get(key)
-                if size is None:
-                    size = self._sizes[key] = 0 if answer is None else nbytes(answer)
-                self.received += size
+            case Call():
+                self.received += 0 if answer is None else nbytes(answer)
             case Mean(among=among, packed=Packed(payloads)) if payloads:
                 members = self._workers if among is None else len(among)
                 self.received += (members - 1) * nbytes(payloads[0])
