@@ -14,6 +14,7 @@ from paceline.scheme import Scheme
 SPAN = 2.5  # seconds from the launcher's start within which faults come
 NEAR = 0.15  # seconds between the two deaths of a pair
 PATIENCE = 4.0
+ANY_STEP = 0.6  # how often workers that can send messages do
 TASKS = [f"{Path(__file__).with_name('small_tasks.py')}:{name}" for name in ("plain", "normed", "wide")]
 
 
@@ -53,6 +54,9 @@ def trial(seed: int, number: int) -> Trial:
     scheme = schemes[number % len(schemes)]
     chosen: Scheme = build.scheme_of(scheme, {})
     hyper: dict[str, Any] = {"window": rng.choice([1, 2, 5])} if hasattr(chosen, "window") else {}
+    if hasattr(chosen, "partner") and random.Random(f"{name}-partner").random() < ANY_STEP:
+        hyper["partner"] = "any-step"  # messages that nobody waits for
+        chosen = build.scheme_of(scheme, hyper)
     settings: dict[str, Any] = {
         "task": rng.choice(TASKS),
         "workers": 1 if chosen.alone else rng.randint(2, 4),
