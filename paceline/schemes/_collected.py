@@ -20,8 +20,8 @@ class Collected(Scheme):
 
     `adapt_every=n` is AdaSync (Dutta, Wang, Joshi 2020, arXiv 2003.10579): every n updates k grows as the loss falls,
     k <- min(workers, ceil(first k * sqrt(first loss / loss))), and never falls. A loss is the mean of what the workers
-    report with their gradients since the last change of k. The rule is not checked against the paper, which may round
-    otherwise, and which changes k after equal times, not after equal numbers of updates.
+    report with their gradients since the last change of k. The rule is recalled: neither the paper nor public code
+    of it was at hand. The paper may round otherwise, and changes k after equal times, not equal numbers of updates.
     """
 
     lr: Rate = 0.1

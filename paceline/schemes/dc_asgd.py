@@ -22,8 +22,9 @@ class DCASGD(Scheme, name="dc-asgd"):
              push: x <- x - lr * (g + lam * g * g * (x - x_i));  v <- v + 1        element by element
 
     `adaptive=true` (the paper's DC-ASGD-a) takes lam / sqrt(ms + 1e-7) for lam, with ms <- decay * ms + (1 - decay) *
-    g * g first; the paper's values there are about lam=2 and decay=0.95, for the constant form lam=0.04 (the values
-    were not checked against the paper). The server keeps a copy of x for every worker.
+    g * g first; use lam=2 and decay=0.95 there. Rule and values were checked against public code, not against the
+    paper: the optimizer DCASGD of Apache MXNet has the constant form with 0.04, torch_scala the adaptive one with 2,
+    0.95 and 1e-7. The server keeps a copy of x for every worker.
     """
 
     lr: Rate = 0.1

@@ -24,8 +24,10 @@ class GapAware(Scheme, name="gap-aware"):
              push: C <- largest lr so far * (sqrt(ema / (1 - 0.999^v)) + eps);  P <- 1 + |x - x_i| / C
                    x <- x - lr * rule(g / P);  ema <- 0.999 * ema + 0.001 * u * u;  v <- v + 1    element by element
 
-    u is the momentum after the push, or g / P without momentum. Differs from the paper as far as it was seen: a
-    weight decay of the rule is not divided by P; the exact order of its steps was not checked.
+    u is the momentum after the push, or g / P without momentum. C, P, 0.999 and eps = 1e-8 were checked against
+    public code for pipelines, not against the paper. That one divides the weight decay by P too, which the rule here
+    does not; without momentum it averages g * g before the division; and where a gap spans several steps it multiplies
+    C by their number. Which of these the paper does was not checked.
     """
 
     lr: Rate = 0.1

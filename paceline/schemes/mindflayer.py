@@ -24,8 +24,10 @@ class MindFlayer(Scheme, name="mindflayer"):
              x <- x - lr * total / (sum over i of p_i * tries);  v <- v + 1;  a new round
 
     `deadline` 0, the default, stops nothing. In processes a gradient is stopped between two layers, and by tasks that
-    cannot stop at its end. Differs from the paper, of which only the rule was at hand: one time limit and one number of
-    tries for all workers, and p_i is counted during the run, not known. A round without any gradient changes nothing.
+    cannot stop at its end. Checked against public summaries of the paper, not its listing: tries that are stopped and
+    made again, and the division by the expected number of gradients. Differs from the paper: one time limit and one
+    number of tries for all workers, and p_i, its chance to be in time, is counted during the run, not known. A round
+    without any gradient changes nothing.
     """
 
     lr: Rate = 0.1

@@ -16,7 +16,7 @@ from paceline.worker import Worker
 class OrMo(Scheme, name="ormo"):
     """Ordered momentum: a late gradient enters the momentum as if it had come with those of its own round.
 
-    Shi, Li, Li, Ordered Momentum for Asynchronous SGD, 2024 (arXiv 2407.19234).
+    Shi, Yang, Li, Ordered Momentum for Asynchronous SGD, 2024 (arXiv 2407.19234).
 
     worker:  x, v <- pull();  g <- gradient(x);  push(g, v)
     server:  push, the t-th from 0 on:  b <- max(b, floor(t / workers), ceil(v / workers))
@@ -25,7 +25,9 @@ class OrMo(Scheme, name="ormo"):
                    x <- x - lr * g * (1 - momentum^(l + 1)) / (1 - momentum);  v <- v + 1
 
     `adaptive=true` (OrMo-DA) takes lr * workers / max(workers, staleness) for lr. A fast worker's gradient may be of a
-    later round than the present one, and begins it; what the paper does then was not checked.
+    later round than the present one, and begins it. Checked against the paper's abstract and a public summary: groups
+    of gradients by their iteration, and a rate by the delay. The listing is recalled: of it, the identities below are
+    tested, and what the paper does with a gradient of a later round was not checked.
     """
 
     lr: Rate = 0.01
