@@ -24,6 +24,8 @@ from paceline.config.validate import check_device
 from paceline.errors import RunError, UsageError
 from paceline.fields import Feed
 from paceline.hook import Hook
+from paceline.inside import kind
+from paceline.inside.sliced_task import sliced
 from paceline.report import chrome_trace
 from paceline.report.simulation_progress import progress
 from paceline.result import Evaluations, Point, Result, epochs_of
@@ -67,6 +69,7 @@ def simulate(
     compress: str | Compressor = "",
     exact: bool = False,
     micro: int | None = None,
+    inside: str = "",
     compute: str | float | ComputeTime = "constant:1.0",
     speeds: Sequence[float] = (),
     network: str | NetworkLink = "",
@@ -132,6 +135,8 @@ def simulate(
     job = build.task_of(task, task_options or {}).configured(
         batch=settings.get("batch"), feed=settings.get("feed"), shuffle=settings.get("shuffle")
     )
+    kind.check(settings["inside"], exact=exact, device=settings["device"])
+    job = sliced(job, settings["inside"])
     place = _placed(settings["device"])
     length = {unit: settings[unit] for unit in ("samples", "epochs") if unit in settings}
     steps = settings.get("steps", steps)

@@ -62,6 +62,7 @@ def train(
     compress: str | Compressor = "",
     exact: bool = False,
     micro: int | None = None,
+    inside: str = "",
     hooks: Iterable[str | Hook] = (),
     quorum: Quorum | None = None,
     patience: float = 30.0,
@@ -105,7 +106,8 @@ def train(
     With `evaluator` another process evaluates the checkpoints and keeps the best. A task, scheme or hook may be an
     object of the caller's own, also one defined in a notebook. With `exact` every batch is split into `micro` parts
     (default: 8), which the processes share: neither the number of processes nor a failure changes a bit of the result.
-    `compress` is a compressor for what workers send ("topk:0.01"): docs/compression.md.
+    `compress` is a compressor for what workers send ("topk:0.01"): docs/compression.md. `inside` makes each worker
+    several processes, which slice its batches ("ddp:2", "fsdp:2"): docs/inside.md.
     The work is done by other processes; this one waits, and forwards Ctrl-C: the run ends in order, and
     `RunInterrupted`, a KeyboardInterrupt, has its `result` so far.
 

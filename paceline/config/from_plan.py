@@ -10,6 +10,7 @@ import torch
 from paceline.config import build, exact
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
+from paceline.inside.sliced_task import sliced
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -40,7 +41,7 @@ def task_of(plan: Plan, objects: dict[str, Any]) -> Task:
     if given is None:
         raise UsageError("no task was given")
     task = build.task_of(given, plan.task_options)
-    return task.configured(batch=plan.batch, feed=plan.feed, shuffle=plan.shuffle)
+    return sliced(task.configured(batch=plan.batch, feed=plan.feed, shuffle=plan.shuffle), plan.inside)
 
 
 def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:

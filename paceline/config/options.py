@@ -153,6 +153,11 @@ COMPRESS = Option(
 )
 EXACT = Option("The same bits for any number of workers and servers, and after any failure.", page="exact.md")
 MICRO = Option("With --exact: the parts that every batch is split into.", default="8", bound=COUNT, page="exact.md")
+INSIDE = Option(
+    "Processes of each worker: ddp:K (each has the model) or fsdp:K (each has a shard of it); they slice its batches.",
+    default="one process",
+    page="inside.md",
+)
 QUORUM = Option(
     "While a worker is absent, barriers and means shrink (proceed without it) or hold (wait for it).",
     FAILURES,

@@ -20,6 +20,7 @@ from paceline.config.options import (
 )
 from paceline.errors import UsageError
 from paceline.fields import Feed, converted
+from paceline.inside.kind import processes_of
 
 Prints = Literal["chief", "all", "none"]
 
@@ -69,6 +70,7 @@ class Plan:
     compress: str = options.COMPRESS.field("")
     exact: bool = options.EXACT.field(False)
     micro: int = options.MICRO.field(8)
+    inside: str = options.INSIDE.field("")
     quorum: options.Quorum = options.QUORUM.field("shrink")
     patience: float = no_effect(
         30.0, "Longest wait without progress, in seconds.", FAILURES, bound=POSITIVE, page="training.md", run=True
@@ -129,6 +131,11 @@ class Plan:
     def hosts(self) -> int:
         """Processes that train."""
         return self.processes or self.workers
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads of torch that compute for one worker, in all its processes."""
+        return self.threads * processes_of(self.inside)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

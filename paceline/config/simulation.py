@@ -28,6 +28,7 @@ class Simulation:
     compress: str = options.COMPRESS.field("")
     exact: bool = options.EXACT.field(False)
     micro: int | None = options.MICRO.field(None)
+    inside: str = options.INSIDE.field("")
     compute: str = option(
         "constant:1.0", "Seconds per gradient: a law of `paceline list compute`.", VIRTUAL, page="tasks.md#compute-laws"
     )

@@ -10,6 +10,7 @@ from paceline.config.options import checked, declared
 from paceline.config.plan import Plan
 from paceline.errors import UsageError
 from paceline.hook import Hook
+from paceline.inside import kind
 from paceline.scheme import Scheme
 from paceline.task import Task
 
@@ -84,6 +85,7 @@ def check(plan: Plan, scheme: Scheme) -> None:
         if plan.script:
             raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
         exact.check(scheme, plan.hosts, plan.micro)
+    kind.check(plan.inside, exact=plan.exact, device=plan.device)
     checked("train", Plan, vars(plan))
     if not plan.evaluator:
         for name, one in declared(Plan).items():

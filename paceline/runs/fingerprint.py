@@ -94,6 +94,8 @@ def config_of(plan: Plan, scheme: Scheme | None, task: Task | None, hooks: Seque
     settings = {name: value for name, value in asdict(plan).items() if name not in without_effect(Plan)}
     if scheme is not None and scheme.compressor is None:
         del settings["compress"]  # runs of earlier versions had no such setting
+    if not plan.inside:
+        del settings["inside"]
     named = [one for one in plan.hooks if one.partition(":")[0] not in KEEPERS]
     settings["hooks"] = named + [_described(one) for one in hooks if one.name not in KEEPERS]
     settings["script"] = [Path(plan.script[0]).name, *plan.script[1:]] if plan.script else []

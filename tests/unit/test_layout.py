@@ -14,8 +14,9 @@ ROOT = Path(paceline.__file__).resolve().parent
 # A module imports from the layers above its own and from its own folder. `contracts` are the files at the top.
 LAYERS = """
 contracts
-runs.atomic_files processes.parent_death
+runs.atomic_files processes.parent_death processes.process_title
 torch_task
+inside
 schemes hooks compressors datasets
 tasks
 config
@@ -23,6 +24,7 @@ runtime
 simulator runs
 processes.resource_limits processes.line_buffer processes.transport
 processes.memory
+processes.inside
 processes.calls processes.means
 processes.roles
 processes.supervisor

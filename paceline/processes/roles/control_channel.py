@@ -30,6 +30,10 @@ class Control:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    def close(self) -> None:
+        """Leave the channel to the role's own process: for a process that was forked from it."""
+        self._connection.close()
+
     def send(self, message: dict[str, Any]) -> None:
         # if the supervisor is gone, the kernel is about to kill this process too
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):

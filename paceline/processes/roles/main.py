@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,9 @@ from paceline.hook import Hook
 from paceline.hooks.checkpoint_saver import CheckpointSaver
 from paceline.hooks.summary_saver import SummarySaver
 from paceline.hooks.validation import Validation
+from paceline.inside.kind import Inside, processes_of
+from paceline.inside.sliced_task import SlicedTask
+from paceline.processes.inside.inner_group import InnerGroup, LedTask
 from paceline.processes.memory import cores
 from paceline.processes.memory.board import FAILED, Board
 from paceline.processes.memory.run_memory import RunMemory
@@ -76,7 +79,7 @@ class RoleContext:
         plan, board, here = self.plan, self.board, self.node.number
         workers = sum(board.node[rank] == here for rank in range(plan.hosts))
         servers = sum(board.server_node[shard] == here for shard in range(board.servers))
-        return workers * plan.threads + (servers if number >= board.workers else 0)
+        return workers * plan.worker_threads + (servers if number >= board.workers else 0)
 
 
 def hooks_of(plan: Plan, objects: dict[str, Any], kind: str) -> list[Hook]:
@@ -103,7 +106,8 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
     try:
         memory = context.memory(place(role, plan))
         serving = 0 if memory.locked_calls() else board.servers  # processes beside the workers that compute
-        crowded = len(os.sched_getaffinity(0)) < plan.hosts + serving
+        computing = plan.hosts * processes_of(plan.inside)  # processes of workers
+        crowded = len(os.sched_getaffinity(0)) < computing + serving
         if crowded:
             _schedule(serves=role.kind == "server")
         if role.kind == "server":
@@ -124,8 +128,10 @@ def main(role: Role, context: RoleContext, control: Control) -> int:
             script_role.play(
                 memory, role.index, lambda given: hooks_of(plan, {"hooks": own + given}, role.kind), control
             )
-        elif not _work(memory, role, context, control):
-            return 1
+        else:
+            with ExitStack() as inside:
+                if not _work(memory, role, context, control, inside):
+                    return 1
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return 0
@@ -185,10 +191,17 @@ def _on(task: Task, device: torch.device) -> Task:
     return task.on(device)
 
 
-def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control) -> bool:
-    """Run the workers of this process to their end; False if one failed and that has been reported."""
+def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control, inside: ExitStack) -> bool:
+    """Run the workers of this process to their end; False if one failed and that has been reported. `inside` ends the
+    other processes of its worker."""
     plan, board = memory.plan, memory.board
+    group = _inner_group(role, context, control)
+    if group is not None:
+        inside.callback(group.close)
     task = _on(task_of(plan, context.objects), memory.device(role.index))
+    if group is not None:
+        assert isinstance(task, SlicedTask)
+        task = LedTask(task, group)
     if role.kind == "chief" and not board.get("ready"):
         if task.notice:
             control.send({"notice": task.notice})
@@ -217,6 +230,25 @@ def _work(memory: RunMemory, role: Role, context: RoleContext, control: Control)
         run_to_end(WorkerSession(own, task, rank, hooks, control, turn), task)
 
     return hosted(mine, play, lambda rank, error: _report(role, context, control, error, rank))
+
+
+def _inner_group(role: Role, context: RoleContext, control: Control) -> InnerGroup | None:
+    """The other processes of this worker; before this process makes its task, which may start threads."""
+    plan = context.plan
+    inside = Inside.read(plan.inside)
+    if inside is None:
+        return None
+
+    def make() -> SlicedTask:
+        torch.set_num_threads(plan.threads)
+        task = task_of(plan, context.objects)
+        assert isinstance(task, SlicedTask)
+        return task
+
+    def say(text: str) -> None:
+        control.send({"warn": text})
+
+    return InnerGroup(inside, str(role), make, say, control.close)
 
 
 def hosted(ranks: Sequence[int], play: Callable[[int], None], failed: Callable[[int, BaseException], None]) -> bool:

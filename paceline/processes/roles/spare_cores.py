@@ -27,7 +27,7 @@ def share(memory: RunMemory, *, serves: bool, available: float | None = None) ->
     at_servers = bool(memory.scheme.methods) and not memory.direct() and not locked
     if serves != at_servers or (not serves and plan.hosts < plan.workers):
         return 1  # several workers of one process are threads of it: they share its core
-    free = int(cores.available() if available is None else available) - workers * plan.threads
+    free = int(cores.available() if available is None else available) - workers * plan.worker_threads
     if locked:
         return 1 + max(free, 0)
     return 1 + max(free - servers, 0) // max(servers if serves else workers, 1)
@@ -42,7 +42,7 @@ def for_batches(memory: RunMemory, available: float | None = None) -> bool:
     workers = sum(board.node[rank] == here for rank in range(plan.hosts))
     servers = sum(board.server_node[shard] == here for shard in range(board.servers))
     serving = 0 if memory.locked_calls() or memory.direct() else servers
-    free = int(cores.available() if available is None else available) - workers * plan.threads - serving
+    free = int(cores.available() if available is None else available) - workers * plan.worker_threads - serving
     return free >= 1 and free * READERS >= workers
 
 

@@ -19,12 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.processes import resource_limits
+from paceline.processes import process_title, resource_limits
 from paceline.processes.parent_death import die_with_parent
 from paceline.processes.roles.control_channel import Control
 from paceline.signals import ASKED
 
-_PR_SET_NAME = 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -45,7 +44,7 @@ def forked(name: str, log: Path, play: Callable[[Control], int]) -> tuple[int, s
         ours.close()
         _die_with(parent)
         _quietly(log)
-        _entitle(name)
+        process_title.entitle(f"paceline role {name}", f"paceline {name}")
         _keep_memory()
         code = play(Control(theirs))
         sys.stdout.flush()
@@ -95,16 +94,3 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 512 << 20)
-
-
-def _entitle(name: str) -> None:
-    """Be `paceline role worker:1` in the lists of processes: overwrite the command line where the kernel reads it."""
-    title = f"paceline role {name}".encode()
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"paceline {name}".encode()[:15])
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-    except (OSError, ValueError, IndexError):
-        return
-    if start and end - start > 1:
-        ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)
