@@ -10,6 +10,7 @@ from paceline.signals import deferred
 
 if TYPE_CHECKING:
     from paceline.api.script.attach import attach
+    from paceline.api.script.inner_rank import inner_rank
     from paceline.api.simulate import StabilityWarning, simulate
     from paceline.api.train import EvalSpec, RunInterrupted, TrainSpec, train, train_and_evaluate
     from paceline.compressor import Compressor
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 # module -> names; the imports above say the same to type checkers
 _NAMES = {
     "paceline.api.script.attach": "attach",
+    "paceline.api.script.inner_rank": "inner_rank",
     "paceline.api.simulate": "StabilityWarning simulate",
     "paceline.api.train": "EvalSpec RunInterrupted TrainSpec train train_and_evaluate",
     "paceline.errors": "DataError Deadlock LossError PacelineError RunError SchemeError UsageError",
@@ -78,6 +80,7 @@ __all__ += [
     "Vector",
     "Worker",
     "attach",
+    "inner_rank",
     "on_server",
 ]
 __all__ += [

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 
 from paceline.errors import UsageError
+from paceline.inside import gloo_group
 from paceline.inside.sharded_vector import ShardedVector
 from paceline.inside.sliced_task import SlicedTask
 from paceline.state import Vector
 from paceline.task import Batch
 from paceline.torch_task import FlatModule, checked_loss, seeded
 
-LONGEST = timedelta(minutes=10)  # of one operation; the death of a process is noticed at once, by its connection
-INTERFACE = "GLOO_SOCKET_IFNAME"
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
@@ -36,10 +31,8 @@ class ShardedModel:
         from torch.distributed.fsdp import fully_shard
 
         self._task, count = task, task.inside.processes
-        with _loopback():
-            path = f"/proc/self/fd/{store}"
-            met = FileStore(path, count)
-            dist.init_process_group("gloo", store=met, rank=number, world_size=count, timeout=LONGEST)
+        gloo_group.meet(number, count, store)
+        with gloo_group.loopback():
             mesh = init_device_mesh("cpu", (count,))
         self.module = copy.deepcopy(task.flat.module).train()
         self.flat = FlatModule(self.module)  # for the buffers, which are not sharded
@@ -113,18 +106,3 @@ def _ordered_sum() -> Any:
                 output_tensor.add_(row)
 
     return OrderedSum()
-
-
-@contextmanager
-def _loopback() -> Iterator[None]:
-    """The processes of a worker are on one machine: Gloo listens on loopback only. The variable is put back, because
-    the worker's means may use Gloo between machines."""
-    before = os.environ.get(INTERFACE)
-    os.environ[INTERFACE] = "lo"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[INTERFACE]
-        else:
-            os.environ[INTERFACE] = before

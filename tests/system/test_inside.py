@@ -5,6 +5,7 @@ Data: scikit-learn's digits.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -16,9 +17,14 @@ import pytest
 from processes import Linger, children, finished, leaving_nothing, run, until
 
 import paceline
+from paceline.api.execute import execute
+from paceline.config.from_plan import scheme_of
+from paceline.config.plan import Plan
 from paceline.processes.supervisor.status import Status
+from paceline.runs.run_directory import RunDirectory
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 
 
 class Inner:
@@ -30,7 +36,6 @@ class Inner:
         self._after: tuple[int, int] | None = None  # a leader that was killed, or whose process was, and its step
 
     def __call__(self, status: Status) -> None:
-        roles = {role.name: role for role in status.roles}
         for role in status.roles:
             inner = {pid for pid in children(role.pid) if _inside(pid)} if role.pid else set()
             self.seen.setdefault(role.name, set()).update(inner)
@@ -38,7 +43,6 @@ class Inner:
                 self._deal(role.pid, role.step, min(inner))
         if not self._kills and self._after is None:
             self._gate.touch()
-        assert roles
 
     def _deal(self, leader: int, step: int, inner: int) -> None:
         if self._after is not None and (leader == self._after[0] or step <= self._after[1]):
@@ -70,7 +74,7 @@ def _inside(pid: int) -> bool:
 def test_two_workers_of_two_processes_train_and_are_repeated(
     scheme: str, inside: str, hyper: dict[str, float], tmp_path: Path
 ) -> None:
-    look, steps = Inner(tmp_path / "gate"), 10 if inside == "fsdp:2" else 40
+    look, steps = Inner(tmp_path / "gate"), 10 if inside == "fsdp:2" else 20
     with leaving_nothing():
         story = run(
             tmp_path / "run", "digits-mlp", scheme, workers=2, steps=steps, inside=inside, hyper=hyper, watch=look
@@ -89,9 +93,9 @@ def test_two_workers_of_two_processes_train_and_are_repeated(
 def test_a_killed_process_of_a_worker_is_a_killed_worker(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     look = Inner(gate, ("inner", "leader"))
-    settings = {"workers": 2, "steps": 60, "inside": "ddp:2", "hyper": {"window": 2}, "checkpoint_seconds": 0.5}
+    settings = {"workers": 2, "steps": 60, "inside": "ddp:2", "hyper": {"window": 2}, "quorum": "hold"}
     with leaving_nothing():
-        story = run(tmp_path / "run", "digits-mlp", "averaging", watch=look, hooks=[Linger(gate, 10, 0.02)], **settings)
+        story = run(tmp_path / "run", "digits-mlp", "averaging", watch=look, hooks=[Linger(gate, 10, 0.1)], **settings)
     result = finished(story, 60)
     assert result.restarts == 2
     assert story.told("process 1 inside worker:1", "signal 9", "the whole worker ends")
@@ -106,6 +110,25 @@ def test_a_run_is_resumed_in_another_number_of_processes(tmp_path: Path) -> None
     story = run(tmp_path / "run", "digits-mlp", "averaging", steps=12, inside="ddp:3", resume=True, **settings)
     finished(story, 12)
     assert paceline.replay(story.directory.path).match
+
+
+def test_a_loop_of_ones_own_has_ddp_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the four processes is killed on the way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    directory = RunDirectory.create(tmp_path / "run", "run")
+    script = [str(EXAMPLES / "inside_ddp.py"), "--steps=30", "--window=10"]
+    plan = Plan(script=script, workers=2, directory=str(directory.path), title="test", quorum="hold")
+    directory.write_plan(dataclasses.asdict(plan))
+    gate = tmp_path / "gate"
+    look, hooks = Inner(gate, ("inner",)), [Linger(gate, 5, 0.1)]
+    with leaving_nothing():
+        result = execute(plan, scheme_of(plan, {}), {"hooks": hooks}, tell=lambda *_: None, watch=look)
+    assert (result.updates, result.restarts) == (30, 1)
+    assert result.metrics["accuracy"] > 0.9
+    assert len(look.seen["worker:1"]) == 2
+    assert "killed by signal 9: the worker ends" in (directory.logs / "worker-1.log").read_text()
+    until(lambda: not look.left(), 5, "the processes end")
 
 
 def test_a_model_in_shards_has_the_bits_of_slices_one_after_the_other() -> None:

@@ -122,7 +122,7 @@ def test_the_fingerprint_has_every_setting_that_can_change_a_bit() -> None:
     kept = {one.name for one in dataclasses.fields(Plan)} - without_effect(Plan)
     assert kept == {
         *("task", "task_options", "batch", "feed", "shuffle", "scheme", "hyper", "workers", "servers", "steps"),
-        *("seconds", "seed", "hooks", "compress", "exact", "micro", "quorum", "device", "threads", "script"),
+        *("seconds", "seed", "hooks", "compress", "exact", "micro", "inside", "quorum", "device", "threads", "script"),
     }
 
 
