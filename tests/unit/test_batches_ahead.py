@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 from paceline import Tokens, TorchTask
+from paceline.config.plan import Plan
 from paceline.processes.roles import spare_cores
 from paceline.processes.roles.train_loop import BatchSupply
 from paceline.sampling import sample_seed, sample_seeds
@@ -282,7 +283,7 @@ def test_there_is_a_thread_where_a_core_is_free(
     workers: int, hosts: int, threads: int, locked: bool, servers: int, cores: float, expected: bool
 ) -> None:
     memory: Any = SimpleNamespace(
-        plan=SimpleNamespace(hosts=hosts, workers=workers, threads=threads),
+        plan=Plan(workers=workers, processes=hosts, threads=threads),
         board=SimpleNamespace(node=[0] * workers, server_node=[0] * servers, servers=servers),
         node=SimpleNamespace(number=0),
         locked_calls=lambda: locked,

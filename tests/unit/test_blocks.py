@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.config.plan import Plan
 from paceline.processes.roles import spare_cores
 from paceline.processes.roles.spare_cores import SpareCores
 from paceline.rules import SGD, Rule, blocks, rules
@@ -139,16 +140,30 @@ def test_the_share_of_the_free_cores(
     methods: bool, direct: bool, locked: bool, serves: bool, hosts: int, servers: int, cores: float, expected: int
 ) -> None:
     board = SimpleNamespace(node=[0] * hosts, server_node=[0] * servers, servers=servers)
-    plan = SimpleNamespace(hosts=hosts, workers=hosts, threads=1)
+    plan = Plan(workers=hosts)
     scheme = SimpleNamespace(methods={"push": None} if methods else {})
     memory: Any = SimpleNamespace(plan=plan, board=board, scheme=scheme, node=SimpleNamespace(number=0))
     memory.direct, memory.locked_calls = lambda: direct, lambda: locked
     assert spare_cores.share(memory, serves=serves, available=cores) == expected
 
 
+def test_the_processes_inside_workers_have_cores_too() -> None:
+    memory: Any = SimpleNamespace(
+        plan=Plan(workers=2, inside="ddp:3", threads=2),
+        board=SimpleNamespace(node=[0, 0], server_node=[], servers=0),
+        scheme=SimpleNamespace(methods={}),
+        node=SimpleNamespace(number=0),
+        direct=lambda: False,
+        locked_calls=lambda: False,
+    )
+    assert spare_cores.share(memory, serves=False, available=16) == 3  # 16 - 2 * 3 * 2 are free
+    assert not spare_cores.for_batches(memory, 12)
+    assert spare_cores.for_batches(memory, 13)
+
+
 def test_workers_in_threads_of_one_process_have_one_core() -> None:
     board = SimpleNamespace(node=[0], server_node=[], servers=0)
-    plan = SimpleNamespace(hosts=1, workers=4, threads=1)
+    plan = Plan(workers=4, processes=1)
     memory: Any = SimpleNamespace(
         plan=plan,
         board=board,
