@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.errors import DataError, Deadlock, LossError, PacelineError, RunError, SchemeError, UsageError
     from paceline.experiments.compare import compare
     from paceline.experiments.comparison import Comparison
+    from paceline.framework_tasks.jax_task import JaxTask
     from paceline.hook import Hook
     from paceline.planning.plan import plan
     from paceline.planning.plan_cells import Forecast
@@ -47,6 +48,7 @@ _NAMES = {
     "paceline.compressor": "Compressor",
     "paceline.experiments.compare": "compare",
     "paceline.experiments.comparison": "Comparison",
+    "paceline.framework_tasks.jax_task": "JaxTask",
     "paceline.hook": "Hook",
     "paceline.planning.plan": "plan",
     "paceline.planning.plan_cells": "Forecast",
@@ -72,6 +74,7 @@ __all__ += [
     "Batch",
     "Compressor",
     "Hook",
+    "JaxTask",
     "Scheme",
     "State",
     "Task",

@@ -131,6 +131,22 @@ class Task(ABC):
         """
         return {}
 
+    def trained_model(self, x: Vector, buffers: Buffers = None) -> Any:
+        """The model of this task with the weights x, as its framework has it: new, ready to predict and to save."""
+        raise UsageError(
+            f"task {self.name!r} trains a plain vector, not a model; the vector itself is "
+            "paceline.runs.checkpoint.load(PATH).tensors['model']"
+        )
+
+    def outputs(self, model: Any, inputs: tuple[Any, ...]) -> Any:
+        """The output of a `trained_model` for the inputs of some samples, as tensors of torch."""
+        raise UsageError(f"task {self.name!r} trains a plain vector, which predicts nothing")
+
+    def in_launcher(self) -> str | None:
+        """Called in the process that is about to fork the processes of a run: why it must not, because a library that
+        the task computes with has started threads in it; None: it may. From then on the task starts none there."""
+        return None
+
     def parameters(self) -> list[tuple[str, list[int]]]:
         """Names and shapes of the parameters, in the order of the vector; empty if it is one parameter."""
         return []

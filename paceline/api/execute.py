@@ -53,7 +53,7 @@ def execute(
         if not plan.script:
             ready: Task = objects.get("ready") or ready_task(plan, objects)
             objects, x0 = objects | {"ready": ready}, ready.start(plan.seed)
-            plan = work.settled(forkable(plan, tell), scheme, ready)
+            plan = work.settled(forkable(plan, ready, tell), scheme, ready)
             if changed := work.counted(scheme, plan.workers, ready):
                 scheme = build.scheme_of(scheme, changed)
                 if plan.scheme is None:

@@ -17,8 +17,8 @@ from paceline.cli.console import say, screen, warn
 from paceline.cli.options import print_json
 from paceline.errors import DataError, UsageError
 from paceline.runs.run_directory import RunDirectory
-from paceline.runs.trained_model import evaluated, expected, first_sample, predicted, task_of, torch_task_of, trained
-from paceline.torch_task import TorchTask
+from paceline.runs.trained_model import evaluated, expected, first_sample, predicted, sampled_task_of, task_of, trained
+from paceline.torch_task import SampledTask
 
 
 def evaluate(asked: EvaluateOptions) -> None:
@@ -41,7 +41,7 @@ def predict(asked: PredictOptions) -> None:
         raise UsageError("predict needs samples: give --input FILE")
     directory = RunDirectory.open(asked.run)
     kept = trained(directory, asked.which, ema=asked.ema, say=say)
-    task = torch_task_of(directory)
+    task = sampled_task_of(directory)
     samples = _read(files, expected(task))
     _warn_of_other_scale(task, samples)
     scores = predicted(kept, task, samples).to(torch.float64)
@@ -61,7 +61,7 @@ def predict(asked: PredictOptions) -> None:
         print_json(line | {"scores": score.tolist()})
 
 
-def _warn_of_other_scale(task: TorchTask, samples: tuple[Tensor, ...]) -> None:
+def _warn_of_other_scale(task: SampledTask, samples: tuple[Tensor, ...]) -> None:
     """Pixels up to 255 for a model that was trained on pixels up to 16 would give nonsense without notice."""
     known = task.train.tensors
     if known is None or len(known) != len(samples) + 1:

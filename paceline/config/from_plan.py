@@ -48,6 +48,7 @@ def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
     """The task, made once for all processes; a setting that it cannot satisfy is refused here."""
     torch.set_num_threads(1)  # this process forks: threads of OpenMP would be missing in its children
     task = task_of(plan, objects)
+    task.in_launcher()  # before anything is asked of it that it would compute
     if plan.exact:
         exact.check_task(task, plan.micro)
     if plan.eval_steps is not None:
@@ -55,11 +56,14 @@ def ready_task(plan: Plan, objects: dict[str, Any]) -> Task:
     return task
 
 
-def forkable(plan: Plan, tell: Callable[[str, str], None]) -> Plan:
-    """The plan, with another way to start processes if this one has threads of OpenMP: a fork would not copy them, and
-    its first parallel operation would wait for them for ever."""
-    threads = torch.get_num_threads()
-    if plan.start != "fork" or threads == 1:
+def forkable(plan: Plan, task: Task, tell: Callable[[str, str], None]) -> Plan:
+    """The plan, with another way to start processes if this one has threads of OpenMP, or of a framework: a fork would
+    not copy them, and its first parallel operation would wait for them for ever."""
+    threads, reason = torch.get_num_threads(), task.in_launcher()
+    if plan.start != "fork" or (threads == 1 and reason is None):
         return plan
+    if reason is not None:
+        tell("say", f"{reason}: roles start as with --start exec")
+        return dataclasses.replace(plan, start="exec")
     tell("warn", f"the task's code sets torch to {threads} threads in the launcher: roles start as with --start exec")
     return dataclasses.replace(plan, start="exec")

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.state import Vector
 from paceline.task import Task
-from paceline.torch_task import Samples, StreamSamples, TorchTask, seeded
+from paceline.torch_task import SampledTask, Samples, StreamSamples, seeded
 from paceline.torch_task.batch_parts import tensors_in
 
 WHOLE = 2**28  # largest tensor, in bytes, that is hashed completely (some tenths of a second)
@@ -32,13 +32,13 @@ _known: WeakKeyDictionary[Samples, tuple[Any, Sum]] = WeakKeyDictionary()
 def data_of(task: Task, x0: Vector | None) -> tuple[dict[str, Any] | None, str | None]:
     """The hashes of a task's data and of its first vector; or None, and why they cannot be computed."""
     try:
-        found = _of_module(task) if isinstance(task, TorchTask) else _of_values(task)
+        found = _of_samples_of(task) if isinstance(task, SampledTask) else _of_values(task)
     except Exception as error:  # of the data set's own code: a run must not fail because of it
         return None, f"the data of task {task.name!r} cannot be hashed: {error}"
     return found | ({} if x0 is None else {"start": _of_tensors([x0])[0]}), None
 
 
-def _of_module(task: TorchTask) -> dict[str, Any]:
+def _of_samples_of(task: SampledTask) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, samples in (("train", task.train), ("test", task.test)):
         found[name], covered = _of_samples(samples)

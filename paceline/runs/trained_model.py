@@ -21,7 +21,7 @@ from paceline.runs.checkpoint import Checkpoint
 from paceline.runs.run_directory import RunDirectory
 from paceline.state import Vector
 from paceline.task import Task
-from paceline.torch_task import EVALUATION_CHUNK, FlatModule, StreamSamples, TorchTask, seeded
+from paceline.torch_task import EVALUATION_CHUNK, FlatModule, SampledTask, StreamSamples, seeded
 
 Say = Callable[[str], None]
 BUFFER, EMA = "model_buffer.", "hook.ema"  # names of tensors in a checkpoint
@@ -36,21 +36,22 @@ def load(
     task: Task | None = None,
     ema: bool = False,
     say: Say | None = None,
-) -> nn.Module:
-    """The trained module, in eval mode, with weights of its own.
+) -> Any:
+    """The trained model with weights of its own, as its framework has it: a module of torch in eval mode, a Keras
+    model, a pytree of JAX.
 
     run:   a run directory, or its name under runs/;
     which: `newest`, `best`, or the step of a checkpoint;
-    model: a module of the trained one's shape, which is copied and not changed. Frozen weights are not in a
-           checkpoint: they are the given model's. If omitted, the module is that of `task`, or of the run's own task;
+    model: a torch module of the trained one's shape, which is copied and not changed. Frozen weights are not in a
+           checkpoint: they are the given model's. If omitted, the model is that of `task`, or of the run's own task;
     ema:   the averaged weights that the hook `weight-ema` kept;
     say:   called for each damaged checkpoint that was passed over (if omitted: written to stderr).
     """
     directory = RunDirectory.open(run)
     kept = trained(directory, which, ema=ema, say=say)
     if model is None:
-        model = torch_task_of(directory, task).flat.module
-    elif not isinstance(model, nn.Module):
+        return _model_of(task_of(directory, task), kept)
+    if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
     return _filled(model, kept)
 
@@ -84,7 +85,7 @@ def predict(
     """
     directory = RunDirectory.open(run)
     kept = trained(directory, which, ema=ema, say=say)
-    return predicted(kept, torch_task_of(directory, task), inputs)
+    return predicted(kept, sampled_task_of(directory, task), inputs)
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,12 @@ def task_of(run: RunDirectory, task: Task | None = None, *, checked: bool = True
     return made.configured(batch=plan.get("batch"), feed=plan.get("feed"), shuffle=plan.get("shuffle"))
 
 
-def torch_task_of(run: RunDirectory, task: Task | None = None) -> TorchTask:
-    """`task_of`; UsageError if the task does not train a torch module."""
+def sampled_task_of(run: RunDirectory, task: Task | None = None) -> SampledTask:
+    """`task_of`; UsageError if the task has no samples to predict from."""
     found = task_of(run, task)
-    if not isinstance(found, TorchTask):
+    if not isinstance(found, SampledTask):
         raise UsageError(
-            f"task {found.name!r} trains a plain vector, not a torch module; the vector itself is "
+            f"task {found.name!r} trains a plain vector, not a model; the vector itself is "
             "paceline.runs.checkpoint.load(PATH).tensors['model']"
         )
     return found
@@ -134,25 +135,21 @@ def torch_task_of(run: RunDirectory, task: Task | None = None) -> TorchTask:
 
 def evaluated(kept: Trained, task: Task) -> dict[str, float]:
     """Metrics of a loaded model on a task's test data."""
-    if isinstance(task, TorchTask):
-        _check(task.flat.module, kept)
-    elif task.start(0).shape != kept.vector.shape:
-        sizes = f"{task.start(0).numel():,} parameters, checkpoint {kept.checkpoint.path} {kept.vector.numel():,}"
-        raise UsageError(f"task {task.name!r} has {sizes}")
+    _check_task(task, kept)
     return task.evaluate(kept.vector, kept.buffers or None)
 
 
-def predicted(kept: Trained, task: TorchTask, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+def predicted(kept: Trained, task: SampledTask, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     """The output of a loaded model for these samples."""
     samples = _fitting(task, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
-    module = _filled(task.flat.module, kept)
+    model = _model_of(task, kept)
     prepared = _one_part(task)  # `prepare` makes inputs and target from one part: the caller gives prepared inputs
 
     def output(inputs: list[Tensor]) -> Any:
         if prepared:
-            return module(*inputs)
+            return task.outputs(model, tuple(inputs))
         target = torch.zeros(len(inputs[0]), dtype=torch.int64)
-        return module(*task._prepared((*inputs, target))[:-1])
+        return task.outputs(model, task._prepared((*inputs, target))[:-1])
 
     chunks = range(0, len(samples[0]), EVALUATION_CHUNK)
     with torch.no_grad(), seeded(0):
@@ -164,7 +161,7 @@ def predicted(kept: Trained, task: TorchTask, inputs: Tensor | tuple[Tensor, ...
     return torch.cat(outputs)
 
 
-def expected(task: TorchTask) -> tuple[Tensor, ...]:
+def expected(task: SampledTask) -> tuple[Tensor, ...]:
     """One sample that `predict` takes: the inputs as the data set has them, or as the model takes them where `prepare`
     makes inputs and target from one part (such as positions in a text)."""
     with seeded(0):
@@ -173,7 +170,7 @@ def expected(task: TorchTask) -> tuple[Tensor, ...]:
     return tuple(part[0] for part in parts[:-1])
 
 
-def first_sample(task: TorchTask) -> tuple[Tensor, ...]:
+def first_sample(task: SampledTask) -> tuple[Tensor, ...]:
     """The first test sample, as a batch; UsageError if no file can hold such samples."""
     if isinstance(task.test, StreamSamples):
         raise UsageError(f"the data of task {task.name!r} are a stream: take its model from paceline.load, and call it")
@@ -183,7 +180,7 @@ def first_sample(task: TorchTask) -> tuple[Tensor, ...]:
     return sample
 
 
-def _fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _fitting(task: SampledTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The samples with the dtype that the task takes; UsageError if their shape or their numbers do not fit."""
     samples = expected(task)
     if len(inputs) != len(samples):
@@ -208,7 +205,7 @@ def _fitting(task: TorchTask, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(fitted)
 
 
-def _one_part(task: TorchTask) -> bool:
+def _one_part(task: SampledTask) -> bool:
     return len(first_sample(task)) == 1
 
 
@@ -238,6 +235,13 @@ def _checkpoint(run: RunDirectory, which: str | int, say: Say) -> Checkpoint:
     return checkpoint.load(path)
 
 
+def _model_of(task: Task, kept: Trained) -> Any:
+    """The model of a task with the weights of a checkpoint."""
+    if type(task).trained_model is not Task.trained_model:  # which refuses
+        _check_task(task, kept)
+    return task.trained_model(kept.vector, kept.buffers or None)
+
+
 def _filled(module: nn.Module, kept: Trained) -> nn.Module:
     """A copy of the module with the weights of a checkpoint."""
     _check(module, kept)
@@ -254,26 +258,33 @@ def _filled(module: nn.Module, kept: Trained) -> nn.Module:
 
 def _check(module: nn.Module, kept: Trained) -> None:
     """UsageError if the parameters and buffers of a module are not those of the checkpoint."""
-    if misfit := _misfit(module, kept):
+    flat = FlatModule(module)
+    dtype = flat.parameters[0].dtype
+    if misfit := _misfit(flat.named(), flat.size, dtype, flat.buffers(), kept):
         raise UsageError(f"the model does not fit checkpoint {kept.checkpoint.path}: {misfit}")
 
 
-def _misfit(module: nn.Module, kept: Trained) -> str | None:
-    flat = FlatModule(module)
-    own = [(name, list(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+def _check_task(task: Task, kept: Trained) -> None:
+    """The same of a task."""
+    first = task.start(0)
+    if misfit := _misfit(task.parameters(), first.numel(), first.dtype, task.buffers(), kept):
+        raise UsageError(f"the model of task {task.name!r} does not fit checkpoint {kept.checkpoint.path}: {misfit}")
+
+
+def _misfit(own: list[Any], size: int, dtype: torch.dtype, buffers: dict[str, Tensor], kept: Trained) -> str | None:
     saved: list[Any] | None = kept.checkpoint.numbers.get("parameters")
-    if saved is not None:
+    if saved is not None and own:
         for mine, theirs in zip(own, saved, strict=False):
             if list(mine) != list(theirs):
                 return f"it has {_shown(mine)} where that has {_shown(theirs)}"
         if len(own) != len(saved):
             return f"it has {len(own)} parameters, not {len(saved)}"
-    if flat.size != kept.vector.numel():
-        return f"it has {flat.size:,} numbers, not {kept.vector.numel():,}"
-    dtype, wanted = flat.parameters[0].dtype, kept.vector.dtype
+    if size != kept.vector.numel():
+        return f"it has {size:,} numbers, not {kept.vector.numel():,}"
+    wanted = kept.vector.dtype
     if dtype != wanted:
         return f"its numbers are {dtype}, not {wanted}; convert it with model.to({wanted})"
-    shapes, saved_shapes = ({name: tuple(one.shape) for name, one in m.items()} for m in (flat.buffers(), kept.buffers))
+    shapes, saved_shapes = ({name: tuple(one.shape) for name, one in m.items()} for m in (buffers, kept.buffers))
     return f"its buffers are {shapes}, not {saved_shapes}" if shapes != saved_shapes else None
 
 

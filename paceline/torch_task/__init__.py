@@ -5,41 +5,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count
-from pathlib import Path
 from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
 from paceline.fields import Feed
-from paceline.sampling import Stream, sample_seed
 from paceline.state import Vector
-from paceline.task import Batch, BufferPolicy, Task
-from paceline.torch_task import loaders
+from paceline.task import Batch, BufferPolicy
 from paceline.torch_task.backward_progress import stopping
 from paceline.torch_task.batch_parts import Parts, mapped, named, placed
-from paceline.torch_task.drawn_batches import drawn_batches
 from paceline.torch_task.flat_module import FlatModule, Originals, complete
 from paceline.torch_task.losses import accuracy, checked_loss, own_loss
 from paceline.torch_task.many_gradients import ManyGradients
 from paceline.torch_task.random_numbers import all_seeded, seeded
+from paceline.torch_task.sampled_task import EVALUATION_CHUNK, SampledTask
 from paceline.torch_task.samples import Collate, Samples
-from paceline.torch_task.streams import States, StreamSamples, is_stream
+from paceline.torch_task.streams import StreamSamples
 from paceline.torch_task.tokens import Tokens
 
-__all__ = ["EVALUATION_CHUNK", "FlatModule", "Samples", "StreamSamples", "Tokens", "TorchTask"]
+__all__ = ["EVALUATION_CHUNK", "FlatModule", "SampledTask", "Samples", "StreamSamples", "Tokens", "TorchTask"]
 __all__ += ["accuracy", "checked_loss", "seeded"]
 
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], float]
 
-EVALUATION_CHUNK = 500  # samples per forward pass of an evaluation: fast, and small enough for any memory
 
-
-class TorchTask(Task):
+class TorchTask(SampledTask):
     """A model, a loss and data.
 
     model:   a module (start: its present weights; it is copied, yours stays as it is), or a function that
@@ -118,67 +111,13 @@ class TorchTask(Task):
         self._out = torch.empty_like(self._first)
         self._device = self._first.device
 
-    def _take_data(
-        self,
-        train: Any,
-        test: Any,
-        collate: Collate | None,
-        batch: int | None,
-        shuffle: bool | None,
-        num_workers: int | None,
-    ) -> None:
-        self.sampler: Any = None
-        self.drop_last, self.num_workers, self._processes = False, num_workers or 0, {}
-        self.batch, self.shuffle = 32 if batch is None else batch, True if shuffle is None else shuffle
-        loading = loaders.taken_apart(train) if isinstance(train, DataLoader) else None
-        if loading is not None:
-            for what, given, own in (("batch", batch, loading.batch), ("shuffle", shuffle, loading.shuffle)):
-                if given not in (None, own):
-                    raise UsageError(f"{what}={given} contradicts the DataLoader's {own}; omit it")
-            self.batch, self.shuffle, self.sampler = loading.batch, loading.shuffle, loading.sampler
-            self.drop_last, self._processes = loading.drop_last, loading.processes
-            self.num_workers = loading.num_workers if num_workers is None else num_workers
-            self.notice = self.notice or loading.ignored
-        self.train = _data_of(train, "train", collate)
-        if isinstance(self.train, StreamSamples):
-            self._check_stream(batch, shuffle, num_workers)
-            self.shuffle = False
-            if self.train.batched:  # 0: not known; where there is no batch_size, `batch` says it
-                self.batch = getattr(self.train.source, "batch_size", None) or batch or 0
-            if test is None and self.train.length is None:
-                raise UsageError("train has no length, so it cannot be evaluated as a whole: give test data")
-        self.test = self.train if test is None else _data_of(test, "test", collate)
-        self.epoch_size = self.train.length if self.sampler is None else len(self.sampler)
-
-    def _check_stream(self, batch: int | None, shuffle: bool | None, num_workers: int | None) -> None:
-        assert isinstance(self.train, StreamSamples)
-        if shuffle:
-            raise UsageError(
-                "train is read from its start, in its own order: shuffle inside the data, and omit shuffle"
-            )
-        if num_workers:
-            raise UsageError("train is read from its start: give num_workers to a DataLoader around it")
-        size = getattr(self.train.source, "batch_size", None)
-        if self.train.batched and batch is not None and size not in (None, batch):
-            raise UsageError(f"train gives whole batches, of {size}: the loader decides their size; omit batch")
-
     def _check_feed(self) -> None:
-        if isinstance(self.train, StreamSamples):
-            self.train.check(self.feed)
+        super()._check_feed()
         if self.clip is not None and self.feed == "slice":
             raise UsageError(
                 "clip= limits the norm of a worker's gradient; with feed=slice, which exact runs have, that is the "
                 "gradient of a part of the batch, and clipped parts do not add up to the clipped whole"
             )
-
-    def configured(self, *, batch: int | None = None, feed: Feed | None = None, shuffle: bool | None = None) -> Self:
-        if isinstance(self.train, StreamSamples):
-            self._check_stream(batch, shuffle, None)
-        if shuffle is not None and self.sampler is not None:
-            raise UsageError("the DataLoader's sampler decides the order; omit shuffle")
-        other = super().configured(batch=batch, feed=feed, shuffle=shuffle)
-        other._check_feed()
-        return other
 
     def _built(self, seed: int) -> nn.Module:
         assert self._build is not None
@@ -211,50 +150,8 @@ class TorchTask(Task):
         other._device, other._compiled = device, None
         return other
 
-    def limited(self, samples: int) -> Self:
-        if samples < 1:
-            raise UsageError(f"at least 1 test sample must be taken, not {samples}")
-        other = copy.copy(self)
-        other.test = self.test.first(samples)
-        return other
-
     def buffers(self) -> dict[str, Tensor]:
         return {key: value.clone() for key, value in self._state.items()}
-
-    def stream(self, rank: int, workers: int, seed: int) -> Stream:
-        """Which samples are in which batch of a worker."""
-        if isinstance(self.train, StreamSamples) or self.epoch_size is None:
-            raise UsageError(f"the data of task {self.name!r} are read from their start: their samples have no number")
-        order = None
-        if self.sampler is not None:  # workers with a common order draw it from the same numbers
-            order = loaders.order_of(self.sampler, seed, rank if self.feed == "shared" else 0)
-        settings = (self.epoch_size, self.batch, self.feed, self.shuffle, rank, workers, seed)
-        return Stream(*settings, drop_last=self.drop_last, order=order)
-
-    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
-        if isinstance(self.train, StreamSamples):
-            return self._read(rank, workers, seed, first, States(None, rank))
-        return drawn_batches(self, rank, workers, seed, first)
-
-    def prefetched(
-        self, rank: int, workers: int, seed: int, first: int = 0, directory: Path | None = None, *, thread: bool = False
-    ) -> Iterator[Batch]:
-        if isinstance(self.train, StreamSamples):
-            return self._read(rank, workers, seed, first, States(directory, rank))
-        number = self.num_workers
-        return drawn_batches(self, rank, workers, seed, first, alone=True, thread=thread, num_workers=number)
-
-    def threaded(self, *place: Any) -> Iterator[Batch]:
-        return self.prefetched(*place, thread=True)
-
-    def _read(self, rank: int, workers: int, seed: int, first: int, states: States) -> Iterator[Batch]:
-        assert isinstance(self.train, StreamSamples)
-        read = self.train.batches(self.batch, self.feed, rank, workers, seed, first, states)
-        for number, one in zip(count(first), read, strict=False):
-            own = sample_seed(seed, rank, number)
-            with seeded(own ^ 1):
-                parts = self._prepared(one.parts)
-            yield Batch(parts, one.size, own, one.weight)
 
     def grad(
         self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Mapping[str, Tensor] | None = None
@@ -339,6 +236,15 @@ class TorchTask(Task):
             raise UsageError(f"task {self.name!r}: the test data give no samples")
         return {name: value / total for name, value in sums.items()}
 
+    def trained_model(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+        module = self.module(x, buffers)
+        for one in module.parameters():  # their memory is that of x
+            one.data = one.data.clone()
+        return module
+
+    def outputs(self, model: nn.Module, inputs: Parts) -> Any:
+        return model(*inputs)
+
     def module(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A copy of the model with the weights x."""
         with self._at(x, self._out, buffers, training=False):
@@ -384,16 +290,3 @@ class TorchTask(Task):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_compiled": None}  # another process compiles for itself
-
-
-def _data_of(data: Any, what: str, collate: Collate | None) -> Samples | StreamSamples:
-    if isinstance(data, DataLoader):
-        loading = loaders.taken_apart(data)
-        if loading is None:
-            return StreamSamples(data, what, collate)
-        if collate is not None and loading.collate is not None and what == "train":
-            raise UsageError(f"the {what} DataLoader has a collate function of its own; omit collate")
-        return Samples(loading.dataset, what, loading.collate or collate)
-    if is_stream(data):
-        return StreamSamples(data, what, collate)
-    return Samples(data, what, collate)

@@ -16,11 +16,11 @@ from paceline.torch_task.row_blocks import row_blocks
 from paceline.torch_task.samples import Samples
 
 if TYPE_CHECKING:
-    from paceline.torch_task import TorchTask
+    from paceline.torch_task.sampled_task import SampledTask
 
 
 def drawn_batches(
-    task: TorchTask,
+    task: SampledTask,
     rank: int,
     workers: int,
     seed: int,

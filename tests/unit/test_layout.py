@@ -16,7 +16,7 @@ LAYERS = """
 contracts
 runs.atomic_files processes.parent_death processes.process_title
 torch_task
-inside
+inside framework_tasks
 schemes hooks compressors datasets
 tasks
 config

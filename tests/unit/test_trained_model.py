@@ -143,7 +143,7 @@ class TestLoad:
             load(path)
         with pytest.raises(UsageError, match="trains a plain vector"):
             load(path, task=build.task_of("toy", {}))
-        with pytest.raises(UsageError, match=r"has 4 parameters, checkpoint .* 66"):
+        with pytest.raises(UsageError, match=r"has 4 numbers, not 66"):
             evaluate(path, task=build.task_of("toy", {}))
         empty = RunDirectory.create(tmp_path / "empty", "x")
         with pytest.raises(UsageError, match="has no checkpoint yet"):

@@ -98,8 +98,9 @@ class Agent:
             if not node.guest and place != node.board.launcher:
                 self._remote.set(place, True)
         if not node.plan.script:
-            self._objects = self._objects | {"ready": ready_task(node.plan, self._objects)}
-            node.plan = forkable(node.plan, lambda _, text: self._say(text))
+            ready = ready_task(node.plan, self._objects)
+            self._objects = self._objects | {"ready": ready}
+            node.plan = forkable(node.plan, ready, lambda _, text: self._say(text))
         self._ready = True
         beside = node.node.number if node.guest else -1
         self._control.send_json(NodeMessage.READY, {"shared": node.shared, "beside": beside})

@@ -21,7 +21,7 @@ from paceline.processes.roles import evaluator
 from paceline.processes.roles.control_channel import Control, Listener
 from paceline.processes.roles.main import RoleContext, main
 from paceline.processes.roles.roles import Role, ranks
-from paceline.processes.supervisor.exec_role import become
+from paceline.processes.supervisor.exec_role import become, packed
 from paceline.processes.supervisor.fork import forked
 
 Message = dict[str, Any]
@@ -63,6 +63,7 @@ class Children:
         self.selector = selectors.DefaultSelector()
         self.running: list[Child] = []
         self._woken: socket.socket | None = None
+        self._packed: int | None = None  # what roles in fresh interpreters get of the caller's objects
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -80,6 +81,9 @@ class Children:
             self.selector.close()
             self._woken.close()
             wake.close()
+            if self._packed is not None and self._packed >= 0:
+                os.close(self._packed)
+            self._packed = None
 
     def select(self, timeout: float) -> None:
         """Wait for a message, the end of a process, or a signal."""
@@ -92,6 +96,9 @@ class Children:
     def start(self, child: Child, context: RoleContext, leave: Callable[[], None]) -> None:
         """Fork a process for a role. `leave` closes there what belongs to this process alone."""
         part, plan, board = child.part, context.plan, context.board
+        if plan.start == "exec" and self._packed is None:
+            self._packed = packed(context)
+        objects = self._packed
 
         def play(control: Control) -> int:
             for other in self.running:
@@ -99,7 +106,7 @@ class Children:
                     other.listener.connection.close()
             self.selector.close()
             leave()
-            return (become if plan.start == "exec" else main)(part, context, control)
+            return main(part, context, control) if objects is None else become(part, context, control, objects)
 
         child.progress_at_start = progress_of(part, plan, board)
         child.pid, connection = forked(str(part), Path(plan.directory) / "logs" / f"{part.file}.log", play)

@@ -25,10 +25,15 @@ from paceline.processes.supervisor import pickled_objects
 LONGEST = 1 << 22  # bytes of a handle
 
 
-def become(part: Role, context: RoleContext, control: Control) -> int:
-    """Replace this (just forked) process by a fresh interpreter that plays the role."""
+def packed(context: RoleContext) -> int:
+    """The descriptor of what a fresh interpreter gets of the caller's objects, -1 if there are none. They are packed in
+    the launcher: a framework that holds some of them cannot read them after a fork."""
     named = {name: one for name, one in context.objects.items() if name != "ready"}  # it makes the task itself
-    objects = pickled_objects.packed(named) if named else -1
+    return pickled_objects.packed(named) if named else -1
+
+
+def become(part: Role, context: RoleContext, control: Control, objects: int) -> int:
+    """Replace this (just forked) process by a fresh interpreter that plays the role."""
     handle = {
         "plan": json.loads(context.plan.to_json()),
         "servers": context.board.servers,

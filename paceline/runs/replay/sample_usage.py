@@ -18,7 +18,7 @@ from paceline.runs.run_directory import RunDirectory
 from paceline.sampling import Stream
 from paceline.scheme import Scheme
 from paceline.task import Task
-from paceline.torch_task import StreamSamples, TorchTask
+from paceline.torch_task import SampledTask, StreamSamples
 
 
 class Use(NamedTuple):
@@ -40,7 +40,7 @@ class SampleUsage:
 
     uses: list[Use]
     plan: Plan
-    task: TorchTask
+    task: SampledTask
 
     @property
     def n(self) -> int:
@@ -94,7 +94,7 @@ def samples(run: str | Path, *, task: Task | None = None, scheme: Scheme | None 
     given = {name: value for name, value in (("task", task), ("scheme", scheme)) if value is not None}
     plan = launches[-1].plan
     known = from_plan.task_of(plan, given)
-    if not isinstance(known, TorchTask) or isinstance(known.train, StreamSamples):
+    if not isinstance(known, SampledTask) or isinstance(known.train, StreamSamples):
         raise UsageError(f"task {known.name!r} draws no samples that could be counted")
     kind = from_plan.scheme_of(plan, given)
     found = draws(directory, launches, kind)

@@ -1,0 +1,1 @@
+"""Tasks of models that other frameworks than torch compute: JAX, Keras, TensorFlow."""
