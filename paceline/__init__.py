@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.experiments.compare import compare
     from paceline.experiments.comparison import Comparison
     from paceline.framework_tasks.jax_task import JaxTask
+    from paceline.framework_tasks.keras_task import KerasTask
     from paceline.hook import Hook
     from paceline.planning.plan import plan
     from paceline.planning.plan_cells import Forecast
@@ -49,6 +50,7 @@ _NAMES = {
     "paceline.experiments.compare": "compare",
     "paceline.experiments.comparison": "Comparison",
     "paceline.framework_tasks.jax_task": "JaxTask",
+    "paceline.framework_tasks.keras_task": "KerasTask",
     "paceline.hook": "Hook",
     "paceline.planning.plan": "plan",
     "paceline.planning.plan_cells": "Forecast",
@@ -75,6 +77,7 @@ __all__ += [
     "Compressor",
     "Hook",
     "JaxTask",
+    "KerasTask",
     "Scheme",
     "State",
     "Task",

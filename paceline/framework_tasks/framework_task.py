@@ -61,7 +61,8 @@ class FrameworkTask(SampledTask):
         self._check_feed()
         self._beginnings: dict[int, Beginning] = {}
         self._launcher: int | None = None  # the process that must not compute
-        self._computation: Any = None  # compiled functions of this process
+        # compiled functions of this process: copies of the task (another batch, fewer test samples) share them
+        self._computation: dict[str, Any] = {}
 
     @abstractmethod
     def _begun(self, seed: int) -> Beginning:
@@ -99,7 +100,9 @@ class FrameworkTask(SampledTask):
 
             aside = self._launcher == os.getpid() and not self.bears_fork
             made = computed_aside(compute, f"task {self.name!r}") if aside else compute()
-            self._beginnings = {key: one for key, one in self._beginnings.items() if not key} | {seed: made}
+            for old in [key for key in self._beginnings if key]:
+                del self._beginnings[old]
+            self._beginnings[seed] = made
         return self._beginnings[seed]
 
     def start(self, seed: int) -> Vector:
@@ -153,7 +156,7 @@ class FrameworkTask(SampledTask):
         return cast
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_computation": None, "_launcher": None}  # another process compiles for itself
+        return vars(self) | {"_computation": {}, "_launcher": None}  # another process compiles for itself
 
 
 def two_words(seed: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.fields import Feed
 from paceline.framework_tasks.beginning import Beginning, flat, places
+from paceline.framework_tasks.framework_data import taken
 from paceline.framework_tasks.framework_start import needed, start_jax
 from paceline.framework_tasks.framework_task import FrameworkTask, as_numpy, two_words
 from paceline.state import Vector
@@ -60,8 +62,8 @@ class JaxTask(FrameworkTask):
         if metrics and predict is None:
             raise UsageError("JaxTask: metrics are functions of the output: give predict=, which computes it")
         super().__init__(
-            _plain(train),
-            _plain(test),
+            taken(train),
+            taken(test),
             batch=batch,
             feed=feed,
             shuffle=shuffle,
@@ -88,6 +90,8 @@ class JaxTask(FrameworkTask):
     def _wide(self) -> Any:
         """64 bits where the task asks for them."""
         jax = needed("jax", "JaxTask", "jax")
+        if bool(jax.config.jax_enable_x64) == self._x64:
+            return nullcontext()
         home = jax if hasattr(jax, "enable_x64") else needed("jax.experimental", "JaxTask", "jax")
         return home.enable_x64(self._x64)
 
@@ -112,9 +116,9 @@ class JaxTask(FrameworkTask):
             return Beginning(*flat(weights, f"task {self.name!r}"))
 
     def _compiled(self) -> _JaxFunctions:
-        if self._computation is None:
-            self._computation = _functions(self)
-        computation: _JaxFunctions = self._computation
+        if not self._computation:
+            self._computation["jax"] = _functions(self)
+        computation: _JaxFunctions = self._computation["jax"]
         return computation
 
     def _gradient(self, x: Vector, batch: Batch, out: Vector, buffers: Mapping[str, Tensor]) -> float:
@@ -214,12 +218,3 @@ def _is_array(leaf: Any) -> bool:
 
 def _trains(leaf: Any) -> bool:
     return _is_array(leaf) and any(kind in str(leaf.dtype) for kind in ("float", "complex"))
-
-
-def _plain(data: Any) -> Any:
-    """Data with arrays of JAX as arrays of numpy."""
-    if isinstance(data, tuple | list):
-        return type(data)(_plain(one) for one in data) if not hasattr(data, "_fields") else data
-    if isinstance(data, Mapping):
-        return {name: _plain(one) for name, one in data.items()}
-    return np.asarray(data) if type(data).__module__.startswith("jax") and _is_array(data) else data

@@ -1,0 +1,238 @@
+"""The gradient and the output of a Keras model as functions of one flat vector, on each backend of Keras."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.framework_tasks.beginning import places
+from paceline.framework_tasks.framework_start import needed
+from paceline.framework_tasks.framework_task import as_numpy, two_words
+from paceline.state import Vector
+
+SEEDS = "seed_generator_state"  # what Keras calls the variable of a seed generator
+
+
+class KerasFunctions(ABC):
+    """A model of this process and what is compiled of it. Weights and state are arguments: no variable of the model is
+    written, so that one model serves many workers."""
+
+    def __init__(self, keras: Any, model: Any) -> None:
+        self.keras, self.model = keras, model
+        self.weights = list(model.trainable_variables)
+        frozen = {id(one) for layer in model._flatten_layers() for one in layer._trainable_variables}
+        self._state = list(model.non_trainable_variables)
+        self._seeds = [one for one in self._state if one.name == SEEDS]
+        others = [one for one in self._state if one.name != SEEDS and id(one) not in frozen]
+        self.buffers = _by_path(others)
+        self.parameters = [(name, list(one.shape)) for name, one in _by_path(self.weights).items()]
+        self.places = places(self.parameters)
+
+    @abstractmethod
+    def gradient(
+        self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
+    ) -> float:
+        """The loss times the weight; writes its gradient into `out` and the new state into `buffers`."""
+
+    @abstractmethod
+    def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
+        """The loss and the output of some samples."""
+
+    def loss(
+        self,
+        weights: Sequence[Any],
+        buffers: Sequence[Any],
+        seeds: Any,
+        inputs: Sequence[Any],
+        target: Any,
+        train: bool,
+    ) -> tuple[Any, list[Any], Any]:
+        """The loss, the new state of the buffers, and the output, of arrays of the backend."""
+        held = {id(one): value for one, value in zip(self.buffers.values(), buffers, strict=True)}
+        held |= {id(one): self.keras.ops.cast(seeds[i], one.dtype) for i, one in enumerate(self._seeds)}
+        state = [held.get(id(one), one.value) for one in self._state]
+        given = inputs[0] if len(inputs) == 1 else list(inputs)
+        output, new, extra = self.model.stateless_call(weights, state, given, training=train, return_losses=True)
+        mapping = [*zip(self.weights, weights, strict=True), *zip(self._state, new, strict=True)]
+        with self.keras.StatelessScope(state_mapping=mapping):
+            loss = self.model.compute_loss(given, target, output, training=train)
+        for one in extra:
+            loss = loss + one
+        after = {id(one): value for one, value in zip(self._state, new, strict=True)}
+        return loss, [after[id(one)] for one in self.buffers.values()], output
+
+    def words(self, seed: int) -> np.ndarray:
+        """The first state of every seed generator of the model."""
+        high, low = two_words(seed)
+        return np.array([[(low + 0x61C88647 * i) & 0x7FFFFFFF, high] for i in range(len(self._seeds))], np.uint32)
+
+    def assign(self, x: Vector, buffers: Mapping[str, Tensor]) -> None:
+        """Write weights and state into the model's own variables."""
+        for one, (begin, end, shape) in zip(self.weights, self.places, strict=True):
+            one.assign(x[begin:end].reshape(shape).numpy())
+        for name, one in self.buffers.items():
+            one.assign(buffers[name].numpy())
+
+
+class TorchBackend(KerasFunctions):
+    """Weights are views of the vector."""
+
+    def _pieces(self, x: Vector) -> list[Tensor]:
+        return [x.detach()[begin:end].view(shape) for begin, end, shape in self.places]
+
+    def gradient(
+        self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
+    ) -> float:
+        pieces = [one.requires_grad_() for one in self._pieces(x)]
+        with torch.enable_grad():
+            seeds = torch.from_numpy(self.words(seed).astype(np.int64))
+            found = self.loss(pieces, list(buffers.values()), seeds, parts[:-1], parts[-1], train=True)
+            loss = found[0] * weight
+            gradients = torch.autograd.grad(loss, pieces, allow_unused=True)
+        for (begin, end, _), one in zip(self.places, gradients, strict=True):
+            out[begin:end] = 0.0 if one is None else one.reshape(-1)
+        for held, new in zip(buffers.values(), found[1], strict=True):
+            held.copy_(new.detach())
+        return float(loss)
+
+    def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
+        with torch.no_grad():
+            seeds = torch.from_numpy(self.words(0).astype(np.int64))
+            state = list(buffers.values())
+            loss, _, output = self.loss(self._pieces(x), state, seeds, parts[:-1], parts[-1], train=False)
+        return float(loss), output
+
+
+class JaxBackend(KerasFunctions):
+    """Compiled by `jax.jit`."""
+
+    def __init__(self, keras: Any, model: Any) -> None:
+        super().__init__(keras, model)
+        jax = needed("jax", "KerasTask", "keras")
+
+        def split(vector: Any) -> list[Any]:
+            return [vector[begin:end].reshape(shape) for begin, end, shape in self.places]
+
+        def gradient(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any, weight: Any) -> Any:
+            def weighted(weights: Any) -> Any:
+                loss, new, _ = self.loss(weights, buffers, seeds, inputs, target, train=True)
+                return loss * weight, new
+
+            (loss, new), found = jax.value_and_grad(weighted, has_aux=True)(split(vector))
+            return loss, jax.numpy.concatenate([one.reshape(-1) for one in found]), new
+
+        def evaluated(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any) -> Any:
+            loss, _, output = self.loss(split(vector), buffers, seeds, inputs, target, train=False)
+            return loss, output
+
+        self._gradient, self._evaluated = jax.jit(gradient), jax.jit(evaluated)
+
+    def gradient(
+        self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
+    ) -> float:
+        vector, state = x.detach().numpy(), [one.numpy() for one in buffers.values()]
+        *inputs, target = as_numpy(tuple(parts))
+        words, factor = self.words(seed), vector.dtype.type(weight)
+        loss, found, new = self._gradient(vector, state, words, inputs, target, factor)
+        out.copy_(torch.from_dlpack(found))
+        for held, one in zip(buffers.values(), new, strict=True):
+            held.copy_(torch.from_dlpack(one))
+        return float(loss)
+
+    def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
+        *inputs, target = as_numpy(tuple(parts))
+        state = [one.numpy() for one in buffers.values()]
+        loss, output = self._evaluated(x.detach().numpy(), state, self.words(0), inputs, target)
+        return float(loss), output
+
+
+class TensorFlowBackend(KerasFunctions):
+    """Compiled by `tf.function`."""
+
+    def __init__(self, keras: Any, model: Any) -> None:
+        super().__init__(keras, model)
+        tf = self._tf = needed("tensorflow", "KerasTask", "tensorflow")
+        sizes = [end - begin for begin, end, _ in self.places]
+        shapes = [shape for _, _, shape in self.places]
+
+        def split(vector: Any) -> list[Any]:
+            return [tf.reshape(one, shape) for one, shape in zip(tf.split(vector, sizes), shapes, strict=True)]
+
+        def gradient(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any, weight: Any) -> Any:
+            weights = split(vector)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(weights)
+                loss, new, _ = self.loss(weights, buffers, seeds, inputs, target, train=True)
+                loss = loss * tf.cast(weight, loss.dtype)
+            found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return loss, tf.concat([tf.reshape(tf.convert_to_tensor(one), [-1]) for one in found], 0), new
+
+        def evaluated(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any) -> Any:
+            loss, _, output = self.loss(split(vector), buffers, seeds, inputs, target, train=False)
+            return loss, output
+
+        self._gradient = tf.function(gradient, reduce_retracing=True)
+        self._evaluated = tf.function(evaluated, reduce_retracing=True)
+
+    def gradient(
+        self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
+    ) -> float:
+        tf = self._tf
+        *inputs, target = (tf.constant(one.numpy()) for one in parts)
+        state = [tf.constant(one.numpy()) for one in buffers.values()]
+        factor = tf.constant(weight, tf.float64)
+        loss, found, new = self._gradient(shared_tensor(tf, x), state, self._words(seed), inputs, target, factor)
+        out.copy_(torch_tensor(tf, found))
+        for held, one in zip(buffers.values(), new, strict=True):
+            held.copy_(torch_tensor(tf, one))
+        return float(loss)
+
+    def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
+        tf = self._tf
+        *inputs, target = (tf.constant(one.numpy()) for one in parts)
+        state = [tf.constant(one.numpy()) for one in buffers.values()]
+        loss, output = self._evaluated(shared_tensor(tf, x), state, self._words(0), inputs, target)
+        return float(loss), output
+
+    def _words(self, seed: int) -> Any:
+        return self._tf.constant(self.words(seed).astype(np.int64).reshape(-1, 2))
+
+
+BACKENDS: dict[str, type[KerasFunctions]] = {
+    "tensorflow": TensorFlowBackend,
+    "jax": JaxBackend,
+    "torch": TorchBackend,
+}
+
+ALIGNED = 64  # bytes: TensorFlow computes only on memory that begins at a multiple
+
+
+def shared_tensor(tf: Any, x: Tensor) -> Any:
+    """A tensor of TensorFlow on the memory of one of torch, where it can be; otherwise a copy."""
+    plain = x.detach()
+    if plain.data_ptr() % ALIGNED or not plain.is_contiguous():
+        return tf.constant(plain.numpy())
+    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(plain))
+
+
+def torch_tensor(tf: Any, one: Any) -> Tensor:
+    """A tensor of torch on the memory of one of TensorFlow."""
+    found: Tensor = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(one))
+    return found
+
+
+def _by_path(variables: Sequence[Any]) -> dict[str, Any]:
+    """Variables by their paths; a number is added where two have the same."""
+    found: dict[str, Any] = {}
+    for one in variables:
+        path, number = one.path, 1
+        while path in found:
+            number += 1
+            path = f"{one.path}_{number}"
+        found[path] = one
+    return found
