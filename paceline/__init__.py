@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.experiments.comparison import Comparison
     from paceline.framework_tasks.jax_task import JaxTask
     from paceline.framework_tasks.keras_task import KerasTask
+    from paceline.framework_tasks.tensorflow_task import TensorFlowTask
     from paceline.hook import Hook
     from paceline.planning.plan import plan
     from paceline.planning.plan_cells import Forecast
@@ -51,6 +52,7 @@ _NAMES = {
     "paceline.experiments.comparison": "Comparison",
     "paceline.framework_tasks.jax_task": "JaxTask",
     "paceline.framework_tasks.keras_task": "KerasTask",
+    "paceline.framework_tasks.tensorflow_task": "TensorFlowTask",
     "paceline.hook": "Hook",
     "paceline.planning.plan": "plan",
     "paceline.planning.plan_cells": "Forecast",
@@ -81,6 +83,7 @@ __all__ += [
     "Scheme",
     "State",
     "Task",
+    "TensorFlowTask",
     "Tokens",
     "TorchTask",
     "Vector",

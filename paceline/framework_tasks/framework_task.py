@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -154,6 +154,11 @@ class FrameworkTask(SampledTask):
             return made
         cast: Parts = mapped(lambda one: one.to(kind) if one.is_floating_point() else one, made)
         return cast
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_computation": {}, "_launcher": None}  # another process compiles for itself

@@ -98,7 +98,7 @@ class TorchBackend(KerasFunctions):
             out[begin:end] = 0.0 if one is None else one.reshape(-1)
         for held, new in zip(buffers.values(), found[1], strict=True):
             held.copy_(new.detach())
-        return float(loss)
+        return float(loss.detach())
 
     def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
         with torch.no_grad():
