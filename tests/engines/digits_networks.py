@@ -24,7 +24,7 @@ def weights() -> list[np.ndarray]:
 
 
 class Network(nn.Module):
-    """Its matrices have the inputs first, as those of the other frameworks: the vectors are the same number by number."""
+    """Its matrices have the inputs first, as those of the other frameworks: their vectors have one order."""
 
     def __init__(self) -> None:
         super().__init__()

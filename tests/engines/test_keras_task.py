@@ -160,8 +160,8 @@ def test_wrong_uses_are_refused() -> None:
         KerasTask(keras.Sequential([keras.layers.Dense(1)]), LOSS, plain())
     with pytest.raises(UsageError, match="not a Keras model"):
         KerasTask(lambda: 3, LOSS, plain()).start(0)
+    task = KerasTask(network, LOSS, {"x": plain()[0], "y": plain()[1]})
     with pytest.raises(UsageError, match="inputs and a target"):
-        task = KerasTask(network, LOSS, {"x": plain()[0], "y": plain()[1]})
         task.grad(task.start(0), next(task.batches(0, 1, 0)))
 
 
