@@ -1,4 +1,4 @@
-"""`paceline.attach`: an existing PyTorch script becomes a worker and keeps its loop."""
+"""`paceline.attach`: an existing training script becomes a worker and keeps its loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 from torch.optim import Optimizer
 
 from paceline.api.script import standalone
+from paceline.api.script.frameworks import check_optimizer, loop_of, script_of
 from paceline.api.script.loader_sharding import Loader, work_of
 from paceline.api.script.loop import Pace
+from paceline.api.script.script_loop import ScriptLoop
 from paceline.api.script.script_task import Evaluate, ScriptTask
 from paceline.config import build, discovery, work
 from paceline.config.optimizer_argument import OptimizerArgument, ScheduleArgument, hyper_for
@@ -33,9 +35,10 @@ from paceline.processes.roles.worker_session import WorkerSession
 from paceline.sampling import mixed
 from paceline.scheme import Scheme
 
-_alone: Pace | None = None
+_alone: ScriptLoop | None = None
 
 
+@overload
 def attach(
     model: nn.Module,
     scheme: str | Scheme | type[Scheme] = "async",
@@ -54,7 +57,28 @@ def attach(
     optimizer: OptimizerArgument | Mapping[str, Optimizer] | None = None,
     schedule: ScheduleArgument | None = None,
     **hyper: Any,
-) -> Pace:
+) -> Pace: ...
+@overload
+def attach(model: Any, scheme: str | Scheme | type[Scheme] = "async", **settings: Any) -> Any: ...
+def attach(
+    model: Any,
+    scheme: str | Scheme | type[Scheme] = "async",
+    *,
+    steps: int | None = None,
+    samples: int | None = None,
+    epochs: float | None = None,
+    loader: Loader | None = None,
+    evaluate: Evaluate | None = None,
+    hooks: Iterable[str | Hook] = (),
+    seed: int = 0,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    profile: bool = False,
+    compress: str = "",
+    optimizer: OptimizerArgument | Mapping[str, Optimizer] | None = None,
+    schedule: ScheduleArgument | None = None,
+    **hyper: Any,
+) -> Any:
     """Train this model in the script's own loop, under any scheme, as one of the workers of `paceline run script.py`.
 
         with paceline.attach(model, scheme="downpour", lr=0.05, steps=2000) as pace:
@@ -77,6 +101,7 @@ def attach(
     """
     if hyper.keys() & {"exact", "micro"}:
         raise UsageError("a script cannot be exact: its loop is that of one worker; write its model as a task")
+    check_optimizer(model, optimizer, schedule)
     named = dict(optimizer) if isinstance(optimizer, Mapping) else {}
     rule = list(named.values()) if isinstance(optimizer, Mapping) else optimizer
     if rule is not None or schedule is not None:
@@ -119,7 +144,7 @@ def attach(
 class _Script:
     """The arguments of `attach`."""
 
-    model: nn.Module
+    model: Any
     scheme: str | Scheme | type[Scheme]
     hyper: dict[str, Any]
     steps: int | None
@@ -139,14 +164,14 @@ class _Script:
         return self.steps if self.length is None else self.length(scheme, workers)
 
 
-def _launched(role: ScriptRole, script: _Script) -> Pace:
+def _launched(role: ScriptRole, script: _Script) -> ScriptLoop:
     if role.loop is not None:
         raise UsageError("paceline.attach() was called a second time: a run has one model, trained once")
     memory, plan, control, chief = role.memory, role.memory.plan, role.control, role.rank == 0
     name, chosen, replaced = _chosen(plan, script)
     compress = plan.compress or script.compress
     chosen = build.compressing(chosen, compress)
-    task = ScriptTask(script.model, script.evaluate, Path(plan.script[0]).stem)
+    task = script_of(script.model, script.evaluate, Path(plan.script[0]).stem)
     decided: dict[str, Any] = {
         "steps": script.updates(chosen, plan.workers) if plan.steps is None else plan.steps,
         "seed": plan.seed or script.seed,
@@ -165,7 +190,7 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     if prepares:
         control.send({"task": task.name})
         noted = {"name": name, "hyper": build.hyper_of(chosen)}
-        notes = {"scheme": noted, "plan": decided, "parameters": task.flat.named()}
+        notes = {"scheme": noted, "plan": decided, "parameters": task.parameters()}
         prepare(memory, task, notes, control)
     else:
         wait_until_ready(memory)
@@ -177,18 +202,18 @@ def _launched(role: ScriptRole, script: _Script) -> Pace:
     wait_until_joined(memory)
     hooks = role.hooks_with(script.hooks)
     session = WorkerSession(memory, task, role.rank, hooks, control)
-    role.loop = pace = Pace(session, task, hooks, ExitStack(), script.optimizers, script.named)
-    _seed(session)
+    role.loop = pace = loop_of(session, task, hooks, ExitStack(), script.optimizers, script.named)
+    _seed(session, task)
     return pace
 
 
-def _by_itself(script: _Script) -> Pace:
+def _by_itself(script: _Script) -> ScriptLoop:
     global _alone
     if _alone is not None and not _alone.done:
         raise UsageError("paceline.attach() was called a second time, before the block of the first one has ended")
     chosen = build.compressing(build.scheme_of(script.scheme, script.hyper), script.compress)
     name = Path(sys.argv[0]).stem or "script"
-    task = ScriptTask(script.model, script.evaluate, name)
+    task = script_of(script.model, script.evaluate, name)
     plan = Plan(
         scheme=chosen.name,
         hyper=build.hyper_of(chosen),
@@ -207,19 +232,21 @@ def _by_itself(script: _Script) -> Pace:
     plan = replace(plan, directory=str(place.path))
     hooks = hooks_of(plan, {"hooks": script.hooks}, "chief")
     with ExitStack() as around:
-        session = standalone.session_of(plan, chosen, task, hooks, {"parameters": task.flat.named()}, around)
+        session = standalone.session_of(plan, chosen, task, hooks, {"parameters": task.parameters()}, around)
         print(f"paceline: {name} runs by itself, as the only worker of {chosen.name}, in {place.path}", flush=True)
-        _alone = Pace(session, task, hooks, around.pop_all(), script.optimizers, script.named)
-    _seed(session)
+        _alone = loop_of(session, task, hooks, around.pop_all(), script.optimizers, script.named)
+    _seed(session, task)
     return _alone
 
 
-def _seed(session: WorkerSession) -> None:
+def _seed(session: WorkerSession, task: ScriptTask) -> None:
     """Random numbers of the script, such as for dropout, differ between workers and after a restart. A single worker
     keeps those of the script, so that it computes the bits of the script without paceline."""
     worker = session.worker
     if worker.workers > 1 or worker.t or session.board.begun[session.rank]:
-        seed_all(mixed(session.memory.plan.seed, session.rank, worker.t))
+        seed = mixed(session.memory.plan.seed, session.rank, worker.t)
+        seed_all(seed)
+        task.seed(seed)
 
 
 def _chosen(plan: Plan, script: _Script) -> tuple[str, Scheme, list[str]]:

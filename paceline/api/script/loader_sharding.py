@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from paceline.errors import UsageError
 from paceline.sampling import mixed
 from paceline.torch_task import seeded
-from paceline.torch_task.batch_parts import size_of
+from paceline.torch_task.random_numbers import Seeding
 
 Loader = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -32,8 +32,9 @@ class Shard:
     Ends only with data that can be read once.
     """
 
-    def __init__(self, loader: Loader, rank: int, workers: int, seed: int) -> None:
-        self._rank, self._workers, self._seed = rank, workers, seed
+    def __init__(self, loader: Loader, rank: int, workers: int, seed: int, seeding: Seeding = seeded) -> None:
+        """`seeding`: seeds the random numbers that orders are drawn from."""
+        self._rank, self._workers, self._seed, self._seeding = rank, workers, seed, seeding
         self.epoch = 0  # of the last item
         self._begun = 0
         self.note = ""  # what the user should know of how the data are sharded
@@ -61,7 +62,7 @@ class Shard:
             if self._own is not None:
                 self._own.set_epoch(self.epoch)
             # an order is drawn no later than with the first item
-            with seeded(mixed(self._seed, "share", self.epoch)) if workers > 1 else nullcontext():
+            with self._seeding(mixed(self._seed, "share", self.epoch)) if workers > 1 else nullcontext():
                 items = _iterator(self._source)
                 first = next(items, _END)
             if first is _END and self.epoch == 0:
@@ -106,12 +107,27 @@ def work_of(loader: Loader) -> tuple[int, int]:
         samples *= 1 if own is None else own.num_replicas
         return batch, samples - samples % batch if loader.drop_last else samples
     if isinstance(loader, Sequence) and loader:
-        sizes = [size_of(item) for item in loader]
+        sizes = [samples_in(item) for item in loader]
         return max(sizes), sum(sizes)
     raise UsageError(
         f"samples and epochs need a loader with a length and a batch size (a DataLoader, or a list of batches), not a "
         f"{type(loader).__name__}; give steps"
     )
+
+
+def samples_in(item: Any) -> int:
+    """The number of samples: the length of the first tensor or array, of whatever library."""
+    return next(_lengths(item), 1)
+
+
+def _lengths(item: Any) -> Iterator[int]:
+    shape = getattr(item, "shape", None)
+    if shape is not None:
+        if len(shape):
+            yield int(shape[0])
+    elif isinstance(item, Mapping | tuple | list):
+        for part in item.values() if isinstance(item, Mapping) else item:
+            yield from _lengths(part)
 
 
 def _iterator(source: Loader) -> Iterator[Any]:

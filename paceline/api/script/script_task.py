@@ -1,151 +1,69 @@
-"""A script's model as a task: its parameters and gradients are views of the run's vectors."""
+"""What a script's loop needs of the model: a flat vector of parameters, whatever the framework is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.state import Vector
 from paceline.task import Batch, Task
-from paceline.torch_task import FlatModule, seeded
 
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
+Evaluate = Callable[[Any], Mapping[str, float]]
 
 
 class ScriptTask(Task):
-    """A script's model as a task, to start from, to evaluate and to save. The loop computes the gradients."""
+    """A script's model as a task, to start from, to compute at, to evaluate and to save. The script's loop computes the
+    gradients; how they get into the vector is between the loop of a framework and its model."""
 
-    def __init__(self, model: nn.Module, evaluate: Evaluate | None, name: str) -> None:
-        module = getattr(model, "_orig_mod", model)  # of torch.compile, which would prefix all names
-        self.name, self.flat, self._evaluate = name, FlatModule(module), evaluate
-        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    device = torch.device("cpu")
+
+    def __init__(self, evaluate: Evaluate | None, name: str) -> None:
+        self.name, self._evaluate = name, evaluate
         self.loss: float | None = None  # of the last step, if the script gives it
-        self.device = self.flat.parameters[0].device
-        self._x, self._out = self.flat.vector(), torch.zeros(self.flat.size, dtype=self.dtype, device=self.device)
-        self._scratch = self._out  # for gradients that are not used
-        self._shared: dict[str, Tensor] = {}
-        self._buffers = self.flat.buffers()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.flat.parameters[0].dtype
+    # start(), buffers() and parameters() are those of a task
 
-    def start(self, seed: int) -> Vector:
-        return self.flat.vector()
+    @abstractmethod
+    def parameters(self) -> list[tuple[str, list[int]]]: ...
 
-    def buffers(self) -> dict[str, Tensor]:
-        return {name: buffer.detach().cpu().clone() for name, buffer in self.flat.buffers().items()}
+    @abstractmethod
+    def standing_at(self, x: Vector, buffers: Mapping[str, Tensor] | None) -> AbstractContextManager[Any]:
+        """What the script's evaluate() gets, with the parameters x; afterwards the model is as before."""
 
-    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
-        raise UsageError("the data of a script are its own")
+    @abstractmethod
+    def settle(self, buffers: dict[str, Tensor]) -> None:
+        """Use the worker's buffers in shared memory from now on."""
 
-    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Any = None) -> tuple[float, Vector]:
-        raise UsageError("the gradients of a script are computed in its own loop")
+    @abstractmethod
+    def bind(self, x: Vector, out: Vector) -> None:
+        """Let the model compute at x; the gradient will go to out."""
+
+    @abstractmethod
+    def let_go(self, x: Vector | None = None, buffers: Mapping[str, Tensor] | None = None) -> None:
+        """Give the model memory of its own again, with these parameters and buffers or the present ones."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers of the framework; those of Python, numpy and torch are seeded."""
 
     def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """The metrics of the script's function at x; afterwards the model is as before."""
         shown = {} if self.loss is None else {"loss": self.loss}
         if self._evaluate is None:
             return shown
-        module = self.flat.module
-        modes = [(one, one.training) for one in module.modules()]
-        self.flat.bind(x.detach(), self._scratch)
-        if buffers is not None:
-            self.flat.bind_buffers(self._here(buffers))
-        module.eval()
-        try:
-            with torch.no_grad(), seeded(0):
-                found = self._evaluate(module)
-        finally:
-            for one, mode in modes:
-                one.training = mode
-            self.flat.bind(self._x, self._out)
-            self.flat.bind_buffers(self._buffers)
+        with self.standing_at(x, buffers) as model:
+            found = self._evaluate(model)
         if not isinstance(found, Mapping):
             raise UsageError(f"evaluate() must give metrics by name, such as {{'accuracy': 0.97}}, not {found!r}")
         return shown | {name: float(value) for name, value in found.items()}
 
-    def _here(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: buffer.to(self.device) for name, buffer in buffers.items()}
+    def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
+        raise UsageError("the data of a script are its own")
 
-    # for the loop
-
-    def settle(self, buffers: dict[str, Tensor]) -> None:
-        """Use the worker's buffers in shared memory from now on."""
-        self._shared, self._buffers = buffers, self._here(buffers)
-        self.bind(self._x, self._scratch)
-
-    def bind(self, x: Vector, out: Vector) -> None:
-        """Let the model compute at x, and write gradients to out."""
-        # other tensors of the same memory: GradientBuffers counts references to a gradient
-        self._x, self._out = x.detach(), out.detach()
-        self.flat.bind(x, out)
-        self.flat.bind_buffers(self._buffers)
-
-    def gather(self, out: Vector) -> bool:
-        """Copy gradients that autograd or the script put elsewhere into `out`; False if there were none."""
-        found = False
-        if self.flat.gradients_in_place():
-            self._keep_buffers()
-            return found
-        place, width = out.data_ptr(), out.element_size()
-        views: tuple[Tensor, ...] = ()
-        for number, parameter in enumerate(self.flat.parameters):
-            grad = parameter.grad
-            # after a zero_grad(), which frees the gradients
-            if grad is None or grad.is_sparse or grad.data_ptr() != place:
-                views = views or torch.split_with_sizes(out.detach(), self.flat.sizes)
-                own = views[number].view(parameter.shape)
-                if grad is not None:
-                    own.copy_(grad.to_dense())
-                    found = True
-                else:
-                    own.zero_()
-                parameter.grad = own
-            place += self.flat.sizes[number] * width
-        self._keep_buffers()
-        return found
-
-    def _keep_buffers(self) -> None:
-        self.flat.keep_buffers(self._buffers)
-        for name, buffer in self._buffers.items():
-            if buffer is not self._shared[name]:  # on another device
-                self._shared[name].copy_(buffer)
-
-    def drop_gradients(self, kept: Sequence[Tensor]) -> None:
-        """Set the gradients of all other parameters to 0."""
-        own = {id(parameter) for parameter in kept}
-        for parameter in self.flat.parameters:
-            if id(parameter) not in own and parameter.grad is not None:
-                parameter.grad.zero_()
-
-    def check_parameters(self) -> None:
-        """UsageError if the script has changed which parameters train, or has moved them."""
-        changed = [one for one in self._frozen if one.requires_grad]
-        changed += [one for one in self.flat.parameters if not one.requires_grad]
-        if changed:
-            names = [name for name, one in self.flat.module.named_parameters() if any(one is p for p in changed)]
-            named = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise UsageError(
-                f"requires_grad of {named} was changed inside the block: a run trains the parameters that attach() has "
-                "found trainable. Freeze or unfreeze before attach(); for stages, give each a run of its own"
-            )
-        last, end = self.flat.parameters[-1], self._x.numel() - self.flat.sizes[-1]
-        if last.numel() and last.data_ptr() != self._x.data_ptr() + end * self._x.element_size():
-            raise UsageError(
-                "the model was moved or converted inside the block (to(), half(), cuda(), …): its parameters are no "
-                "longer those of the run. Do that before attach()"
-            )
-
-    def let_go(self, x: Vector | None = None, buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Give the model memory of its own again, with these parameters and buffers or the present ones."""
-        x, buffers = self._x if x is None else x, self._buffers if buffers is None else buffers
-        parts = torch.split_with_sizes(x.to(self.device), self.flat.sizes)
-        for parameter, part in zip(self.flat.parameters, parts, strict=True):
-            parameter.grad = None
-            parameter.data = part.clone().view(parameter.shape)
-        self.flat.bind_buffers({name: buffer.clone() for name, buffer in self._here(buffers).items()})
+    def grad(self, x: Vector, batch: Batch, out: Vector | None = None, buffers: Any = None) -> tuple[float, Vector]:
+        raise UsageError("the gradients of a script are computed in its own loop")
