@@ -109,6 +109,8 @@ __all__ += ["Comparison", "Forecast", "compare", "plan", "train_and_evaluate", "
 
 
 def __getattr__(name: str) -> Any:
+    if name == "keras":  # a package that loads Keras
+        return import_module("paceline.keras")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with deferred():

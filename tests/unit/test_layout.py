@@ -33,6 +33,7 @@ network.cluster network.calls network.means
 transports collectives network.nodes launchers
 report
 api
+keras
 experiments
 planning
 cli testing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from paceline.api.script.keras_gradients import Differentiate, LossFunction, differentiation
 from paceline.api.script.keras_model import KerasScript
@@ -45,11 +46,12 @@ class KerasPace(ScriptLoop):
         loss, found = self._differentiate(function, arguments)
         if all(one is None for one in found):
             raise UsageError("the loss does not depend on the model: no weight has a gradient")
-        self._task.write(found, self._out)
-        self.handed_in(float(loss), size)
+        self.give(found, float(loss), size)
         return not self.done
 
-    def handed_in(self, loss: float | None, size: int | None) -> None:
-        """The gradient has been written: give it to the session."""
-        self._task.keep_buffers()
-        self._give(loss, size)
+    def give(self, gradients: Sequence[Any], loss: float | None, size: int | None) -> None:
+        """Give the session a gradient, a tensor of the backend or None for each weight."""
+        if self._out is not None:
+            self._task.write(gradients, self._out)
+            self._task.keep_buffers()
+            self._give(loss, size)
