@@ -1,4 +1,4 @@
-"""A Keras training loop under any scheme, on the TensorFlow, JAX or torch backend: pace.step takes the loss as a function.
+"""A Keras training loop under any scheme, on the TensorFlow, JAX or torch backend: pace.step takes a loss function.
 
 paceline run examples/keras_loop.py --workers 4                       four workers and a server
 KERAS_BACKEND=jax paceline run examples/keras_loop.py --workers 4     on JAX

@@ -1,7 +1,8 @@
 """`model.fit` as the loop of a worker.
 
 Keras computes the gradient in its own train step, compiled as ever. A `GradientRecorder` stands where the optimizer
-was, and keeps it. After each batch the callback gives it to the session, and sets the weights to those of the next step.
+was, and keeps it. After each batch the callback gives it to the session, and sets the weights to those of the
+next step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from paceline.api.script.keras_model import KerasScript
 from paceline.errors import RunError, UsageError
 from paceline.keras.data_shares import place
 from paceline.keras.gradient_recorder import GradientRecorder
+
+_last: FitCallback | None = None  # that a fit() has begun with
 
 
 class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -48,10 +51,12 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Attach the model, and put the recorder in the optimizer's place."""
+        global _last
         model = self.model
-        if self._loop is not None and not self._loop.done:
-            raise UsageError("paceline.keras.Pace is in a call of fit() already: give each call one of its own")
         _check(model)
+        if _last is not None:
+            _last._abandoned()
+        _last = self
         self._loop = loop = attach(model, self._scheme, **self._settings)
         self._task = loop._task
         self._optimizer = before = model.optimizer
@@ -94,8 +99,11 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             self.loop.__exit__(None, None, None)
         finally:
-            self.model.optimizer = self._optimizer
-            self.model.train_function = None
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self.model.optimizer = self._optimizer
+        self.model.train_function = None  # which has the recorder in it
 
     def _size(self) -> int | None:
         """Samples of the batch, by Keras's metric of the loss."""
@@ -106,10 +114,12 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return max(1, round(self._counted - before))
 
     def _abandoned(self) -> None:
-        """fit() has raised, and the script has ended: Keras tells callbacks of no exception."""
-        if not self.loop.ended:
+        """fit() has raised: Keras tells callbacks nothing of an exception, so it is noticed at the next
+        call of fit(), or at the end of the script."""
+        if self._loop is not None and not self._loop.done:
             error = RunError("model.fit() ended with an exception")
             self.loop.__exit__(type(error), error, None)
+            self._give_back()
 
 
 def _check(model: Any) -> None:
