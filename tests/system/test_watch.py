@@ -136,6 +136,8 @@ def test_64_roles_and_two_runs_fit_the_screen(
     tmp_path: Path, browser: chromium.Chromium, width: int, dark: bool
 ) -> None:
     runs = [recorded(tmp_path / "runs/one", 64), recorded(tmp_path / "runs/two", 2)]
+    for n in (1, 2):
+        runs[0].append_history({"update": 10 * n, "seconds": 1.0 * n, "loss": 1.0 / n})
     browser.look(width, 800, dark=dark, phone=width < 500)
     with runs[0].lock(), runs[1].lock(), started("watch", cwd=tmp_path) as page:
         browser.open(address_of(page))
@@ -144,6 +146,10 @@ def test_64_roles_and_two_runs_fit_the_screen(
         assert browser.value("document.documentElement.scrollWidth") <= width
         assert browser.value("document.querySelectorAll('svg .edge.waits').length") > 64
         assert not browser.value("document.querySelector('#comparison').hidden")
+        named = "[...one.querySelectorAll('.legend span')].length"
+        drawn = f"one.querySelectorAll('path.curve').length - {named}"
+        missing = browser.value(f"[...document.querySelectorAll('#comparison .panel')].map((one) => {drawn})")
+        assert missing == [0] * 4  # a run without a curve, here of evaluations, is not in the legend
         os.kill(page.pid, signal.SIGSTOP)  # no news comes: what is drawn now has been drawn at the first look
         try:
             wrong = f"{DRAWN}.filter(([made, shown]) => Math.abs(made - shown) >= 2)"

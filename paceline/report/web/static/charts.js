@@ -117,7 +117,7 @@ export function lines(holder, given) {
     svg.append(make("path", { class: `curve k${one.colour}${one.faint ? " faint" : ""}`, d: path }));
     if (one.dots || one.points.length === 1) for (const [x, y] of one.points.length > 60 ? one.points.slice(-1) : one.points) svg.append(make("circle", { class: `f${one.colour}`, cx: px(x), cy: py(y), r: 2.5 }));
   }
-  const legend = drawn.length > 1 ? make("div", { class: "legend" }, ...drawn.map((one) => make("span", {}, make("i", { class: `dot b${one.colour}${one.faint ? " faint" : ""}` }), one.name))) : null;
+  const legend = drawn.length > 1 ? make("div", { class: "legend" }, ...drawn.filter((one) => one.points.length).map((one) => make("span", {}, make("i", { class: `dot b${one.colour}${one.faint ? " faint" : ""}` }), one.name))) : null;
   const hair = make("line", { class: "hair", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
   const tip = make("div", { class: "tip", hidden: true });
   svg.append(hair);
