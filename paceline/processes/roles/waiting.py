@@ -149,7 +149,8 @@ class Waiting:
         """Numbers that change as long as anything in the run moves."""
         board = self._board
         others = (rank for rank in range(board.workers) if rank != self._rank)
-        computing = any(board.alive[rank] and self._at_work(rank) for rank in others)
+        held = self._memory.plan.exact or self._memory.plan.quorum == "hold"  # a worker that restarts is waited for
+        computing = any((board.alive[rank] or held) and self._at_work(rank) for rank in others)
         # while another worker computes, the run moves, however long a gradient takes
         clock = self._memory.now() if computing else 0
         return (clock, sum(board.gradients), sum(board.t), sum(board.performed), board.get("alarm"))
