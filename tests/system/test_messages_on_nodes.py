@@ -6,6 +6,7 @@ Data: scikit-learn's digits.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,18 @@ TASK = "digits-mlp"
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vector travels in several messages; processes are forks and see it too."""
     monkeypatch.setattr(mean_rooms, "SLICE", 1000)
+
+
+@dataclass
+class Together(Hook):
+    """Nobody makes a step before all have begun: no worker waits for another here, and the chief may be far ahead."""
+
+    place: Path
+
+    def before_step(self, session: Session) -> None:
+        (self.place / f"begun-{session.worker.rank}").touch()
+        while len([*self.place.glob("begun-*")]) < WORKERS:
+            threading.Event().wait(0.01)
 
 
 def conserved(directory: Path) -> None:
@@ -68,7 +81,7 @@ def test_killed_at_any_place_of_a_step_nothing_is_lost_or_counted_twice(tmp_path
 def test_the_schemes_survive_kills_and_are_replayed(
     scheme: str, hyper: dict[str, Any], compress: str, tmp_path: Path
 ) -> None:
-    kills, steps = ["worker:1", "chief"], 200
+    kills, steps = ["worker:1", "chief"], 400
     settings: dict[str, Any] = {
         "workers": WORKERS,
         "steps": steps,
@@ -76,6 +89,7 @@ def test_the_schemes_survive_kills_and_are_replayed(
         "keep": 100,
         "compress": compress,
     }
+    settings["hooks"] = [Together(tmp_path)]
     with leaving_nothing(), nodes(together=("worker:1+worker:2",)) as made:  # one of them beside the other
         story = run(tmp_path / "run", TASK, scheme, kills=kills, hyper=ANY | hyper, launcher=made.launcher, **settings)
     result = finished(story, steps)
@@ -111,7 +125,7 @@ def test_a_connection_that_breaks_inside_a_message_loses_nothing(
             checkpoint_steps=30,
             keep=100,
             launcher=made.launcher,
-            hooks=[Linger(cuts, 100)],
+            hooks=[Together(tmp_path), Linger(cuts, 100)],
         )
     result = finished(story, 150)
     assert cuts.exists()
@@ -149,7 +163,7 @@ def test_a_lost_node_takes_its_cells_along_and_all_return_to_the_checkpoint(tmp_
             keep=100,
             launcher=made.launcher,
             watch=watch,
-            hooks=[Linger(gate, 100)],
+            hooks=[Together(tmp_path), Linger(gate, 100)],
             **({} if returns else {"patience": 3.0}),
         )
     result = finished(story, 150)
@@ -198,7 +212,7 @@ def test_a_worker_that_leaves_first_gives_away_what_it_has_sent(
             workers=WORKERS,
             steps=120,
             launcher=made.launcher,
-            hooks=[Leaves(tmp_path / "sent"), Linger(tmp_path / "never", 40, 0.02)],
+            hooks=[Together(tmp_path), Leaves(tmp_path / "sent"), Linger(tmp_path / "never", 40, 0.02)],
         )
     finished(story, 120)
     sent = int((tmp_path / "sent").read_text())
