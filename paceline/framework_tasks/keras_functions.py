@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from paceline.framework_tasks.framework_start import needed
 from paceline.framework_tasks.framework_task import as_numpy, two_words
 from paceline.state import Vector
 
+COUNTED = re.compile(r"_\d+(?=/|$)")
 SEEDS = "seed_generator_state"  # what Keras calls the variable of a seed generator
 
 
@@ -227,12 +229,14 @@ def torch_tensor(tf: Any, one: Any) -> Tensor:
 
 
 def _by_path(variables: Sequence[Any]) -> dict[str, Any]:
-    """Variables by their paths; a number is added where two have the same."""
+    """Variables by their paths. Keras numbers the layers of a process one after another (dense_7): the numbers are left
+    out, and counted again within the model, so that the names are the same in every process."""
     found: dict[str, Any] = {}
     for one in variables:
-        path, number = one.path, 1
+        plain = COUNTED.sub("", one.path)
+        path, number = plain, 1
         while path in found:
             number += 1
-            path = f"{one.path}_{number}"
+            path = f"{plain}_{number}"
         found[path] = one
     return found

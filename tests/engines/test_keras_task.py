@@ -25,6 +25,9 @@ import keras
 import paceline
 from paceline import KerasTask, UsageError
 
+# TensorFlow's own, with numpy 2
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
 # Keras multiplies matrices in 32 bits on torch
 CLOSE = {"tensorflow": 1e-10, "jax": 1e-10, "torch": 1e-6}
 

@@ -19,6 +19,9 @@ import tensorflow as tf
 import paceline
 from paceline import TensorFlowTask, UsageError
 
+# TensorFlow's own, with numpy 2
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
 FILE = """
 import numpy as np
 import tensorflow as tf
