@@ -127,7 +127,7 @@ class JaxTask(FrameworkTask):
             compiled = self._compiled()
             weight = x.numpy().dtype.type(batch.weight)
             loss, gradient = compiled.gradient(x.detach().numpy(), _arguments(batch.data), weight, high, low)
-            out.copy_(torch.from_dlpack(gradient))
+            out.copy_(torch.utils.dlpack.from_dlpack(gradient))
             return float(loss)
 
     def _measured(self, x: Vector, parts: Parts, buffers: Mapping[str, Tensor]) -> dict[str, float]:

@@ -141,9 +141,9 @@ class JaxBackend(KerasFunctions):
         *inputs, target = as_numpy(tuple(parts))
         words, factor = self.words(seed), vector.dtype.type(weight)
         loss, found, new = self._gradient(vector, state, words, inputs, target, factor)
-        out.copy_(torch.from_dlpack(found))
+        out.copy_(torch.utils.dlpack.from_dlpack(found))
         for held, one in zip(buffers.values(), new, strict=True):
-            held.copy_(torch.from_dlpack(one))
+            held.copy_(torch.utils.dlpack.from_dlpack(one))
         return float(loss)
 
     def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
@@ -219,7 +219,8 @@ def shared_tensor(tf: Any, x: Tensor) -> Any:
     plain = x.detach()
     if plain.data_ptr() % ALIGNED or not plain.is_contiguous():
         return tf.constant(plain.numpy())
-    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(plain))
+    capsule = torch.utils.dlpack.to_dlpack(plain)  # type: ignore[attr-defined]
+    return tf.experimental.dlpack.from_dlpack(capsule)
 
 
 def torch_tensor(tf: Any, one: Any) -> Tensor:
