@@ -48,7 +48,7 @@ matrix: $(READY) ## every update rule under every scheme with that side, in the 
 chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)
 
-test-engines: $(ENGINES)/.ready ## real Ray, Spark (needs Java 17), Jupyter, W&B and MLflow, in an environment of their own
+test-engines: $(ENGINES)/.ready ## real Ray, Spark (needs Java 17), Jupyter, W&B, MLflow, Keras and JAX, in an environment of their own
 	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py tests/unit/test_kubernetes_template.py tests/unit/test_result.py tests/unit/test_hook_trackers.py --durations=0
 
 $(ENGINES)/.ready: pyproject.toml

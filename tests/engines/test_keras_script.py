@@ -215,6 +215,29 @@ class TestFit:
         assert model.optimizer is own
         assert far(_fitted(model, x, y), _fitted(plain, x, y)) < 1e-6
 
+    def test_a_train_step_of_the_script(self) -> None:
+        class Doubled(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = made()
+
+            def call(self, x: Any, training: bool = False) -> Any:
+                return self.inner(x, training=training)
+
+            def train_step(self, data: Any) -> dict[str, Any]:
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = 2 * self.compute_loss(y=y, y_pred=self(x, training=True))
+                weights = self.trainable_variables
+                self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+                return {"loss": loss}
+
+        x, y = samples()
+        models = [compiled(Doubled()) for _ in range(2)]
+        for model, callbacks in zip(models, ([paceline.keras.Pace("sgd", lr=LR)], []), strict=True):
+            model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=callbacks)
+        assert far(*(model.get_weights() for model in models)) < 1e-6
+
     def test_the_end_of_the_run_ends_fit(self) -> None:
         x, y = samples()
         pace = paceline.keras.Pace("downpour", lr=LR, window=2, steps=3)

@@ -16,6 +16,7 @@ from beds.pages import ROOT, Block, blocks, pages
 
 ELSEWHERE = {
     "docs/add-a-scheme.md": {"class Lazy", "class Shrinking"},  # test_documents.py trains them
+    "docs/attach-keras-jax.md": {""},  # tests/engines/test_framework_pages.py
     "docs/from-tensorflow.md": {""},  # test_from_tensorflow.py
 }
 LESSONS = "docs/tutorial/"  # test_tutorial.py
