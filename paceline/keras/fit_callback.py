@@ -111,7 +111,7 @@ class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if metric is None:
             return None
         before, self._counted = self._counted, float(metric.count)
-        return max(1, round(self._counted - before))
+        return max(0, round(self._counted - before)) or None  # a train step of the script may not count
 
     def _abandoned(self) -> None:
         """fit() has raised: Keras tells callbacks nothing of an exception, so it is noticed at the next
