@@ -59,14 +59,12 @@ class KerasFunctions(ABC):
         held |= {id(one): self.keras.ops.cast(seeds[i], one.dtype) for i, one in enumerate(self._seeds)}
         state = [held.get(id(one), one.value) for one in self._state]
         given = inputs[0] if len(inputs) == 1 else list(inputs)
-        output, new, extra = self.model.stateless_call(weights, state, given, training=train, return_losses=True)
-        mapping = [*zip(self.weights, weights, strict=True), *zip(self._state, new, strict=True)]
-        with self.keras.StatelessScope(state_mapping=mapping):
-            loss = self.model.compute_loss(given, target, output, training=train)
-        for one in extra:
-            loss = loss + one
-        after = {id(one): value for one, value in zip(self._state, new, strict=True)}
-        return loss, [after[id(one)] for one in self.buffers.values()], output
+        mapping = [*zip(self.weights, weights, strict=True), *zip(self._state, state, strict=True)]
+        with self.keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            output = self.model(given, training=train)
+            loss = self.model.compute_loss(given, target, output, training=train)  # regularisers and add_loss included
+            new = [scope.get_current_value(one) for one in self.buffers.values()]
+        return loss, new, output
 
     def words(self, seed: int) -> np.ndarray:
         """The first state of every seed generator of the model."""
@@ -77,8 +75,8 @@ class KerasFunctions(ABC):
         """Write weights and state into the model's own variables."""
         for one, (begin, end, shape) in zip(self.weights, self.places, strict=True):
             one.assign(x[begin:end].reshape(shape).numpy())
-        for name, one in self.buffers.items():
-            one.assign(buffers[name].numpy())
+        for one, value in zip(self.buffers.values(), buffers.values(), strict=True):
+            one.assign(value.numpy())  # by order: Keras numbers the names of a second model of a process on
 
 
 class TorchBackend(KerasFunctions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,20 @@ class SavedGraph:
     inputs: list[str]
     variables: list[str]
     output: str | None
+    seed: str | None  # the placeholder of the batch's seed
+    fed: dict[str, tuple[Any, Any]]  # by placeholder: its value in a gradient, and in an evaluation
 
     @classmethod
-    def of(cls, tf: Any, loss: Any, inputs: Sequence[Any], variables: Sequence[Any] | None, output: Any) -> SavedGraph:
+    def of(
+        cls,
+        tf: Any,
+        loss: Any,
+        inputs: Sequence[Any],
+        variables: Sequence[Any] | None,
+        output: Any,
+        seed: Any,
+        fed: Mapping[Any, tuple[Any, Any]],
+    ) -> SavedGraph:
         v1, graph = tf.compat.v1, loss.graph
         with graph.as_default():
             chosen = list(v1.trainable_variables() if variables is None else variables)
@@ -52,11 +63,19 @@ class SavedGraph:
             if found := sorted(_kinds_before(loss.op) & DRAWING):
                 raise UsageError(
                     f"the loss of the graph draws random numbers ({', '.join(found)}) from a state that no batch can "
-                    "set: use tf.random.stateless_* with a seed, or TensorFlowTask(step, variables, …)"
+                    "set: draw with tf.random.stateless_* (dropout: tf.nn.experimental.stateless_dropout) and a "
+                    "placeholder of two int32 numbers, which from_graph takes as seed="
                 )
             meta = v1.train.export_meta_graph(graph=graph, clear_devices=True).SerializeToString()
-        names = [one.name for one in inputs]
-        return cls(meta, loss.name, names, [one.name for one in chosen], None if output is None else output.name)
+        return cls(
+            meta,
+            loss.name,
+            [one.name for one in inputs],
+            [one.name for one in chosen],
+            None if output is None else output.name,
+            None if seed is None else seed.name,
+            {one.name: pair for one, pair in fed.items()},
+        )
 
     def opened(self, tf: Any, seed: int) -> GraphSession:
         """A session of this process on the graph. Initial values without a seed of their own are drawn from `seed`."""
@@ -86,6 +105,8 @@ class GraphSession:
             self._variables = [known[name] for name in saved.variables]
             self._loss = graph.get_tensor_by_name(saved.loss)
             self._inputs = [graph.get_tensor_by_name(name) for name in saved.inputs]
+            self._seed = None if saved.seed is None else graph.get_tensor_by_name(saved.seed)
+            self._others = [(graph.get_tensor_by_name(name), pair) for name, pair in saved.fed.items()]
             self._output = None if saved.output is None else graph.get_tensor_by_name(saved.output)
             shapes = [one.shape.as_list() for one in self._variables]
             sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
@@ -108,7 +129,7 @@ class GraphSession:
 
     def gradient(self, x: Vector, parts: Any, words: tuple[int, int], weight: float, out: Vector) -> float:
         self._write(x)
-        loss, found = self._session.run([self._loss, self._gradient], self._fed(parts))
+        loss, found = self._session.run([self._loss, self._gradient], self._fed(parts) | self._told(words, 0))
         out.copy_(torch.from_numpy(found))
         if weight != 1.0:
             out *= weight
@@ -117,17 +138,23 @@ class GraphSession:
     def evaluated(self, x: Vector, parts: Any, *, wants_output: bool) -> tuple[float, Any]:
         self._write(x)
         asked = [self._loss, self._output] if wants_output else [self._loss]
-        found = self._session.run(asked, self._fed(parts))
+        found = self._session.run(asked, self._fed(parts) | self._told((0, 0), 1))
         return float(found[0]), found[1] if wants_output else None
 
     def output(self, x: Vector, inputs: Any) -> Any:
         if self._output is None:
             raise UsageError("the task has no tensor of the output: give TensorFlowTask.from_graph output=")
         self._write(x)
-        return self._session.run(self._output, dict(zip(self._inputs[:-1], inputs, strict=True)))
+        fed = dict(zip(self._inputs[:-1], inputs, strict=True))
+        return self._session.run(self._output, fed | self._told((0, 0), 1))
 
     def _write(self, x: Vector) -> None:
         self._session.run(self._assign, {self._vector: x.detach().numpy()})
+
+    def _told(self, words: tuple[int, int], which: int) -> dict[Any, Any]:
+        """What is fed beside the batch: the seed, and others in a gradient (0) or an evaluation (1)."""
+        seed = {} if self._seed is None else {self._seed: words}
+        return seed | {one: pair[which] for one, pair in self._others}
 
     def _fed(self, parts: Any) -> dict[Any, Any]:
         if len(parts) != len(self._inputs):

@@ -87,6 +87,8 @@ class TensorFlowTask(FrameworkTask):
         variables: Sequence[Any] | None = None,
         output: Any = None,
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        seed: Any = None,
+        fed: Mapping[Any, tuple[Any, Any]] | None = None,
         **settings: Any,
     ) -> Self:
         """A graph of TensorFlow 1 (tf.compat.v1): the tensor of its loss, and the placeholders that are fed with the
@@ -95,12 +97,15 @@ class TensorFlowTask(FrameworkTask):
         variables: those to train (default: the trainable ones of the graph). Each process has a session of its own.
         output:    the tensor of the output, for `metrics` and paceline.predict; it is computed from all inputs but the
                    last, the target.
+        seed:      a placeholder of two int32 numbers: the batch's seed, for tf.random.stateless_*.
+        fed:       other placeholders, each with its values in a gradient and in an evaluation:
+                   {keep_prob: (0.5, 1.0)}.
         """
         if metrics and output is None:
             raise UsageError("TensorFlowTask: metrics are functions of the output: give output=, its tensor")
         task = cls(None, None, train, test, metrics=metrics, **settings)
         tf = needed("tensorflow", "TensorFlowTask", "tensorflow")
-        task._graph = SavedGraph.of(tf, loss, inputs, variables, output)
+        task._graph = SavedGraph.of(tf, loss, inputs, variables, output, seed, fed or {})
         return task
 
     def _start_framework(self) -> None:

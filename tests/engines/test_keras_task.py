@@ -110,6 +110,26 @@ def test_the_gradient_and_the_state_are_those_of_keras() -> None:
     assert len(stepped) == len(x) + sum(one.numel() for one in buffers.values())
 
 
+def test_regularisers_and_added_losses_count_once() -> None:
+    class Small(keras.layers.Layer):
+        def call(self, x: object) -> object:
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+            return x
+
+    def regularised() -> keras.Model:
+        dense = keras.layers.Dense(10, kernel_regularizer=keras.regularizers.L2(0.05))
+        return keras.Sequential([keras.Input((64,)), dense, Small()])
+
+    task = KerasTask(regularised, LOSS, plain())
+    batch, x = next(task.batches(0, 1, 0)), task.start(0)
+    loss, gradient = task.grad(x, batch)
+    model = task.trained_model(x)
+    model.compile(keras.optimizers.SGD(1.0), LOSS)
+    assert abs(loss - float(model.train_on_batch(*(one.numpy() for one in batch.data)))) < 1e-5
+    theirs = np.concatenate([np.ravel(keras.ops.convert_to_numpy(one)) for one in model.trainable_variables])
+    np.testing.assert_allclose((x - gradient).numpy(), theirs, atol=1e-5)
+
+
 def test_a_compiled_model_brings_its_loss_and_metrics_and_is_not_changed() -> None:
     model = network()
     model.compile("adam", LOSS, metrics=["accuracy"])

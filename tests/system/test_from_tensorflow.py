@@ -29,7 +29,10 @@ def in_shells(block: str) -> bool:
 
 
 MODEL, *SCRIPTS = blocks(PAGE, "python")
-TYPED = [line for block in blocks(PAGE, "sh") if not in_shells(block) for line in block.splitlines()]
+KEPT = "examples/from-tensorflow"  # need TensorFlow: tests/engines/test_guides.py
+TYPED = [
+    line for block in blocks(PAGE, "sh") if not in_shells(block) and KEPT not in block for line in block.splitlines()
+]
 IN_SHELLS = [block for block in blocks(PAGE, "sh") if in_shells(block)]
 
 
