@@ -17,7 +17,7 @@ from paceline import EvalSpec, TrainSpec, train_and_evaluate
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=1000)
-parser.add_argument("--workers", type=int, default=2, help="without TF_CONFIG")
+parser.add_argument("--workers", type=int, help="without TF_CONFIG, which says it")
 parser.add_argument("--dir", default="model")
 
 
