@@ -1,6 +1,6 @@
 """Softmax regression on MNIST, in Keras: the network of "MNIST for beginners".
 
-paceline train examples/from-tensorflow/keras_softmax.py:make --scheme async lr=0.5 --workers 4 --servers 1 --steps 1000
+paceline train examples/from-tensorflow/keras_softmax.py:make --scheme async lr=0.1 --workers 4 --servers 1 --steps 1000
 paceline train examples/from-tensorflow/keras_softmax.py:make --scheme downpour lr=0.02 window=5 --workers 4 --steps 500
 paceline train examples/from-tensorflow/keras_softmax.py:make --scheme agn lr=0.2 window=5 --workers 4 --steps 500
 paceline train examples/from-tensorflow/keras_softmax.py:make --scheme hogwild lr=0.1 --workers 4 --steps 1000

@@ -73,7 +73,8 @@ def test_its_schemes_train_in_the_simulator(name: str) -> None:
     of_page = [words for words in on_the_page() if any(f"/{name}.py:make" in word for word in words)]
     asked = [*written(FOLDER / f"{name}.py"), *of_page]
     assert asked
-    one = task(name).configured(batch=10)
+    large = name.endswith(("mnist", "cifar"))
+    one, steps = (task(name).configured(batch=10), 3) if large else (task(name), 200)
     first = one.evaluate(one.start(0))["loss"]
     for words in asked:
         assert words[1] == f"examples/from-tensorflow/{name}.py:make"
@@ -81,8 +82,8 @@ def test_its_schemes_train_in_the_simulator(name: str) -> None:
         scheme, workers = words[words.index("--scheme") + 1], 4
         if "--workers" in words:
             workers = int(words[words.index("--workers") + 1])
-        found = paceline.simulate(one, scheme, workers=workers, steps=3, **hyper)
-        assert found.updates == 3
+        found = paceline.simulate(one, scheme, workers=workers, steps=steps, **hyper)
+        assert found.updates == steps
         assert torch.isfinite(found.vector).all()
         if "mnist" not in name:  # whose first steps from wide weights go up and down
             assert found.metrics["loss"] < first, words
@@ -102,7 +103,7 @@ def test_keras_and_the_graph_are_one_network(network: str) -> None:
 
 
 def test_the_toy_is_paceline_s_own() -> None:
-    settings = {"workers": 3, "steps": 20, "lr": 0.1}
+    settings = {"workers": 3, "steps": 20, "lr": 0.05}
     for scheme in ("sync", "async", "downpour-easy"):
         theirs = paceline.simulate("toy", scheme, **settings)
         for kind in ("keras", "graph"):
@@ -128,7 +129,7 @@ def test_dropout_of_a_graph_draws_from_the_batch_and_rests_in_an_evaluation() ->
 def test_real_processes(name: str, scheme: str, tmp_path: Path) -> None:
     settings = {"workers": 3, "steps": 200, "lr": 0.2} | ({"aggregate": 2} if scheme == "sync" else {})
     result, _ = trained(tmp_path / "run", f"{FOLDER / name}.py:make", scheme, **settings)
-    assert result.updates == 200
+    assert 200 <= result.updates < 203  # of hogwild each worker may be inside one more
     assert result.metrics["accuracy"] > 0.85
 
 
@@ -150,7 +151,7 @@ def begin(made: Shells, run: Any, folder: Path) -> None:
 
 def test_five_shells_train_a_graph(tmp_path: Path) -> None:
     """As the guides have it: a chief, two workers, a ps and an evaluator; all end by themselves."""
-    words = f"train {FOLDER}/graph_softmax.py:make --scheme async lr=0.2 --steps 400 --evaluator --dir run"
+    words = f"train {FOLDER}/graph_softmax.py:make --scheme async lr=0.1 --steps 400 --evaluator --dir run"
     with shells(tmp_path) as made:
         begin(made, lambda name, **told: made(name, *shlex.split(words), **told), tmp_path)
     result = result_of(tmp_path / "run")
