@@ -25,7 +25,7 @@ def watch(asked: WatchOptions) -> None:
     if asked.parent:
         die_with_parent(signal.SIGTERM, asked.parent)
     with WatchServer(chosen(asked.runs, RUNS), asked.port) as server:
-        # on stdout, and nowhere else: the address opens the page for whoever reads it
+        # on stdout, and nowhere else: anybody who reads the address can open the page
         print(server.address, flush=True)
         if not asked.parent:
             say("open this address in a browser of this machine; Ctrl-C ends the page, the runs go on")

@@ -1,7 +1,7 @@
 """Asks the launcher of a run to end it in order, with a last checkpoint: the first Ctrl-C, from another process.
 
 A second signal would end the run at once. So none is sent to a run that is ending already, and only one to a launcher,
-whoever asks: `stop.request` in the run directory has the launcher that was asked, and is locked meanwhile.
+also if several processes ask: `stop.request` in the run directory names the launcher, and is locked meanwhile.
 """
 
 from __future__ import annotations

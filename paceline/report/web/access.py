@@ -33,7 +33,7 @@ class Access:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
     def address(self, port: int) -> str:
-        """The address for the user; it opens the page for whoever knows it."""
+        """The address for the user. Anybody who knows it can open the page."""
         return f"http://127.0.0.1:{port}{self.root}?token={self._token}"
 
     def cookie(self) -> str:
