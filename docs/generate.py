@@ -41,8 +41,7 @@ def schemes() -> Iterator[str]:
     yield "`paceline show NAME` prints the same. Words are given as `key=value`. h is the curvature of a quadratic,"
     yield "x are the server's or common parameters, v their version, y a worker's own parameters, g is a gradient."
     yield "Vectors per gradient: what one worker sends and receives for each gradient that it computes, in vectors as"
-    yield "long as x. A mean counts two (a ring of N workers sends 2 (N - 1) / N); a server sees the sum of all. The"
-    yield "files are in `paceline/schemes/`."
+    yield "long as x. A mean counts two (a ring of N workers sends 2 (N - 1) / N); a server sees the sum of all."
     families: dict[str, list[discovery.Member]] = {family: [] for family in SCHEME_FAMILIES}
     for found in discovery.schemes().values():
         families[found.value.family].append(found)
@@ -57,8 +56,7 @@ def schemes() -> Iterator[str]:
         for found in members:
             source = " ".join(found.doc.split("\n\n")[1].split()) if "\n\n" in found.doc else ""
             about, good = cell(found.summary), cell(found.value.good_for)
-            file = Path(found.file).name
-            yield f"| `{found.name}` | {about} | {good} | {cell(source)} | {words('schemes', found)} | `{file}` |"
+            yield f"| `{found.name}` | {about} | {good} | {cell(source)} | {words('schemes', found)} | `{found.file}` |"
         for found in members:
             yield from scheme(found)
     yield from ("", "## Update rules", "")
