@@ -111,6 +111,7 @@ class _Node:
         """What hub and agents do: words of one board on the other."""
         there, here = self.there.board, self.here.board
         wakeup = opened(self.there, 1, there.launcher).wakeup
+        wakeup.restless = lambda: True  # no process rings when the server's state changes
         assert wakeup.wait(lambda: bool(there.server_port[0] and there.server_state[0] != STARTING), 30)
         for name in ("server_high", "server_low", "server_port", "server_node", "server_state"):
             getattr(here, name)[0] = getattr(there, name)[0]
