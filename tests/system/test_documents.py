@@ -102,7 +102,8 @@ def test_files_and_names_in_pages_exist(page: Path) -> None:
         try:
             pkgutil.resolve_name(name)  # raises if it leads nowhere
         except UsageError as error:  # a package whose framework is not installed: its text has the list of its names
-            assert "pip install" in str(error)
+            if "pip install" not in str(error):
+                raise
             home, _, last = name.rpartition(".")
             package = ROOT.joinpath(*name.split("."), "__init__.py")
             if not package.is_file():
