@@ -2,9 +2,10 @@
 
     python benchmarks/frameworks.py [--steps 300] [--rounds 3] [--threads 1] [--only keras-jax ...] [--json]
 
-`own` is the framework's loop: `train_on_batch` of a compiled Keras model, or a jitted step of JAX with its own update,
-on batches that are in memory. `paceline` is a real run of `sgd` with one worker, with its batches, order log and hooks.
-Each is a process of its own; own and paceline alternate. Prints samples per second and their ratio, medians of rounds.
+`own` is the framework's loop: `train_on_batch` of a compiled Keras model, a jitted step of JAX or a `tf.function` of
+TensorFlow with its own update, on batches that are in memory. `paceline` is a real run of `sgd` with one worker, with
+its batches, order log and hooks. Each is a process of its own; own and paceline alternate. Prints samples per second
+and their ratio, medians of rounds.
 Needs Keras, TensorFlow and JAX: pip install 'paceline[keras,tensorflow,jax]'
 """
 
@@ -29,8 +30,9 @@ import paceline
 from paceline.datasets import load
 from paceline.hook import Hook, Session
 
-CONTENDERS = ("keras-tensorflow", "keras-jax", "keras-torch", "jax")
+CONTENDERS = ("keras-tensorflow", "keras-jax", "keras-torch", "tensorflow", "jax")
 WARM, BATCH, RATE = 30, 100, 0.05
+SHAPES = {"c1": (5, 5, 1, 32), "c2": (5, 5, 32, 64), "d1": (7 * 7 * 64, 1024), "d2": (1024, 10)}
 
 
 class Clock(Hook):
@@ -74,12 +76,11 @@ def keras_network() -> Any:
 def jax_init(key: Any) -> dict[str, Any]:
     import jax
 
-    shapes = {"c1": (5, 5, 1, 32), "c2": (5, 5, 32, 64), "d1": (7 * 7 * 64, 1024), "d2": (1024, 10)}
-    keys = jax.random.split(key, len(shapes))
+    keys = jax.random.split(key, len(SHAPES))
     kernels = {
-        name: jax.random.normal(one, shape) * 0.05 for one, (name, shape) in zip(keys, shapes.items(), strict=True)
+        name: jax.random.normal(one, shape) * 0.05 for one, (name, shape) in zip(keys, SHAPES.items(), strict=True)
     }
-    return kernels | {f"b{name}": jax.numpy.zeros(shape[-1]) for name, shape in shapes.items()}
+    return kernels | {f"b{name}": jax.numpy.zeros(shape[-1]) for name, shape in SHAPES.items()}
 
 
 def jax_output(w: dict[str, Any], x: Any) -> Any:
@@ -101,9 +102,29 @@ def jax_loss(w: dict[str, Any], x: Any, y: Any) -> Any:
     return -jax.numpy.take_along_axis(scores, y[:, None], 1).mean()
 
 
+def tensorflow_variables() -> list[Any]:
+    import tensorflow as tf
+
+    kernels = [tf.Variable(tf.random.normal(shape) * 0.05, name=name) for name, shape in SHAPES.items()]
+    return kernels + [tf.Variable(tf.zeros(shape[-1]), name=f"b{name}") for name, shape in SHAPES.items()]
+
+
+def tensorflow_loss(held: list[Any], x: Any, y: Any) -> Any:
+    import tensorflow as tf
+
+    kernels, biases = held[: len(SHAPES)], held[len(SHAPES) :]
+    for kernel, bias in zip(kernels[:2], biases[:2], strict=True):
+        x = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + bias), 2, 2, "VALID")
+    hidden = tf.nn.relu(tf.reshape(x, (-1, SHAPES["d1"][0])) @ kernels[2] + biases[2])
+    scores = hidden @ kernels[3] + biases[3]
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
+
+
 def task_of(contender: str) -> paceline.Task:
     if contender == "jax":
         return paceline.JaxTask(jax_init, jax_loss, images(), batch=BATCH)
+    if contender == "tensorflow":
+        return paceline.TensorFlowTask(tensorflow_loss, tensorflow_variables, images(), batch=BATCH)
     import keras
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -137,7 +158,7 @@ def by_own_loop(contender: str, steps: int, threads: int) -> float:
         framework_start.start_tensorflow(tensorflow)
     x, y = images()
     batches = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, 50 * BATCH, BATCH)]
-    step = jax_loop() if contender == "jax" else keras_loop()
+    step = {"jax": jax_loop, "tensorflow": tensorflow_loop}.get(contender, keras_loop)()
     for number in range(WARM):
         step(*batches[number % len(batches)])
     began = time.perf_counter()
@@ -171,6 +192,22 @@ def jax_loop() -> Any:
         return float(loss)
 
     return step
+
+
+def tensorflow_loop() -> Any:
+    import tensorflow as tf
+
+    held = tensorflow_variables()
+
+    @tf.function
+    def updated(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tensorflow_loss(held, x, y)
+        for one, slope in zip(held, tape.gradient(loss, held), strict=True):
+            one.assign_sub(RATE * slope)
+        return loss
+
+    return lambda x, y: float(updated(tf.constant(x), tf.constant(y)))
 
 
 def measured(contender: str, way: str, given: argparse.Namespace) -> float:

@@ -15,6 +15,7 @@ from paceline.hook import Hook
 from paceline.schedules import Schedule
 from paceline.scheme import Scheme, fields
 from paceline.task import Task
+from paceline.torch_task.random_numbers import all_seeded
 
 # what other libraries and papers call a hyper-parameter
 _SYNONYMS = {
@@ -63,8 +64,10 @@ def scheme_of(scheme: str | Scheme | type[Scheme], hyper: Mapping[str, Any]) -> 
 
 
 def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
-    """A task by name, reference or instance, with its own options."""
-    named = discovery.task(task) if isinstance(task, str) else task
+    """A task by name, reference or instance, with its own options. A function that builds a model as it makes the task
+    draws the same first weights in every process of a run, and in its replay."""
+    with all_seeded(0):
+        named = discovery.task(task) if isinstance(task, str) else task
     if isinstance(named, Task):
         if options:
             raise UsageError(f"task {named.name!r} is already made and takes no options, not {', '.join(options)}")
@@ -78,7 +81,8 @@ def task_of(task: str | Task, options: Mapping[str, Any]) -> Task:
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and parameter.kind not in free and key not in options:
             raise UsageError(f"task {task} needs {key}: give it as task.{key}=VALUE")
-    built = named(**values)
+    with all_seeded(0):  # once more: reading the file, and its imports, draw only the first time in a process
+        built = named(**values)
     if not isinstance(built, Task):
         raise UsageError(f"{task!r} gave a {type(built).__name__}, not a paceline.Task")
     return built

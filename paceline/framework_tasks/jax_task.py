@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.fields import Feed
 from paceline.framework_tasks.beginning import Beginning, flat, places
+from paceline.framework_tasks.flat_blocks import FlatBlocks
 from paceline.framework_tasks.framework_data import taken
 from paceline.framework_tasks.framework_start import needed, start_jax
 from paceline.framework_tasks.framework_task import FrameworkTask, as_numpy, two_words
@@ -126,15 +127,16 @@ class JaxTask(FrameworkTask):
         with self._wide():
             compiled = self._compiled()
             weight = x.numpy().dtype.type(batch.weight)
-            loss, gradient = compiled.gradient(x.detach().numpy(), _arguments(batch.data), weight, high, low)
-            out.copy_(torch.utils.dlpack.from_dlpack(gradient))
+            cut = compiled.blocks.cut(x.detach().numpy())
+            loss, gradient = compiled.gradient(cut, _arguments(batch.data), weight, high, low)
+            compiled.blocks.write(out, gradient, torch.utils.dlpack.from_dlpack)
             return float(loss)
 
     def _measured(self, x: Vector, parts: Parts, buffers: Mapping[str, Tensor]) -> dict[str, float]:
         arguments = _arguments(parts)
         with self._wide():
             compiled = self._compiled()
-            vector = x.detach().numpy()
+            vector = compiled.blocks.cut(x.detach().numpy())
             values = {"loss": float(compiled.loss(vector, arguments))}
             if self.metrics:
                 inputs, target = (arguments, arguments[0]) if named(parts) else (arguments[:-1], arguments[-1])
@@ -146,7 +148,8 @@ class JaxTask(FrameworkTask):
         """The pytree with the weights x."""
         jax = needed("jax", "JaxTask", "jax")
         with self._working(), self._wide():
-            return self._compiled().tree_of(jax.numpy.array(x.numpy()))
+            compiled = self._compiled()
+            return compiled.tree_of(compiled.blocks.cut(jax.numpy.array(x.numpy())))
 
     def outputs(self, model: Any, inputs: Parts) -> Tensor:
         if self.predict is None:
@@ -157,8 +160,9 @@ class JaxTask(FrameworkTask):
 
 @dataclass(frozen=True)
 class _JaxFunctions:
-    """What a process computes with."""
+    """What a process computes with. Its functions take a vector as its blocks."""
 
+    blocks: FlatBlocks
     tree_of: Callable[[Any], Any]
     gradient: Callable[..., Any]
     loss: Callable[..., Any]
@@ -170,7 +174,7 @@ def _functions(task: JaxTask) -> _JaxFunctions:
     numpy = jax.numpy
     leaves, structure = jax.tree.flatten(task._tree(0))
     trained = [index for index, leaf in enumerate(leaves) if _trains(leaf)]
-    where = places(task.parameters())
+    blocks = FlatBlocks(places(task.parameters()))
 
     def tree_with(weights: list[Any]) -> Any:
         filled = list(leaves)
@@ -179,7 +183,7 @@ def _functions(task: JaxTask) -> _JaxFunctions:
         return structure.unflatten(filled)
 
     def split(vector: Any) -> list[Any]:
-        return [vector[begin:end].reshape(shape) for begin, end, shape in where]
+        return blocks.weights(vector, numpy.reshape)
 
     def loss_of(weights: list[Any], parts: Any, key: Any) -> Any:
         keys = {"key": key} if task._takes_key else {}
@@ -193,13 +197,14 @@ def _functions(task: JaxTask) -> _JaxFunctions:
     def gradient(vector: Any, parts: Any, weight: Any, high: Any, low: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(high), low) if task._takes_key else None
         value, found = jax.value_and_grad(lambda weights: loss_of(weights, parts, key) * weight)(split(vector))
-        return value, numpy.concatenate([one.reshape(-1) for one in found])
+        return value, blocks.joined([one.reshape(-1) for one in found], numpy.concatenate)
 
     def predict(vector: Any, inputs: Any) -> Any:
         assert task.predict is not None
         return task.predict(tree_with(split(vector)), *inputs)
 
     return _JaxFunctions(
+        blocks,
         tree_of=lambda vector: tree_with(split(vector)),
         gradient=jax.jit(gradient),
         loss=jax.jit(lambda vector, parts: loss_of(split(vector), parts, None)),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.framework_tasks.beginning import places
+from paceline.framework_tasks.flat_blocks import FlatBlocks
 from paceline.framework_tasks.framework_start import needed
 from paceline.framework_tasks.framework_task import as_numpy, two_words
 from paceline.state import Vector
@@ -34,6 +35,7 @@ class KerasFunctions(ABC):
         self.buffers = _by_path(others)
         self.parameters = [(name, list(one.shape)) for name, one in _by_path(self.weights).items()]
         self.places = places(self.parameters)
+        self.blocks = FlatBlocks(self.places)
 
     @abstractmethod
     def gradient(
@@ -114,9 +116,10 @@ class JaxBackend(KerasFunctions):
     def __init__(self, keras: Any, model: Any) -> None:
         super().__init__(keras, model)
         jax = needed("jax", "KerasTask", "keras")
+        blocks = self.blocks
 
         def split(vector: Any) -> list[Any]:
-            return [vector[begin:end].reshape(shape) for begin, end, shape in self.places]
+            return blocks.weights(vector, jax.numpy.reshape)
 
         def gradient(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any, weight: Any) -> Any:
             def weighted(weights: Any) -> Any:
@@ -124,7 +127,7 @@ class JaxBackend(KerasFunctions):
                 return loss * weight, new
 
             (loss, new), found = jax.value_and_grad(weighted, has_aux=True)(split(vector))
-            return loss, jax.numpy.concatenate([one.reshape(-1) for one in found]), new
+            return loss, blocks.joined([one.reshape(-1) for one in found], jax.numpy.concatenate), new
 
         def evaluated(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any) -> Any:
             loss, _, output = self.loss(split(vector), buffers, seeds, inputs, target, train=False)
@@ -138,8 +141,8 @@ class JaxBackend(KerasFunctions):
         vector, state = x.detach().numpy(), [one.numpy() for one in buffers.values()]
         *inputs, target = as_numpy(tuple(parts))
         words, factor = self.words(seed), vector.dtype.type(weight)
-        loss, found, new = self._gradient(vector, state, words, inputs, target, factor)
-        out.copy_(torch.utils.dlpack.from_dlpack(found))
+        loss, found, new = self._gradient(self.blocks.cut(vector), state, words, inputs, target, factor)
+        self.blocks.write(out, found, torch.utils.dlpack.from_dlpack)
         for held, one in zip(buffers.values(), new, strict=True):
             held.copy_(torch.utils.dlpack.from_dlpack(one))
         return float(loss)
@@ -147,7 +150,8 @@ class JaxBackend(KerasFunctions):
     def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
         *inputs, target = as_numpy(tuple(parts))
         state = [one.numpy() for one in buffers.values()]
-        loss, output = self._evaluated(x.detach().numpy(), state, self.words(0), inputs, target)
+        cut = self.blocks.cut(x.detach().numpy())
+        loss, output = self._evaluated(cut, state, self.words(0), inputs, target)
         return float(loss), output
 
 
@@ -157,11 +161,10 @@ class TensorFlowBackend(KerasFunctions):
     def __init__(self, keras: Any, model: Any) -> None:
         super().__init__(keras, model)
         tf = self._tf = needed("tensorflow", "KerasTask", "tensorflow")
-        sizes = [end - begin for begin, end, _ in self.places]
-        shapes = [shape for _, _, shape in self.places]
+        blocks = self.blocks
 
         def split(vector: Any) -> list[Any]:
-            return [tf.reshape(one, shape) for one, shape in zip(tf.split(vector, sizes), shapes, strict=True)]
+            return blocks.weights(vector, tf.reshape)
 
         def gradient(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any, weight: Any) -> Any:
             weights = split(vector)
@@ -170,7 +173,8 @@ class TensorFlowBackend(KerasFunctions):
                 loss, new, _ = self.loss(weights, buffers, seeds, inputs, target, train=True)
                 loss = loss * tf.cast(weight, loss.dtype)
             found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return loss, tf.concat([tf.reshape(tf.convert_to_tensor(one), [-1]) for one in found], 0), new
+            flat = [tf.reshape(tf.convert_to_tensor(one), [-1]) for one in found]
+            return loss, blocks.joined(flat, lambda several: tf.concat(several, 0)), new
 
         def evaluated(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any) -> Any:
             loss, _, output = self.loss(split(vector), buffers, seeds, inputs, target, train=False)
@@ -186,8 +190,9 @@ class TensorFlowBackend(KerasFunctions):
         *inputs, target = (tf.constant(one.numpy()) for one in parts)
         state = [tf.constant(one.numpy()) for one in buffers.values()]
         factor = tf.constant(weight, tf.float64)
-        loss, found, new = self._gradient(shared_tensor(tf, x), state, self._words(seed), inputs, target, factor)
-        out.copy_(torch_tensor(tf, found))
+        vector = [shared_tensor(tf, one) for one in self.blocks.cut(x)]
+        loss, found, new = self._gradient(vector, state, self._words(seed), inputs, target, factor)
+        self.blocks.write(out, found, lambda one: torch_tensor(tf, one))
         for held, one in zip(buffers.values(), new, strict=True):
             held.copy_(torch_tensor(tf, one))
         return float(loss)
@@ -196,7 +201,8 @@ class TensorFlowBackend(KerasFunctions):
         tf = self._tf
         *inputs, target = (tf.constant(one.numpy()) for one in parts)
         state = [tf.constant(one.numpy()) for one in buffers.values()]
-        loss, output = self._evaluated(shared_tensor(tf, x), state, self._words(0), inputs, target)
+        vector = [shared_tensor(tf, one) for one in self.blocks.cut(x)]
+        loss, output = self._evaluated(vector, state, self._words(0), inputs, target)
         return float(loss), output
 
     def _words(self, seed: int) -> Any:

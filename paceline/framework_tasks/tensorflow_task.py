@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.fields import Feed
 from paceline.framework_tasks.beginning import Beginning, flat, places
+from paceline.framework_tasks.flat_blocks import FlatBlocks
 from paceline.framework_tasks.framework_data import taken
 from paceline.framework_tasks.framework_start import needed, start_tensorflow
 from paceline.framework_tasks.framework_task import FrameworkTask, as_numpy, two_words
@@ -174,12 +175,12 @@ class _EagerFunctions:
         self._tf, self._task = tf, task
         self.variables = task._made(tf, 0)
         self._leading = [self.variables] if callable(task.variables) else []
-        shapes = [list(one.shape) for one in self.variables]
-        self._sizes, self._checked = [int(np.prod(shape, dtype=np.int64)) for shape in shapes], False
+        self._blocks = blocks = FlatBlocks(places([("", list(one.shape)) for one in self.variables]))
+        self._checked = False
 
         def assign(vector: Any) -> None:
-            for one, value, shape in zip(self.variables, tf.split(vector, self._sizes), shapes, strict=True):
-                one.assign(tf.reshape(value, shape))
+            for one, value in zip(self.variables, blocks.weights(vector, tf.reshape), strict=True):
+                one.assign(value)
 
         def loss_of(parts: Any, seed: Any) -> Any:
             assert task.step is not None
@@ -195,7 +196,8 @@ class _EagerFunctions:
                 loss = loss_of(parts, seed)
                 loss = loss * tf.cast(weight, loss.dtype)
             found = tape.gradient(loss, self.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return loss, tf.concat([tf.reshape(tf.convert_to_tensor(one), [-1]) for one in found], 0)
+            flat = [tf.reshape(tf.convert_to_tensor(one), [-1]) for one in found]
+            return loss, blocks.joined(flat, lambda several: tf.concat(several, 0))
 
         def evaluated(vector: Any, parts: Any, seed: Any) -> Any:
             assign(vector)
@@ -213,7 +215,7 @@ class _EagerFunctions:
 
     def gradient(self, x: Vector, parts: Any, words: tuple[int, int], weight: float, out: Vector) -> float:
         tf = self._tf
-        vector, arrays = shared_tensor(tf, x), [tf.constant(one) for one in parts]
+        vector, arrays = self._cut(x), [tf.constant(one) for one in parts]
         given = (vector, arrays, tf.constant(words, tf.int32), tf.constant(weight, tf.float64))
         if not self._checked:
             found = drawing_ops(self._gradient.get_concrete_function(*given).graph.as_graph_def())
@@ -224,15 +226,18 @@ class _EagerFunctions:
                 )
             self._checked = True
         loss, gradient = self._gradient(*given)
-        out.copy_(torch_tensor(tf, gradient))
+        self._blocks.write(out, gradient, lambda one: torch_tensor(tf, one))
         return float(loss)
+
+    def _cut(self, x: Vector) -> list[Any]:
+        return [shared_tensor(self._tf, one) for one in self._blocks.cut(x)]
 
     def evaluated(self, x: Vector, parts: Any, *, wants_output: bool) -> tuple[float, Any]:
         tf = self._tf
         arrays = [tf.constant(one) for one in parts]
-        loss = self._evaluated(shared_tensor(tf, x), arrays, tf.constant((0, 0), tf.int32))
+        loss = self._evaluated(self._cut(x), arrays, tf.constant((0, 0), tf.int32))
         return float(loss), self.output(x, parts[:-1]) if wants_output else None
 
     def output(self, x: Vector, inputs: Any) -> Any:
         tf = self._tf
-        return self._output(shared_tensor(tf, x), [tf.constant(one) for one in inputs]).numpy()
+        return self._output(self._cut(x), [tf.constant(one) for one in inputs]).numpy()
