@@ -20,8 +20,10 @@ class Collected(Scheme):
 
     `adapt_every=n` is AdaSync (Dutta, Wang, Joshi 2020, arXiv 2003.10579): every n updates k grows as the loss falls,
     k <- min(workers, ceil(first k * sqrt(first loss / loss))), and never falls. A loss is the mean of what the workers
-    report with their gradients since the last change of k. The rule is recalled: neither the paper nor public code
-    of it was at hand. The paper may round otherwise, and changes k after equal times, not equal numbers of updates.
+    report with their gradients since the last change of k. The root of the ratio of losses, and the limit of all
+    workers, were checked against public code of another author for K-async SGD, not against the paper's text. That code
+    rounds to the nearest number, where ceil is used here; its losses are of the whole training set, the first one
+    before any update; it changes k after equal times, not equal numbers of updates, and k may fall again.
     """
 
     lr: Rate = 0.1
