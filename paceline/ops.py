@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -175,13 +175,17 @@ def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
     return tuple([mapped(function, item) for item in value]) if isinstance(value, tuple) else value
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """The tensors of an argument or a result, in their order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from tensors(item)
+    if not isinstance(value, tuple):
+        return [value] if isinstance(value, Tensor) else []
+    found: list[Tensor] = []
+    for item in value:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, tuple):
+            found += tensors(item)
+    return found
 
 
 def content(op: Op[Any]) -> Any:
@@ -202,8 +206,13 @@ def content(op: Op[Any]) -> Any:
 def nbytes(value: Any) -> int:
     """The bytes of an argument, a result or a payload; a number has 8."""
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(nbytes, value)) if isinstance(value, tuple) else 8
+        return value.nbytes
+    if not isinstance(value, tuple):
+        return 8
+    total = 0
+    for item in value:  # most are tensors and numbers: a loop is faster than a generator of calls
+        total += item.nbytes if type(item) is Tensor else nbytes(item)
+    return total
 
 
 def copied(op: Op[R]) -> Op[R]:

@@ -94,6 +94,9 @@ class StepDriver:
             self._grad_mode = torch.is_grad_enabled()
             if self._grad_mode != outside:
                 torch.set_grad_enabled(outside)
+        if type(op) is Grad and op.until is None and op.within is None:  # the usual one: nothing of it can be wrong
+            self.awaits += 1
+            return op
         if not isinstance(op, Op):
             chain = list(_chain(coroutine))
             names = [inner.__qualname__ for inner in chain[1:]]
@@ -102,9 +105,7 @@ class StepDriver:
             self.close()
             raise SchemeError(f"{self._place()}, {line}: awaited '{' -> '.join(names)}'; {_CLOSED_SET}")
         self.awaits += 1
-        if isinstance(op, Grad) and op.until is None and op.within is None:
-            return op
-        if wrong := self._misuse(op):
+        if not self._usual(op) and (wrong := self._misuse(op)):
             raise SchemeError(f"worker:{self._worker.rank} {wrong}")
         whole = op
         if self._compression is not None:
@@ -112,6 +113,13 @@ class StepDriver:
         self.traffic.outgoing(op, whole)
         self._under_way = None if isinstance(op, Start) else op
         return op
+
+    def _usual(self, op: Op[Any]) -> bool:
+        """Whether an operation can be performed, asked in few steps: True for a call of an own method and for a mean
+        over all workers; False if `_misuse` has to look at it."""
+        if type(op) is Call:
+            return self.scheme.methods.get(op.method.name) is op.method
+        return type(op) is Mean and op.among is None
 
     def _misuse(self, op: Op[Any]) -> str | None:
         """Why an operation cannot be performed."""

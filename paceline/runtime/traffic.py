@@ -22,6 +22,11 @@ class Traffic:
     def outgoing(self, op: Op[Any], whole: Op[Any]) -> None:
         """Count an operation that a worker begins; `whole`: the one before compression."""
         inner = op.op if isinstance(op, Start) else op
+        if type(inner) is Mean and inner.packed is None and whole is op:  # the usual mean, in few steps
+            size = inner.v.nbytes
+            self.sent += size
+            self.uncompressed += size
+            return
         match inner:
             case Call(_, args, None):  # not the same each time: a fragment may be shorter than the one before
                 size = nbytes(args)
@@ -37,6 +42,9 @@ class Traffic:
     def incoming(self, op: Op[Any], answer: Any) -> None:
         """Count the result of an operation that a worker has waited for."""
         inner = op.op if isinstance(op, Pending) else op
+        if type(inner) is Mean and inner.packed is None:
+            self.received += inner.v.nbytes
+            return
         match inner:
             case Call():
                 self.received += 0 if answer is None else nbytes(answer)

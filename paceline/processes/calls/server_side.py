@@ -180,7 +180,7 @@ class SharedCallScheduler(CallScheduler):
 
 def _parts_in_order(result: Any, place: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
     """Encoding sees tensors of the full shape, without memory; the shards are placed, in the same order."""
-    parts = iter(list(tensors(result)))
+    parts = iter(tensors(result))
     return lambda _: place(next(parts))
 
 

@@ -173,6 +173,7 @@ class SharedMeans:
             self.memory.synchronize()
         board.finished[rank] = number
         self._open = None
+        del meeting.op  # the decision is kept for the next mean, the vector is not
         fence()
         if board.held.tobytes() != self._nobody:
             self._wakeup.ring_those([r for r in meeting.present if r != rank and board.held[r]])

@@ -143,7 +143,9 @@ class GradientBuffers:
     def __init__(self, session: WorkerSession) -> None:
         self._like = session.worker.state.x
         shared = session.cells.device.type == "cpu" or session.memory.on_gpu
-        self._places = [session.memory.tensor(f"grad.{session.rank}.{k}") for k in range(2)] if shared else []
+        names = [f"grad.{session.rank}.{k}" for k in range(2)] if shared else []
+        # other objects than those that the memory gives to all that use these places: references to these are counted
+        self._places = [place.view(place.shape) for place in map(session.memory.tensor, names)]
         self._returned = session.returned
         found = [session.memory.segment.offset(place) for place in self._places]
         self._offsets = [offset for offset in found if offset is not None]

@@ -241,6 +241,7 @@ class WorkerSession:
             self.waiting.op = op
             began = monotonic_ns()
             answer = perform(op)
+            self.waiting.op = None  # it may hold a gradient, whose buffer is wanted for the next one
             if stamp is not None:
                 done = op.op if type(op) is Pending else op
                 what = self._calls_spent[done.method.name] if type(done) is Call else SPENT.get(type(done))
