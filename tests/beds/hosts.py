@@ -37,7 +37,7 @@ _NEEDED = {
     **{"ip": "iproute2", "tc": "iproute2", "mount": "mount", "umount": "mount", "hostname": "hostname"},
     **{"sh": "dash", "sleep": "coreutils", "ls": "coreutils", "cat": "coreutils", "grep": "grep", "getent": "libc-bin"},
 }
-_DYING = ["setpriv", "--pdeathsig", "KILL"]  # whatever is started so dies with whoever started it
+_DYING = ["setpriv", "--pdeathsig", "KILL"]  # a process that is started so dies with its parent
 _WITHIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # The first process of a host: it says when all is in place, then lasts. Its own files for names lie in memory. No name
@@ -148,7 +148,7 @@ class Host:
         return subprocess.run([*_DYING, *self.command(words, cwd)], text=True, timeout=timeout, check=check, **how)
 
     def start(self, words: Sequence[str], *, cwd: str | Path | None = None, **how: Any) -> Running:
-        """Start a command there; whoever starts it ends it, or the host's end does."""
+        """Start a command there; its caller ends it, or the host's end does."""
         how = {"stdin": subprocess.DEVNULL} | how
         running = Running([*_DYING, *self.command(words, cwd)], text=True, **how)
         until(running.has_begun, 10, f"{words[0]} has begun")

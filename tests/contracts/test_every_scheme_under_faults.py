@@ -1,4 +1,4 @@
-"""Whoever dies, whenever: the others reach the goal, the server stays whole, and the same faults give the same bits."""
+"""Any role dies, at any time: the others reach the goal, the server stays whole, and equal faults give equal bits."""
 
 from __future__ import annotations
 

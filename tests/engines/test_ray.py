@@ -1,4 +1,4 @@
-"""Runs under a real Ray of two raylets: tasks in actors, trained to their accuracy, whoever is killed on the way."""
+"""Runs under a real Ray of two raylets: tasks in actors, trained to their accuracy, with any role killed on the way."""
 
 from __future__ import annotations
 

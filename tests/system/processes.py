@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -30,7 +31,8 @@ from paceline.runs.run_directory import RunDirectory
 
 BACK = 10.0  # seconds within which a killed role must be at work again
 Kill = str | tuple[str, signal.Signals]  # a role's name, and a signal other than SIGKILL
-LIMIT = 60.0  # seconds that any run may take; past them it hangs
+LIMIT = 60.0  # seconds that a run may stand still, without progress and without CPU time; past them it hangs
+LONGEST = 600.0  # seconds that any run may take, however busy the machine is
 LINGER = 0.05  # seconds of a step near the goal, while faults are still to come
 
 
@@ -153,6 +155,39 @@ def at_work(role: RoleStatus, fault: Fault) -> bool:
     return role.step > fault.step or not role.name.startswith(("chief", "worker"))
 
 
+class Standstill:
+    """Whether a run hangs. It does not while roles proceed, nor while they use CPU time: on a busy machine a process
+    may take minutes to start."""
+
+    def __init__(self) -> None:
+        self._began = self._moved = self._looked = time.monotonic()
+        self._seen: Any = None
+        self._used = 0.0
+
+    def check(self, status: Status) -> None:
+        now, roles = time.monotonic(), [(role.name, role.state, role.pid, role.step) for role in status.roles]
+        if (status.updates, roles) != self._seen:
+            self._seen, self._moved = (status.updates, roles), now
+        elif now > self._moved + LIMIT / 10 and now > self._looked + LIMIT / 10:  # rarely: it reads all of /proc
+            self._looked, used = now, cpu_seconds(os.getpid())
+            if used > self._used + 0.1:
+                self._moved = now
+            self._used = used
+        hangs = now > self._moved + LIMIT or now > self._began + LONGEST
+        assert not hangs, f"the run hangs at update {status.updates}: {roles}"
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all descendants of a process."""
+    found = 0.0
+    for child in children(pid):
+        with suppress(OSError):
+            fields = Path(f"/proc/{child}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        found += cpu_seconds(child)
+    return found
+
+
 def run(
     directory: Path,
     task: Any,
@@ -181,9 +216,10 @@ def run(
     story, began = Story(place, said=[] if said is None else said), time.monotonic()
     look = Watch(story, kills, seed, first, gap, gate)
 
+    standstill = Standstill()
+
     def looking(status: Status) -> None:
-        seen = [(role.name, role.state, role.step) for role in status.roles]
-        assert time.monotonic() < began + LIMIT, f"the run hangs at update {status.updates}: {seen}"
+        standstill.check(status)
         look(status)
         if watch is not None:
             watch(status)
@@ -236,8 +272,16 @@ def resident() -> int:
 
 
 def shared_files() -> set[str]:
-    """Shared memory that has a name, as far as it can be ours: other programs use it too."""
-    return {path.name for path in Path("/dev/shm").iterdir() if "paceline" in path.name or "torch" in path.name}
+    """Shared memory that has a name, as far as it can be ours. torch's names have the process that made them: one that
+    lives and is not this one may belong to another test, beside this one."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        maker = re.match(r"torch_(\d+)_", path.name)
+        if maker is not None and int(maker[1]) != os.getpid() and Path("/proc", maker[1]).exists():
+            continue
+        if "paceline" in path.name or "torch" in path.name:
+            found.add(path.name)
+    return found
 
 
 @contextmanager

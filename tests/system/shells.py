@@ -24,7 +24,7 @@ SECONDS = 120.0  # that a run may take; past them it hangs. Two cores may be bus
 TASK = "digits-mlp"
 TRAIN = ("train", TASK, "--scheme", "async", "lr=0.2", "--steps", "400", "--no-summaries")
 
-# slow steps near the end until the gate is open: whoever is to be killed is, before the run is over
+# slow steps near the end until the gate is open: a role that is to be killed is, before the run is over
 LINGER = """
 import threading
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class Shells:
         return "\n".join(f"== {shell.name}\n{shell.err[-3000:]}{shell.out[-500:]}" for shell in self.shells)
 
     def processes(self, variable: str = "") -> dict[int, str]:
-        """Whoever carries the mark (and this variable): pid and command line."""
+        """Processes that carry the mark (and this variable): pid and command line."""
         found = {}
         for place in Path("/proc").iterdir():
             if place.name.isdigit() and int(place.name) != os.getpid():

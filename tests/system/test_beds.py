@@ -146,7 +146,7 @@ def test_a_slow_wire(hosts: dict[str, Host]) -> None:
 
 
 def test_a_killed_test_leaves_no_host_behind() -> None:
-    """The kernel ends the hosts with whoever made them, and all that runs there, daemons too."""
+    """The kernel ends the hosts with the process that made them, and all that runs there, daemons too."""
     code = (
         "import signal, sys; from beds.hosts import several\n"
         "with several(2) as hosts:\n"

@@ -1,4 +1,4 @@
-"""Means over connections between real processes: the bits of shared memory and of the simulator, whoever dies.
+"""Means over connections between real processes: the bits of shared memory and of the simulator, whichever worker dies.
 
 Every test runs over our own connections (`tcp`) and over Gloo's. Data: scikit-learn's digits. Vectors are small, so
 most tests run twice: as small ones are averaged, and, with the limit set to nothing, as large ones are.
@@ -164,7 +164,7 @@ def test_vectors_of_different_lengths_are_refused_by_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize("large", LARGE)
 @pytest.mark.parametrize("quorum", ["shrink", "hold"])
 @pytest.mark.parametrize("scheme", ["allreduce", "averaging", "groups"])
-def test_whoever_is_killed_joins_again_and_the_run_can_be_repeated(
+def test_a_killed_worker_joins_again_and_the_run_can_be_repeated(
     scheme: str, quorum: str, large: bool, tmp_path: Path
 ) -> None:
     hyper = {"averaging": {"window": 3}, "groups": {"size": 3}}.get(scheme, {})
@@ -246,7 +246,7 @@ def _strike(monkeypatch: pytest.MonkeyPatch, method: str, rank: int, index: int,
 @pytest.mark.usefixtures("limit")
 @pytest.mark.parametrize("large", LARGE)
 @pytest.mark.parametrize(("rank", "index"), [(2, 20), (0, 20), (0, STEPS), (1, STEPS - 1)])
-def test_whoever_has_missed_a_mean_that_others_have_had_gets_it_from_them(
+def test_a_worker_that_has_missed_a_mean_gets_it_from_the_others(
     rank: int, index: int, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missed(self: DistributedMeans, meeting: PendingMean) -> None:

@@ -91,7 +91,7 @@ def _strike(monkeypatch: pytest.MonkeyPatch, method: str, rank: int, index: int,
 
 @SCHEMES
 @pytest.mark.parametrize(("rank", "index"), [(2, 20), (0, STEPS)])
-def test_whoever_has_missed_the_end_of_a_meeting_has_its_vectors(
+def test_a_worker_that_has_missed_the_end_of_a_meeting_has_its_vectors(
     scheme: str, rank: int, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missed() -> None:

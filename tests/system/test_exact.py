@@ -1,4 +1,4 @@
-"""Exact runs: one digest, in however many processes, whoever is killed, wherever it was ended and gone on with.
+"""Exact runs: one digest, in any number of processes, whichever role is killed, wherever the run was ended and resumed.
 
 Data: scikit-learn's digits, and random numbers.
 """

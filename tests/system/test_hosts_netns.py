@@ -1,5 +1,5 @@
 """Three hosts with a network between them: power cuts, cables, and slow wires. The tasks are begun by hand, as any
-launcher would; a host that comes back is begun again by whoever cares for it, here the test.
+launcher would; a host that comes back is restarted by its owner, here the test.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def test_a_slow_wire(tmp_path: Path, hosts: dict[str, Host]) -> None:
         story.ended()
 
 
-def test_whoever_has_another_secret_is_not_let_in(tmp_path: Path, hosts: dict[str, Host]) -> None:
+def test_a_task_with_another_secret_is_refused(tmp_path: Path, hosts: dict[str, Host]) -> None:
     with begun(tmp_path, hosts) as story:
         story.tasks["h3"].send_signal(signal.SIGKILL)
         story.tasks["h3"].wait()

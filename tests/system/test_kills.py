@@ -25,7 +25,7 @@ class Case:
     scheme: str
     kills: tuple[str, ...] = ("worker:1", "server:0", "worker:1", "chief", "worker:1")
     settings: dict[str, Any] = field(default_factory=dict)
-    over: int = 0  # updates past the goal: where no server counts, whoever is under way finishes its step
+    over: int = 0  # updates past the goal: where no server counts, a worker that is under way finishes its step
     alone: bool = False  # nobody is left when one dies
 
 

@@ -67,6 +67,7 @@ class Means(Story):
 
     started: ExitStack
     more: list[str]
+    scheme: tuple[str, ...] = ("allreduce",)
 
     def begin(self, name: str) -> Running:
         environment = os.environ | {
@@ -75,7 +76,7 @@ class Means(Story):
             "PACELINE_MEET": str(self.place / "hub"),
             "PACELINE_SECRET": "5e" * 32,
         }
-        command = [sys.executable, "-P", "-m", "paceline", "train", "digits-mlp", "-s", "allreduce", "--plain"]
+        command = [sys.executable, "-P", "-m", "paceline", "train", "digits-mlp", "-s", *self.scheme, "--plain"]
         patience = [] if "--patience" in self.more else ["--patience", "15"]
         folder = ["--dir", str(self.place / "run"), *patience]
         with (self.place / f"output-{name}").open("a") as log:
@@ -97,9 +98,11 @@ class Means(Story):
 
 
 @contextmanager
-def begun(place: Path, hosts: dict[str, Host], *more: str) -> Iterator[tuple[Means, dict[str, Running]]]:
+def begun(
+    place: Path, hosts: dict[str, Host], *more: str, scheme: tuple[str, ...] = ("allreduce",)
+) -> Iterator[tuple[Means, dict[str, Running]]]:
     with ExitStack() as started:
-        story = Means(place, hosts, None, place / "output-h1", started, list(more))  # type: ignore[arg-type]
+        story = Means(place, hosts, None, place / "output-h1", started, list(more), scheme)  # type: ignore[arg-type]
         tasks = {name: story.begin(name) for name in TASKS}
         story.process = tasks["h1"]
         yield story, tasks
@@ -182,8 +185,24 @@ def test_two_workers_without_a_route_between_them_end_the_run_with_a_reason(
     hosts["h3"].run(["ip", "route", "add", "unreachable", f"{hosts['h2'].address}/32"], check=True)
     with begun(tmp_path, hosts, *hook(tmp_path), "--patience", "5") as (story, tasks):
         assert tasks["h1"].wait(LIMIT) == 1
-        said = story.output_of("h1")  # whoever of them has said it first
+        said = story.output_of("h1")  # the first of them that has said it
         assert "worker:2 cannot reach worker:1 at 10.77.0.2:" in said
+
+
+@pytest.mark.parametrize("scheme", ["gosgd", "ad-psgd"])
+def test_two_workers_that_cannot_send_each_other_messages_end_the_run_with_a_reason(
+    tmp_path: Path, hosts: dict[str, Host], scheme: str
+) -> None:
+    """Nobody waits for a message, so both make steps; what they would tell each other never comes."""
+    hosts["h3"].run(["ip", "route", "add", "unreachable", f"{hosts['h2'].address}/32"], check=True)
+    given = (scheme, "partner=any-step")
+    with begun(tmp_path, hosts, *hook(tmp_path), "--patience", "3", scheme=given) as (story, tasks):
+        assert tasks["h1"].wait(LIMIT) == 1
+        said = story.output_of("h1")
+        assert "workers must be able to reach each other's ports" in said
+        assert "within 9 s" in said or "worker:2 cannot reach worker:1 at 10.77.0.2:" in said  # three times patience
+        assert "worker:1" in said
+        assert "worker:2" in said
 
 
 def test_who_asks_for_tls_does_not_get_means_without_it(tmp_path: Path) -> None:

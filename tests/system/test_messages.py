@@ -1,4 +1,4 @@
-"""Messages between real processes: whoever is killed at whatever moment, nothing that was sent is lost or counted
+"""Messages between real processes: whichever role is killed, at any moment, nothing that was sent is lost or counted
 twice; replay gives the bits; a resumed run has what was under way.
 
 Data: scikit-learn's digits.

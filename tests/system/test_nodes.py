@@ -182,7 +182,7 @@ def test_a_node_may_have_several_roles_and_they_share_its_memory(tmp_path: Path)
     assert finished(story, 60).digest == digest("sync", 2, 60)
 
 
-def test_exact_runs_have_the_same_bits_on_several_nodes_whoever_dies(tmp_path: Path) -> None:
+def test_exact_runs_have_the_same_bits_on_several_nodes_whichever_role_dies(tmp_path: Path) -> None:
     alone = run(tmp_path / "alone", TASK, "sync", steps=80, workers=1, exact=True, micro=4)
     with leaving_nothing(), nodes() as made:
         story = run(
@@ -304,7 +304,7 @@ def test_a_run_says_once_that_connections_of_gloo_are_open(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("victim", ["worker:1", "chief"])
-def test_means_go_on_without_whoever_died_and_with_it_when_it_is_back(tmp_path: Path, victim: str) -> None:
+def test_means_continue_without_a_dead_worker_and_with_it_when_it_is_back(tmp_path: Path, victim: str) -> None:
     with leaving_nothing(), nodes() as made:
         story = run(
             tmp_path / "run",

@@ -168,7 +168,7 @@ def test_a_server_that_is_asked_to_leave_loses_nothing_that_was_made_before(
 
 @pytest.mark.parametrize("scheme", ["async", "sync", "allreduce"])
 @pytest.mark.parametrize("first", ["agents", "chief"])
-def test_a_signal_to_all_tasks_interrupts_the_run_whoever_hears_it_first(
+def test_a_signal_to_all_tasks_interrupts_the_run_whichever_gets_it_first(
     tmp_path: Path, scheme: str, first: str
 ) -> None:
     with leaving_nothing(), nodes() as made:

@@ -67,7 +67,7 @@ def test_means_listen_in_the_range(tmp_path: Path) -> None:
         run = tmp_path / "runs" / "digits-mlp-averaging-001"
         until(lambda: updates_of(run) >= 10, SECONDS, f"it trains: {made.said()}")
         found = listening(made)
-        assert len(found) >= 3, found  # the hub, its store, and whoever of the two is connected to
+        assert len(found) >= 3, found  # the hub, its store, and the one of the two that is connected to
         assert all(port in ports for port in found), found
         gate.touch()
         made.all_ended()

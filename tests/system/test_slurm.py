@@ -116,7 +116,7 @@ def test_a_step_of_the_users_own_trains(slurm: Slurm, tmp_path: Path) -> None:
     left_nothing(slurm)
 
 
-def test_whoever_is_killed_the_run_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+def test_the_run_continues_whichever_role_is_killed(slurm: Slurm, tmp_path: Path) -> None:
     """Roles one after another; then the task of a worker, which the others do without; then the hub: a new step."""
     words = ["--workers", "2", "--servers", "2", "--placement", "spread"]
     with submitted(slurm, tmp_path, *words, engine=["nodes=2"]) as story:

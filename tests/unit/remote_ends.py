@@ -110,7 +110,7 @@ def opened(theatre: Theatre, node: int, place: int) -> RunMemory:
 
 
 class Waiting:
-    """Stands for a gate: whoever is put in here has proved the secret."""
+    """Stands for a gate: a connection that is put in here has proved the secret."""
 
     exhausted = False
 

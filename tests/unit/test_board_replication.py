@@ -88,7 +88,7 @@ def test_a_nodes_own_words_stay_there(both: Both) -> None:
     assert both.tell() == b""
 
 
-def test_times_are_by_the_clock_of_whoever_reads_them() -> None:
+def test_times_are_by_the_clock_of_the_process_that_reads_them() -> None:
     both = Both(Board.create(2, 1), Board.create(2, 1), ahead=1000)
     both.one.t[1] = 50
     both.one.put("began", 7)

@@ -25,7 +25,7 @@ def test_a_result_and_the_next_one_take_turns() -> None:
     assert len(places) == 2
 
 
-def test_whoever_holds_a_result_keeps_it() -> None:
+def test_a_result_that_is_still_held_is_kept() -> None:
     results, source = BufferPool(), torch.zeros(LARGE)
     held = [results.copy(source.fill_(k)) for k in range(3 * BLOCKS)]
     assert all(x.eq(k).all() for k, x in enumerate(held))

@@ -48,7 +48,7 @@ ENGINES = (
 
 @pytest.fixture(autouse=True)
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may be a task of some engine."""
+    """The process that runs the tests may be a task of some engine."""
     for name in list(os.environ):
         if name.startswith(ENGINES):
             monkeypatch.delenv(name)

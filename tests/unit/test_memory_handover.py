@@ -121,7 +121,7 @@ def test_a_wrong_secret_is_told_apart_from_nobody_there() -> None:
 
 
 def test_another_user_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks has this process's user; so the doorstep's is another here."""
+    """The process that asks has this process's user; so the doorstep's is another here."""
     run, nonce = fresh(), os.urandom(32)
     own = os.getuid()
     with segments(1) as ours, doorstep(run, ours) as step:

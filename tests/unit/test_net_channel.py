@@ -172,7 +172,7 @@ def test_many_small_messages(pair: Pair) -> None:
 
 
 def test_a_flood_is_taken_in_parts(raw: tuple[socket.socket, Channel]) -> None:
-    """Whoever sends without end gets no more than its share of one call, and no message is lost."""
+    """A sender without end gets no more than its share of one call, and no message is lost."""
     near, channel = raw
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
     near.setblocking(False)

@@ -41,7 +41,7 @@ def test_of_two_connections_of_one_name_the_later_counts_and_those_that_go_are_f
         second.sendall(name)
         first.settimeout(PATIENCE)
         assert first.recv(1) == b""  # closed
-        second.sendall(b"x")  # what it goes on to say is for whoever takes it
+        second.sendall(b"x")  # what it goes on to say is for the process that takes it
         taken = own.take(name, lambda: True, 0.0)
         taken.settimeout(PATIENCE)
         assert taken.recv(10) == b"x"
@@ -75,7 +75,7 @@ def test_a_group_that_is_not_wanted_any_more_is_given_up() -> None:
             building.group()
 
 
-def test_whoever_cannot_be_reached_is_named_with_its_address() -> None:
+def test_a_peer_that_cannot_be_reached_is_named_with_its_address() -> None:
     with company(2) as there:
         closed = listener(LOCAL)
         there.listeners[0].port = closed.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The server's log with several writers: one file, readable like any other, whoever wrote a frame."""
+"""The server's log with several writers: one file, readable like any other, whichever process wrote a frame."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_two_servers_give_the_bits_of_one() -> None:
         assert len({result.digest for result in results}) == 1
 
 
-def test_an_exact_run_has_its_bits_whoever_dies() -> None:
+def test_an_exact_run_has_its_bits_whichever_role_dies() -> None:
     settings: dict[str, Any] = {"steps": 12, "lr": 0.01, "exact": True, "micro": 4, "batch": 8, "workers": 2}
     for scheme in ("sync", "allreduce", "averaging"):
         calm = simulate("quadratic", scheme, **settings)

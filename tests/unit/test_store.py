@@ -226,7 +226,7 @@ def test_a_lost_connection_is_made_again() -> None:
         deadline = time.monotonic() + 5.0
         while desk._clients and time.monotonic() < deadline:
             threading.Event().wait(0.01)
-        assert not desk._clients  # whoever has gone leaves nothing behind
+        assert not desk._clients  # a client that has gone leaves nothing behind
 
 
 def asked(store: StoreClient, name: str, place: int, size: int, device: torch.device) -> GroupRequest:
