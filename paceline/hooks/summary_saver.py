@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.hook import Rest, Session
 from paceline.hooks._metric import Gauges
 from paceline.hooks._periodic import EveryOrSeconds
-from paceline.hooks._tensorboard import add_counts, writer
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from paceline.runs.event_file import EventFile
 
 
 @dataclass
@@ -35,7 +31,7 @@ class SummarySaver(EveryOrSeconds):
         super().begin(session)
         self._gauges = Gauges(session)
         self._folder = session.directory / "summaries"
-        self._writer: SummaryWriter | None = None  # made for the first summary: it takes a tenth of a second
+        self._file: EventFile | None = None  # made for the first summary
 
     def before_step(self, session: Session) -> None:
         if self._timer.near(self.count(session), session.seconds):
@@ -47,12 +43,7 @@ class SummarySaver(EveryOrSeconds):
 
     def act(self, session: Session) -> None:
         step, staleness = session.updates, session.staleness
-        if self._writer is None:
-            self._writer = writer(self._folder)
-        for name, value in self._gauges.measure(session).items():
-            self._writer.add_scalar(name, value, global_step=step)
-        add_counts(self._writer, "staleness", staleness.histogram, step)
-
-    def end(self, session: Session) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is None:
+            self._file = EventFile(self._folder)
+        self._file.scalars(self._gauges.measure(session), step)
+        self._file.counts("staleness", staleness.histogram, step)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paceline.hook import Session
 from paceline.hooks._metric import shown
 from paceline.hooks._periodic import EveryOrSeconds
-from paceline.hooks._tensorboard import writer
+from paceline.runs.event_file import EventFile
 
 
 @dataclass
@@ -19,17 +19,11 @@ class Validation(EveryOrSeconds):
     def begin(self, session: Session) -> None:
         super().begin(session)
         folder = session.directory
-        self._writer = None if folder is None else writer(folder / "summaries" / "validation")
+        self._file = None if folder is None else EventFile(folder / "summaries" / "validation")
 
     def act(self, session: Session) -> None:
         step, metrics = session.updates, session.evaluate()
         session.say(f"validation: update {step}  {session.seconds:.4g} s  {shown(metrics)}")
         session.record(metrics)
-        if self._writer is not None:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, global_step=step)
-            self._writer.flush()
-
-    def end(self, session: Session) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.scalars(metrics, step)

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -33,11 +33,25 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / f"{name}.{time.time_ns() % 10**9}.paceline"
-        self._write(_field(3, VERSION), time.time())
+        self._write(_field(3, VERSION), None)
 
-    def scalars(self, values: Mapping[str, float], step: int, at: float) -> None:
-        """Values by tag, of a global step, at a time of day."""
+    def scalars(self, values: Mapping[str, float], step: int, at: float | None = None) -> None:
+        """Values by tag, of a global step, at a time of day: None is now."""
         self._summary([_field(1, tag) + _float(2, value) for tag, value in values.items()], step, at)
+
+    def counts(self, tag: str, counts: Mapping[int, int], step: int, at: float | None = None) -> None:
+        """A histogram of whole numbers from how often each was seen: one bar for each, as wide as one."""
+        if not counts:
+            return
+        edges: dict[float, int] = {}  # right edge of a bar -> its count
+        for number, count in sorted(counts.items()):
+            edges.setdefault(number - 0.5, 0)  # the range between two bars is empty
+            edges[number + 0.5] = count
+        figures = [min(counts) - 0.5, max(counts) + 0.5, sum(counts.values())]
+        figures += [sum(number**power * count for number, count in counts.items()) for power in (1, 2)]
+        histogram = b"".join(_double(field, float(figure)) for field, figure in enumerate(figures, 1))
+        histogram += _field(6, _doubles(edges)) + _field(7, _doubles(edges.values()))
+        self._summary([_field(1, tag) + _field(5, histogram)], step, at)
 
     def text(self, tag: str, markdown: str, step: int, at: float) -> None:
         shape = _field(2, _field(2, _number(1, 1)))
@@ -58,11 +72,11 @@ class EventFile:
     def _hparams(self, name: str, content: bytes, at: float) -> None:
         self._summary([_field(1, f"_hparams_/{name}") + _field(9, _plugin("hparams", content))], 0, at)
 
-    def _summary(self, values: Sequence[bytes], step: int, at: float) -> None:
+    def _summary(self, values: Sequence[bytes], step: int, at: float | None) -> None:
         self._write(_number(2, step) + _field(5, b"".join(_field(1, value) for value in values)), at)
 
-    def _write(self, event: bytes, at: float) -> None:
-        content = _double(1, at) + event
+    def _write(self, event: bytes, at: float | None) -> None:
+        content = _double(1, time.time() if at is None else at) + event
         length = struct.pack("<Q", len(content))
         with self._path.open("ab") as stream:
             stream.write(length + _masked(length) + content + _masked(content))
@@ -84,6 +98,10 @@ def _number(field: int, value: int) -> bytes:
 
 def _double(field: int, value: float) -> bytes:
     return _varint(field << 3 | _FIXED64) + struct.pack("<d", value)
+
+
+def _doubles(values: Iterable[float]) -> bytes:
+    return b"".join(struct.pack("<d", value) for value in values)
 
 
 def _float(field: int, value: float) -> bytes:

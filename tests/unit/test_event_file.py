@@ -41,6 +41,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     file.scalars({"loss": 0.5, "größe": -3.0, "huge": 1e300, "nan": math.nan}, 7, 1234.5)
     file.scalars({"loss": 0.25}, 1 << 40, 1235.5)
     file.text("note", "ünlike **x**", 3, 1236.0)
+    file.counts("staleness", {}, 8)
+    file.counts("staleness", {0: 3, 1: 1, 5: 3}, 9)
     hyper: dict[str, str | float | bool] = {"lr": 0.1, "rule": "sgd", "exact": False, "none": ""}
     file.session("run-1", hyper, SessionStatus.FAILURE, 10.0, 20.5)
     found = accumulated(tmp_path)
@@ -51,6 +53,11 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert found.Scalars("größe")[0].value == -3.0
     assert found.Scalars("huge")[0].value == math.inf
     assert math.isnan(found.Scalars("nan")[0].value)
+    (histogram,) = found.Histograms("staleness")
+    told = histogram.histogram_value
+    assert (histogram.step, told.min, told.max, told.num, told.sum, told.sum_squares) == (9, -0.5, 5.5, 7, 16, 76)
+    assert dict(zip(told.bucket_limit, told.bucket, strict=True)) == {-0.5: 0, 0.5: 3, 1.5: 1, 4.5: 0, 5.5: 3}
+    assert histogram.wall_time > 1236.0
     assert texts(found, "note") == [(3, "ünlike **x**")]
     read, end = session(found)
     assert read == hyper

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from paceline.errors import DataError
-from paceline.hooks._tensorboard import writer
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import DONE, FAILED, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.control_channel import Control
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Checkpoint
+from paceline.runs.event_file import EventFile
 from paceline.state import Vector
 from paceline.task import Task
 
@@ -75,9 +75,8 @@ def follow(memory: RunMemory, task: Task, device: torch.device, control: Control
             seconds = float(saved.numbers["seconds"])
             control.send({"record": {"update": step, "seconds": seconds, **metrics}, "by": "evaluator"})
             if plan.summaries:
-                summaries = summaries or writer(Path(plan.directory) / "summaries" / "evaluator")
-                for name, value in metrics.items():
-                    summaries.add_scalar(name, value, global_step=step)
+                summaries = summaries or EventFile(Path(plan.directory) / "summaries" / "evaluator")
+                summaries.scalars(metrics, step)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             control.send({"say": f"evaluator: update {step:,}  {shown}"})
             metric = plan.best or ("accuracy" if "accuracy" in metrics else "loss")
@@ -85,6 +84,4 @@ def follow(memory: RunMemory, task: Task, device: torch.device, control: Control
             ready_at = memory.seconds() + plan.throttle
         elif due():
             break
-    if summaries is not None:
-        summaries.close()
     words[STATE] = DONE
