@@ -107,7 +107,7 @@ def _mark(one: Instant, thread: int) -> dict[str, Any]:
 def _arrow(number: int, one: Interval, source: int, target: int) -> Iterator[dict[str, Any]]:
     """From the end of what the other role did to the end of the wait; from a call to the server that performs it. Both
     ends are inside an interval, not at its edge."""
-    at = max(round(one.end * MICRO - 0.001, 3), round(one.start * MICRO, 3))
+    at = max(round(round(one.end * MICRO, 3) - 0.001, 3), round(one.start * MICRO, 3))  # from the end as it is written
     name = "ends the wait" if one.kind == "wait" else "is performed"
     for kind, thread in (("s", source), ("f", target)):
         event = {"ph": kind, "name": name, "cat": one.kind, "id": number, "pid": PROCESS, "tid": thread}

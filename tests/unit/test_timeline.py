@@ -212,3 +212,16 @@ def test_the_events_say_who_ended_a_wait(tmp_path: Path) -> None:
     assert {threads[event["tid"]] for event in events if event["ph"] == "f"} == {f"worker:{n}" for n in range(3)}
     about = json.loads(path.read_text())["otherData"]["about"]
     assert about["updates"] == 3
+
+
+def test_arrows_end_inside_intervals_whose_end_is_half_a_nanosecond(tmp_path: Path) -> None:
+    """Of two calls that were performed until the same nanosecond, the first one ends in the middle."""
+    timeline = Timeline(virtual=False)
+    for begin, end in ((1_218_707_318, 1_218_714_525), (1_637_538_650, 1_637_542_639), (2_051_082_856, 2_051_096_095)):
+        middle = begin / 1e9 + (end / 1e9 - begin / 1e9) / 2
+        timeline.add(Interval("server:0", "call", begin / 1e9, middle, "push of worker:0", "worker:0"))
+        timeline.add(Interval("worker:0", "call", begin / 1e9, end / 1e9))
+    timeline.finish(3.0)
+    path = tmp_path / "trace.json"
+    chrome_trace.write(timeline, path)
+    trace_format.checked(path)
