@@ -24,6 +24,7 @@ from typing import (
     get_type_hints,
     overload,
 )
+from weakref import WeakKeyDictionary
 
 from paceline.compressed_sites import SEND, CompressedSites
 from paceline.compressor import Compressor, Fragment
@@ -356,13 +357,20 @@ class Scheme:
         yield from ()
 
 
-def fields(scheme: type[Scheme]) -> list[tuple[dataclasses.Field[Any], Any]]:
+_FIELDS: WeakKeyDictionary[type, tuple[tuple[dataclasses.Field[Any], Any], ...]] = WeakKeyDictionary()
+
+
+def fields(scheme: type[Scheme]) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     """The hyper-parameters with their types; refuses a class that is not a frozen dataclass."""
     parameters = getattr(scheme, "__dataclass_params__", None)
     if "__dataclass_params__" not in vars(scheme) or parameters is None or not parameters.frozen:
         raise SchemeError(f"{scheme.__qualname__} must be a frozen dataclass: put @dataclass(frozen=True) above it")
-    hints = get_type_hints(scheme, include_extras=True)
-    return [(field, hints[field.name]) for field in dataclasses.fields(scheme)]  # type: ignore[arg-type]
+    found = _FIELDS.get(scheme)
+    if found is None:  # evaluating annotations takes a millisecond
+        hints = get_type_hints(scheme, include_extras=True)
+        found = tuple((field, hints[field.name]) for field in dataclasses.fields(scheme))  # type: ignore[arg-type]
+        _FIELDS[scheme] = found
+    return found
 
 
 def _file_name(cls: type) -> str:

@@ -5,10 +5,8 @@ Adding a file to `paceline/schemes/` (or an entry point of the group `paceline.s
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -16,6 +14,7 @@ from typing import Any, get_type_hints
 from paceline import datasets, user_code
 from paceline.compressor import Compressor
 from paceline.compute_times import ComputeTime, laws
+from paceline.config import registered
 from paceline.errors import PacelineError, UnknownName, UsageError
 from paceline.hook import Hook
 from paceline.launcher import Launcher
@@ -207,7 +206,7 @@ def _unknown(kind: str, name: str, known: Iterable[Member]) -> UnknownName:
 def _members(family: str) -> dict[str, Member]:
     """The members in a family's folder and entry points. A broken file is a member by the file's name."""
     found, broken = _of_folder(family)
-    for entry in entry_points(group=f"paceline.{family}"):
+    for entry in registered.entries(f"paceline.{family}"):
         if entry.name not in found:
             what = f"the entry point {entry.name} = {entry.value}"
             try:
@@ -236,7 +235,7 @@ def _of_folder(family: str) -> tuple[dict[str, Member], dict[str, Member]]:
 def _stems(family: str) -> list[str]:
     """The modules of a family's folder."""
     package = importlib.import_module(f"paceline.{family}")
-    return [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+    return [name for name in registered.modules(package.__path__) if not name.startswith("_")]
 
 
 def _of_file(family: str, stem: str) -> dict[str, Member]:

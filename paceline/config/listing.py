@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from paceline.config import registered
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("schemes", "tasks", "rules", "compressors", "hooks", "launchers", "compute", "data")
@@ -57,7 +58,7 @@ class _Unclear(Exception):
 def listed(family: str, folders: tuple[Path, ...] = ()) -> list[Listed]:
     """The members of a family, by name. `folders`: further ones that belong to it."""
     try:
-        if f"paceline.{family}" in _groups():
+        if f"paceline.{family}" in registered.groups():
             raise _Unclear
         return sorted(_read(family, folders))
     except (_Unclear, SyntaxError, UnicodeDecodeError, OSError):
@@ -67,12 +68,6 @@ def listed(family: str, folders: tuple[Path, ...] = ()) -> list[Listed]:
             Listed(one.name, one.summary, getattr(one.value, "family", "others") if family == "schemes" else "")
             for one in discovery.FAMILIES[family]().values()
         ]
-
-
-@cache
-def _groups() -> frozenset[str]:
-    """The groups in which other packages register members."""
-    return frozenset(entry_points().groups)
 
 
 def _read(family: str, folders: tuple[Path, ...]) -> Iterator[Listed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from paceline.config import discovery
@@ -9,8 +10,13 @@ from paceline.config import discovery
 LONGEST, SHORT = 20, 5
 
 
+@cache
+def _fields(name: str) -> dict[str, Any]:
+    return getattr(discovery.scheme(name), "__dataclass_fields__", {})
+
+
 def short(name: str) -> dict[str, Any]:
     """The hyper-parameters to run a scheme with: its defaults, but no long window, and few pushes of an update."""
-    known = getattr(discovery.scheme(name), "__dataclass_fields__", {})
+    known = _fields(name)
     found = {"window": SHORT} if "window" in known and known["window"].default > LONGEST else {}
     return found | ({"pushes": 2} if "pushes" in known else {})

@@ -19,15 +19,16 @@ from paceline.simulator.faults import Fault
 from paceline.tasks.quadratic import quadratic
 
 BATCH = 3
+SCHEMES = discovery.schemes()
 
 
 def scheme_named(name: str, **hyper: Any) -> Scheme:
-    return build.scheme_of(discovery.schemes()[name].value, short(name) | hyper)
+    return build.scheme_of(SCHEMES[name].value, short(name) | hyper)
 
 
 def crew(name: str, wanted: int = 3) -> int:
     """As many workers as wanted, or the one that the scheme takes."""
-    return 1 if discovery.schemes()[name].value.alone else wanted
+    return 1 if SCHEMES[name].value.alone else wanted
 
 
 def engine(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline import simulate, user_code
-from paceline.config import discovery
+from paceline.config import discovery, registered
 from paceline.errors import DataError, UnknownName, UsageError
 from paceline.scheme import Scheme
 from paceline.schemes.sync import SyncSGD
@@ -308,7 +308,7 @@ def test_a_broken_entry_point_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -
         EntryPoint("number", "math:pi", "paceline.schemes"),
         EntryPoint("other", "paceline.schemes.sync:SyncSGD", "paceline.schemes"),
     ]
-    monkeypatch.setattr(discovery, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+    monkeypatch.setattr(registered, "entries", lambda group: [entry for entry in entries if entry.group == group])
     assert discovery.scheme("other") is SyncSGD
     assert {"gone", "number"} <= discovery.FAMILIES["schemes"]().keys() - discovery.schemes().keys()
     with pytest.raises(UsageError) as caught:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline.schemes
-from paceline.config import discovery, listing
+from paceline.config import discovery, listing, registered
 from paceline.config.listing import listed
 
 GOOD = '''"""A file."""
@@ -73,7 +73,7 @@ def test_entry_points_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(group: str) -> list[EntryPoint]:
         return [entry for entry in entries if entry.group == group]
 
-    monkeypatch.setattr(discovery, "entry_points", found)
-    monkeypatch.setattr(listing, "_groups", lambda: {entry.group for entry in entries})
+    monkeypatch.setattr(registered, "entries", found)
+    monkeypatch.setattr(registered, "groups", lambda: {entry.group for entry in entries})
     assert "other" in {one.name for one in listed("schemes")}
     assert "other" not in {one.name for one in listed("hooks")}
