@@ -172,8 +172,8 @@ def _found(kind: str, name: str) -> Any:
     if ":" in name:
         return _reference(kind, name)
     family, stem = f"{kind}s", name.replace("-", "_")
-    if stem in _stems(family):
-        alone = _of_file(family, stem)
+    for file in {stem, f"{stem}_"}.intersection(_stems(family)):  # async_.py: a word of Python cannot name a module
+        alone = _of_file(family, file)
         if name in alone:
             return alone[name].value
     known, _ = _of_folder(family)  # to ask all installed packages takes time too
