@@ -31,6 +31,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             file.write(f"{report.nodeid}\n")
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """As the processes of a run have it: another number adds in another order. Where all cores are busy, the threads of
+    MKL also wait a thousand times as long for each other as they compute on a small vector."""
+    import torch
+
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.setdefault("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -1,4 +1,4 @@
-"""Windows for tests that run every scheme: a default of hundreds of local steps would take them minutes."""
+"""Windows for tests that run every scheme: tens or hundreds of local steps would take them minutes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.config import discovery
 
-LONGEST, SHORT = 20, 5
+SHORT = 5
 
 
 @cache
@@ -16,7 +16,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 def short(name: str) -> dict[str, Any]:
-    """The hyper-parameters to run a scheme with: its defaults, but no long window, and few pushes of an update."""
+    """The hyper-parameters to run a scheme with: its defaults, but a short window, and few pushes of an update."""
     known = _fields(name)
-    found = {"window": SHORT} if "window" in known and known["window"].default > LONGEST else {}
+    found = {"window": SHORT} if "window" in known and known["window"].default > SHORT else {}
     return found | ({"pushes": 2} if "pushes" in known else {})

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from beds.short_windows import short
 
 from paceline.api.execute import execute
@@ -23,15 +22,12 @@ def trained(directory: Path, task: Any, scheme: Any, *, hyper: dict[str, Any] | 
     plan, chosen, objects = planned(task, scheme, hyper=shortened | (hyper or {}), **settings)
     place = RunDirectory.create(directory, "run")
     plan = dataclasses.replace(plan, directory=str(place.path), title="test")
-    threads = torch.get_num_threads()
     try:
         return execute(plan, chosen, objects, tell=lambda *_: None, watch=lambda _: None)
     except BaseException as error:
         for log in sorted(place.logs.iterdir()):
             error.add_note(f"{log.name}: {log.read_text(encoding='utf-8')[-2000:]}")
         raise
-    finally:
-        torch.set_num_threads(threads)
 
 
 def default(name: str) -> Scheme:

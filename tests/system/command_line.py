@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from paceline.cli.main import main
 from paceline.runs import checkpoint
@@ -51,13 +49,11 @@ class Commands:
 
 
 @pytest.fixture
-def paceline(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
-    """The command line, in an empty folder; the number of torch's threads is put back afterwards."""
-    threads = torch.get_num_threads()
+def paceline(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """The command line, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    yield Commands(capsys)
-    torch.set_num_threads(threads)
+    return Commands(capsys)
 
 
 def steps_of(run: str | Path) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sklearn.datasets  # here, so that the processes, which are forks of this one, need not
 import torch
-from attached import PLAIN, launch, one_thread, same, weights
+from attached import PLAIN, launch, same, weights
 from beds.short_windows import short
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from paceline.errors import LossError, RunError, UsageError
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
 
-__all__ = ["launch", "one_thread"]  # pytest finds them here
+__all__ = ["launch"]  # pytest finds them here
 
 
 def by_hand(steps: int, lr: float, workers: int) -> Tensor:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attached import PLAIN, PRELUDE, launch, one_thread, same, weights
+from attached import PLAIN, PRELUDE, launch, same, weights
 
-__all__ = ["launch", "one_thread"]  # pytest finds them here
+__all__ = ["launch"]  # pytest finds them here
 
 
 class TestByItself:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attached import PRELUDE, launch, one_thread
+from attached import PRELUDE, launch
 
 from paceline.errors import RunError, UsageError
 from paceline.runs import checkpoint
 
-__all__ = ["launch", "one_thread"]
+__all__ = ["launch"]
 
 MODEL = "model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10))\n"
 SCRIPT = (

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from command_line import Commands, Shown
 from command_line import paceline as command
 from processes import finished, leaving_nothing, run
@@ -86,7 +85,6 @@ def spoilt(whole: Path, place: Path, name: str, kind: str) -> Iterator[Path]:
         yield run
     finally:
         shutil.rmtree(run)
-        torch.set_num_threads(1)  # a process that has used more cannot be a launcher
 
 
 def named(name: str, shown: Shown) -> bool:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))  # the tasks are those of the unit tests
 
@@ -26,11 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def trained(task: Task, steps: int, place: RunDirectory) -> Result:
     plan, scheme, objects = planned(task, "sync", hyper={"lr": 0.01}, workers=2, seed=3, steps=steps)
     plan = dataclasses.replace(plan, directory=str(place.path), title="test")
-    threads = torch.get_num_threads()
-    try:
-        return execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
-    finally:
-        torch.set_num_threads(threads)
+    return execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

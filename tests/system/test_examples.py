@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attached import PRELUDE, one_thread
+from attached import PRELUDE
 from attached import launch as launch_script
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from paceline.result import Result
 from paceline.runs import checkpoint
 from paceline.runs.run_directory import RunDirectory
 
-__all__ = ["launch_script", "one_thread"]
+__all__ = ["launch_script"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # small settings of each, and the updates that two workers make together

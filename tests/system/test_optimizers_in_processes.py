@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached import launch, one_thread, same, weights
+from attached import launch, same, weights
 from processes import finished, run
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
@@ -19,7 +19,7 @@ from paceline import Result, TorchTask, replay, simulate
 from paceline.config import build
 from paceline.config.optimizer_argument import with_optimizer
 
-__all__ = ["launch", "one_thread"]  # fixtures
+__all__ = ["launch"]  # fixtures
 
 STEPS = 60
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attached import PLAIN, launch, one_thread
+from attached import PLAIN, launch
 from nodes import nodes
 from processes import Story, finished, leaving_nothing, run
 from test_attach_alone import alone
@@ -21,7 +21,7 @@ from paceline.report.run_detail import detail
 from paceline.result import Profile
 from paceline.tasks.toy import toy
 
-__all__ = ["launch", "one_thread"]  # pytest finds them here
+__all__ = ["launch"]  # pytest finds them here
 
 
 def profile_of(story: Story, updates: int) -> Profile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,6 @@ from paceline.simulator.gradients import GradientsInFlight
 from paceline.task import GradientBlock
 from paceline.torch_task import many_gradients
 from paceline.torch_task.index_tables import IndexTable, permuted
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As `simulate` has it: small blocks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_course_does_not_depend_on_the_size_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +16,6 @@ from paceline.rules import SGD, Momentum
 from paceline.simulator.cost import Cost, parse_link
 from paceline.simulator.engine import SimulationEngine
 from paceline.state import State
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As `simulate` has it: small blocks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def state_of(engine: SimulationEngine) -> list[Any]:

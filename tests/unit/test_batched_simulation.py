@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,6 @@ from paceline.simulator.engine import SimulationEngine
 from paceline.tasks.cnn import grey_net
 from paceline.torch_task import TorchTask
 from paceline.torch_task.drawn_together import GatheredBatches, StackedBatches
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As `simulate` has it: small blocks gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 SCHEMES = [
     ("async", {"lr": 0.05}),

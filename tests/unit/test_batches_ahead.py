@@ -225,15 +225,11 @@ class TestTheThread:
         assert not reading()
 
     def test_it_uses_one_core_and_leaves_the_number_of_others_alone(self) -> None:
-        before = torch.get_num_threads()
         torch.set_num_threads(3)
-        try:
-            given = made_ahead(iter(torch.get_num_threads, 0))
-            assert next(given) == 1
-            assert torch.get_num_threads() == 3
-            given.close()
-        finally:
-            torch.set_num_threads(before)
+        given = made_ahead(iter(torch.get_num_threads, 0))
+        assert next(given) == 1
+        assert torch.get_num_threads() == 3
+        given.close()
 
 
 def test_what_was_read_for_another_position_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
