@@ -285,6 +285,13 @@ class TorchTask(SampledTask):
         cast: Parts = mapped(lambda one: one.to(kind) if one.is_floating_point() else one, parts)
         return cast
 
+    def _pinned(self, parts: Parts) -> Parts:
+        if self._device.type != "cuda":
+            return parts
+        with torch.cuda.device(self._device):
+            pinned: Parts = mapped(torch.Tensor.pin_memory, parts)
+        return pinned
+
     def _placed(self, parts: Parts) -> Parts:
         return parts if self._device.type == "cpu" else tuple(placed(part, self._device) for part in parts)
 

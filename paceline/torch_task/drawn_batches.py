@@ -49,11 +49,14 @@ def drawn_batches(
         with seeding(own ^ 1):
             return own, task._cast_parts(parts)
 
+    def ready(parts: Parts) -> Parts:
+        return task._pinned(task._cast_parts(parts))
+
     def drawn() -> Iterator[Batch]:
         made: Iterator[tuple[int, Parts]]
         if thread and not num_workers and not train.draws and stream.in_key_order:
             whole = seeding is not_seeded
-            blocks = made_ahead(row_blocks(train, stream, seed, rank, first, task._cast_parts if whole else tuple))
+            blocks = made_ahead(row_blocks(train, stream, seed, rank, first, ready if whole else tuple))
             made = chain.from_iterable(blocks)
             made = made if whole else map(finished, made)
         else:

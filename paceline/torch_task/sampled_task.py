@@ -136,6 +136,10 @@ class SampledTask(Task):
         made = self.prepare(*parts)
         return (made,) if isinstance(made, dict) else tuple(made)
 
+    def _pinned(self, parts: Parts) -> Parts:
+        """The parts in memory from which the device where the task computes copies while it computes."""
+        return parts
+
     def _placed(self, parts: Parts) -> Parts:
         """The parts where the task computes."""
         return parts
