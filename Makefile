@@ -8,6 +8,8 @@ ALONE := tests/contracts tests/chaos tests/golden tests/papers tests/unit
 # start processes of their own, which are forked: apart from tests that start threads, three at a time on any machine
 PROCESSES := $(addprefix tests/contracts/,test_every_scheme_in_processes.py test_every_collective.py test_added_launcher.py)
 THREES := -n 3 --dist worksteal
+QUICK := "not long and not matrix"
+LONG := "long and not matrix"
 SEEDS ?= 1000
 SEED ?= 0
 SECONDS ?= 60
@@ -33,17 +35,18 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 	@echo "Next: kill -9 a worker while it trains, or see a straggler under three schemes: $(BIN)/python examples/straggler.py"
 
 test: $(READY) ## every unit, paper and golden test, most contracts, and a few system tests of each world: minutes
-	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES)) -m "not long"
-	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m "not long"
+	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES)) -m $(QUICK)
+	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m $(QUICK)
 
-test-long: $(READY) ## the other contracts and system tests: kills, power cuts, Slurm, MPI, SSH, cables; half an hour
-	$(BIN)/python -m pytest -n auto tests/contracts $(addprefix --ignore=,$(PROCESSES)) -m long
-	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m long
+test-long: $(READY) ## the other contracts and system tests: kills, power cuts, Slurm, MPI, SSH, cables; 25 minutes
+	$(BIN)/python -m pytest -n auto tests/contracts $(addprefix --ignore=,$(PROCESSES)) -m $(LONG)
+	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m $(LONG)
 
 test-all: test test-long ## both
 
-matrix: $(READY) ## every update rule under every scheme with that side, in the simulator; make test has a part of it
+matrix: $(READY) ## every update rule under every scheme, and every scheme in tests of which the others have a sample; hours
 	$(BIN)/python -m pytest -n auto tests/matrix
+	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m matrix
 
 chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)

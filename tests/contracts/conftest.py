@@ -2,13 +2,14 @@
 `unordered`, for each of those whose order is not fixed; for `launcher`, for each launcher.
 
 The tests of faults, processes, repeats, counted work and all update rules cost seconds for each scheme. `make test` has
-them for a scheme of every kind, `make test-long` for all: the others share their operations and most of their server's
-side with these.
+them for a scheme of every kind, `make test-long` for all. Those in real processes are there for a scheme of every kind
+too, and for all in `make matrix`.
 """
 
 from __future__ import annotations
 
 import pytest
+from beds.samples_of_cases import of_a_kind
 
 from paceline.config import discovery
 
@@ -17,13 +18,7 @@ COSTLY = {
     *("test_every_scheme_repeats", "test_every_scheme_counts_work"),
     "test_every_rule_runs_or_is_refused_before_the_run",
 }
-QUICK = frozenset(
-    {
-        *("sgd", "sync", "allreduce", "async", "hogwild", "agn", "averaging", "aeasgd", "groups"),
-        *("k-async", "ringmaster"),  # quorums, stopped gradients
-        *("streaming-diloco", "ad-psgd"),  # fragments, meetings
-    }
-)
+REAL = "test_every_scheme_in_processes"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,6 +38,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = getattr(item, "callspec", None)
         if given is None or not {item.path.stem, item.originalname} & COSTLY:
             continue
-        scheme = given.params.get("name") or given.params.get("team")
-        if scheme is not None and scheme not in QUICK:
-            item.add_marker(pytest.mark.long)
+        if not of_a_kind(item):
+            item.add_marker(pytest.mark.matrix if item.path.stem == REAL else pytest.mark.long)

@@ -1,10 +1,12 @@
-"""The slice of the system tests that `make test` runs: a few of each world. The others are long: `make test-long`."""
+"""The slice of the system tests that `make test` runs: a few of each world. The others are long (`make test-long`), but
+for most cases of tests that have very many (`make matrix`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from beds.samples_of_cases import of_a_kind, one_in
 
 QUICK = frozenset(
     {
@@ -46,6 +48,24 @@ QUICK = frozenset(
 )
 
 
+# cases of every scheme: those of a scheme of each kind are long, the others are of the matrix
+EVERY_SCHEME = frozenset(
+    {
+        "test_attach.py::TestTheLoop::test_every_scheme_lives_in_a_script",
+        "test_replay.py::test_every_scheme_is_repeated_bit_for_bit",
+    }
+)
+# cases of every combination of several parameters: one in so many is long
+THINNED = {
+    "test_distributed_means.py::test_a_death_at_any_point_of_a_mean_counts_for_all_or_for_nobody": 3,
+    "test_distributed_means.py::test_a_killed_worker_joins_again_and_the_run_can_be_repeated": 3,
+    "test_distributed_means.py::test_a_run_has_the_bits_of_the_simulator_and_of_shared_memory": 2,
+    "test_distributed_means.py::test_a_worker_that_has_missed_a_mean_gets_it_from_the_others": 2,
+    "test_signals.py::test_a_signal_at_any_moment_ends_the_run": 2,
+    "test_stops.py::test_without_a_server_all_end_with_the_same_step": 3,
+}
+
+
 HERE = Path(__file__).parent
 ABSENT = pytest.StashKey[frozenset[str]]()
 
@@ -54,8 +74,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     names = {item.nodeid.removeprefix("tests/system/"): item for item in items}
     for name in names.keys() - QUICK:
         if names[name].path.is_relative_to(HERE):
-            names[name].add_marker(pytest.mark.long)
+            names[name].add_marker(pytest.mark.long if _sampled(name, names[name]) else pytest.mark.matrix)
     config.stash[ABSENT] = QUICK - names.keys()
+
+
+def _sampled(name: str, item: pytest.Item) -> bool:
+    test = name.partition("[")[0]
+    if test in EVERY_SCHEME:
+        return of_a_kind(item)
+    return test not in THINNED or one_in(item, THINNED[test])
 
 
 @pytest.fixture
