@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -82,7 +83,7 @@ class Storm:
         self._seen[role.name] = (role.step, now)
 
 
-def train(task: str, scheme: str, storm: Storm, folder: Path, **settings: float) -> Result:
+def train(task: str, scheme: str, storm: Storm, folder: Path, **settings: Any) -> Result:
     plan, chosen, objects = planned(task, scheme, checkpoint_seconds=5.0, **settings)
     place = RunDirectory.create(folder, "run")
     plan = dataclasses.replace(plan, directory=str(place.path), title=scheme)
@@ -104,9 +105,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: then the state is in memory of the GPU")
     given = parser.parse_args()
     table = Table(
-        title=f"{given.task}, {given.workers} workers, a kill every {given.every:g} s for {given.seconds:g} s"
+        title=f"{given.task} on {given.device}, {given.workers} workers, a kill every {given.every:g} s "
+        f"for {given.seconds:g} s"
     )
     for column in ("scheme", "samples/s in peace", "in the storm", "goodput", "kills", "restarts"):
         table.add_column(column, justify="left" if column == "scheme" else "right")
@@ -114,6 +117,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     for scheme in given.schemes.split(","):
         settings = {"workers": given.workers, "servers": given.servers, "seconds": given.seconds, "seed": given.seed}
+        settings |= {"device": given.device}
         half = settings | {"seconds": given.seconds / 2}
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
