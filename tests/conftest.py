@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,10 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if SHARED.is_dir():
     os.environ.setdefault("PACELINE_DATA", str(SHARED))
 os.environ.setdefault("PACELINE_OFFLINE", "1")
+
+# as in a terminal: under nohup or behind `&` they are ignored, by the processes that tests start too
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 with suppress(ImportError):  # only some tests need it
     from hypothesis import HealthCheck, settings
