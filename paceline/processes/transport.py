@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Final = Callable[[int, int], None]  # see Task.follow
 WaitFor = Callable[[Callable[[], bool], str], None]  # wait until something holds; what for, in words
+PARTS_OF_A_MEAN = "the others' part of a mean"  # the timeline of a run tells this wait from that for their arrival
 
 
 class RemoteCalls(Protocol):

@@ -19,7 +19,8 @@ from paceline.runs import atomic_files
 from paceline.runtime.timeline import KINDS, RUN, Instant, Interval, Timeline
 
 FORMAT = "paceline timeline 1"
-MICRO = 1e6
+MICRO, NS, NS_PER_MICRO = 1e6, 1e9, 1000
+ARROW = 100  # ns before the end of an interval
 PROCESS = 1
 LARGEST = 512 * 2**20  # bytes of a file that is read
 
@@ -90,28 +91,33 @@ def _meta(what: str, thread: int, **args: Any) -> dict[str, Any]:
 
 
 def _slice(one: Interval, thread: int) -> dict[str, Any]:
-    start, end = round(one.start * MICRO, 3), round(one.end * MICRO, 3)
+    start, end = _ns(one.start), _ns(one.end)
     event = {"ph": "X", "name": f"{one.kind} {one.detail}".strip(), "cat": one.kind, "pid": PROCESS, "tid": thread}
     args = {name: value for name, value in (("detail", one.detail), ("by", one.by)) if value}
-    return event | {"ts": start, "dur": round(end - start, 3)} | ({"args": args} if args else {})
+    return event | {"ts": start / NS_PER_MICRO, "dur": (end - start) / NS_PER_MICRO} | ({"args": args} if args else {})
 
 
 def _mark(one: Instant, thread: int) -> dict[str, Any]:
     event = {"ph": "i", "name": one.kind, "cat": "instant", "pid": PROCESS, "tid": thread}
     scope = "g" if one.kind in ("kill", "restart", "return") else "t"  # lines through all threads
-    return (
-        event | {"ts": round(one.at * MICRO, 3), "s": scope} | ({"args": {"detail": one.detail}} if one.detail else {})
-    )
+    args = {"args": {"detail": one.detail}} if one.detail else {}
+    return event | {"ts": _ns(one.at) / NS_PER_MICRO, "s": scope} | args
 
 
 def _arrow(number: int, one: Interval, source: int, target: int) -> Iterator[dict[str, Any]]:
     """From the end of what the other role did to the end of the wait; from a call to the server that performs it. Both
-    ends are inside an interval, not at its edge."""
-    at = max(round(round(one.end * MICRO, 3) - 0.001, 3), round(one.start * MICRO, 3))  # from the end as it is written
+    ends are inside an interval, not at its edge: a reader that rounds edges would find none there."""
+    start, end = _ns(one.start), _ns(one.end)
+    at = max(start + (end - start) // 2, end - ARROW) / NS_PER_MICRO
     name = "ends the wait" if one.kind == "wait" else "is performed"
     for kind, thread in (("s", source), ("f", target)):
         event = {"ph": kind, "name": name, "cat": one.kind, "id": number, "pid": PROCESS, "tid": thread}
         yield event | {"ts": at} | ({"bp": "e"} if kind == "f" else {})
+
+
+def _ns(seconds: float) -> int:
+    """Edges are whole nanoseconds: what is computed of them is exact, and they are written with three decimals."""
+    return round(seconds * NS)
 
 
 def read(path: Path) -> Timeline:

@@ -5,31 +5,54 @@ A server's row of a timeline, and who ended which wait, follow from both. Nothin
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.runs.order_history import MEETINGS, History, WorkerLife
-from paceline.runs.order_log import ROSE, MemberEvent, RecordKind
+from paceline.runs.order_log import ROSE, RecordKind
 from paceline.runtime.timeline import Interval
 
 LEADER = "server:0"  # decides the order; other servers perform the same calls on their parts of the vector
-Span = tuple[float, float]
 Waits = dict[tuple[int, float, float], str]  # (rank, start, end) of a wait -> the role that ended it
 
 
-class TimedOperation(NamedTuple):
-    """A call, a mean or a meeting of a worker, and its last wait for others; in seconds since the launch began."""
+class Wait(NamedTuple):
+    """A wait within an operation. `part`: for the others' parts of a mean; all had come then."""
 
     start: float
     end: float
-    wait: Span | None
-    method: int = 0
+    part: bool = False
+
+
+class TimedOperation(NamedTuple):
+    """A call, a mean or a meeting of a worker; in seconds since the launch began."""
+
+    start: float
+    end: float
+    waits: tuple[Wait, ...] = ()
+    detail: int = 0  # of a call: its method; of a mean or a meeting: its group, see `times_log`
+    returns: int = 0  # how often the worker had returned to a checkpoint before it in this life
+    started: Wait | None = None  # when the worker came to a mean that it waited for later
 
     @property
     def since(self) -> float:
-        """From when on it can have been performed."""
-        return self.start if self.wait is None else self.wait[1]
+        """From when on a call can have been performed."""
+        return self.waits[-1].end if self.waits else self.start
+
+    @property
+    def coming(self) -> tuple[float, float]:
+        """Between these moments the others could see that the worker had come to a mean."""
+        if self.started is not None:
+            return self.started.end, self.started.end
+        return self.start, self.waits[0].start if self.waits else self.end
+
+    @property
+    def had_part(self) -> float:
+        """By when the worker had made its own part of a mean."""
+        return next((one.start for one in self.waits if one.part), self.end)
 
 
 class Life(NamedTuple):
@@ -40,6 +63,7 @@ class Life(NamedTuple):
     intervals: list[Interval]
     calls: list[TimedOperation]
     meetings: list[TimedOperation]  # means too
+    returns: int = 0  # to a checkpoint
 
 
 class ServedCall(NamedTuple):
@@ -51,121 +75,166 @@ class ServedCall(NamedTuple):
     timed: TimedOperation | None
 
 
-def in_order(history: History, lives: Mapping[int, list[Life]]) -> dict[int, dict[int, ServedCall]]:
-    """The calls of the server, by generation and position. Those of one life are in the same order in the worker's
-    file, where calls that only read are between them."""
-    coming = {rank: iter(own) for rank, own in lives.items()}
-    calls: dict[int, Iterator[TimedOperation]] = {}
-    for rank in lives:
-        calls[rank] = iter(next(coming[rank]).calls)
-    found: dict[int, dict[int, ServedCall]] = defaultdict(dict)
-    for generation in sorted(history.server):
-        for position, (kind, values) in enumerate(history.server[generation]):
-            if kind == RecordKind.MEMBER and values[0] == MemberEvent.LEFT and values[1] in coming:
-                following = next(coming[values[1]], None)
-                calls[values[1]] = iter(following.calls if following else ())
-            elif kind == RecordKind.CALL and values[1] in calls:
+@dataclass
+class _Matched:
+    """The operations of one life as its order log has them, with their times. What a death, a stop or a return to a
+    checkpoint has broken off is in the log and has no time."""
+
+    posted: dict[tuple[int, int], deque[TimedOperation]]  # (generation, method) -> calls that a server performs
+    reads: list[tuple[int, int, TimedOperation]] = field(default_factory=list)  # generation, the server's position
+    meetings: list[tuple[int, TimedOperation]] = field(default_factory=list)  # the number that the worker gave it
+
+
+def _matched(recorded: WorkerLife, life: Life) -> _Matched:
+    """Between two returns to a checkpoint the records of a kind are in the order of their times. Returns before the
+    first step are not in the log."""
+    earlier = life.returns - sum("return" in record.note for record in recorded.records)
+    calls, meetings = (
+        defaultdict[tuple[int, int], deque[TimedOperation]](deque),
+        defaultdict[int, deque[TimedOperation]](deque),
+    )
+    for one in life.calls:
+        calls[one.returns - earlier, one.detail].append(one)
+    for one in life.meetings:
+        meetings[one.returns - earlier].append(one)
+    found, part, generation = _Matched(defaultdict(deque)), 0, recorded.begun["generation"]
+    for record in recorded.records:
+        if "return" in record.note:
+            part, generation = part + 1, record.note["return"]
+        elif record.kind == RecordKind.POST and (waiting := calls[part, record.values[0]]):
+            found.posted[generation, record.values[0]].append(waiting.popleft())
+        elif record.kind == RecordKind.READ and (waiting := calls[part, record.values[0]]):
+            found.reads.append((generation, record.values[1], waiting.popleft()))
+        elif record.kind in MEETINGS and (waiting := meetings[part]):
+            found.meetings.append((record.values[0], waiting.popleft()))
+    return found
+
+
+class CallTimes:
+    """The operations of a launch: those of its order logs with the times of its workers."""
+
+    def __init__(self, history: History, lives: Mapping[int, list[Life]]) -> None:
+        self._history, plan = history, history.plan
+        # workers take means in one memory: the lowest member of each decides who takes part
+        self._one_node = plan.collective == "shared"
+        # otherwise a process of the server performs calls, and its work is waited for too
+        self._performs_itself = self._one_node and plan.servers <= 1
+        known = {(life.rank, life.number): life for life in history.lives}
+        self._matched = {
+            (rank, life.number): _matched(known[rank, life.number], life)
+            for rank, several in lives.items()
+            for life in several
+            if (rank, life.number) in known
+        }
+        self.calls = self._in_order()
+
+    def _in_order(self) -> dict[int, dict[int, ServedCall]]:
+        """The calls of the server, by generation and position."""
+        begun = defaultdict[int, list[tuple[tuple[int, int], int]]](list)
+        for life in self._history.lives:
+            begun[life.rank].append((life.since, life.number))
+        for several in begun.values():
+            several.sort()
+        found: dict[int, dict[int, ServedCall]] = defaultdict(dict)
+        for generation in sorted(self._history.server):
+            for position, (kind, values) in enumerate(self._history.server[generation]):
+                if kind != RecordKind.CALL:
+                    continue
                 method, rank, flags = values[0], values[1], values[2]
-                timed = next((one for one in calls[rank] if one.method == method), None)
-                found[generation][position] = ServedCall(rank, method, bool(flags & ROSE), timed)
-    return found
+                before = bisect_right(begun[rank], (generation, position), key=lambda one: one[0])
+                number = begun[rank][before - 1][1] if before else 0
+                matched = self._matched.get((rank, number))
+                posted = matched.posted[generation, method] if matched is not None else None
+                found[generation][position] = ServedCall(
+                    rank, method, bool(flags & ROSE), posted.popleft() if posted else None
+                )
+        return found
+
+    def served(self, methods: Sequence[str]) -> Iterator[Interval]:
+        """The row of the server: each call where it can have been performed. It was performed between the start and the
+        end that its worker noted, after the calls before it and before those after it in the order."""
+        timed = [
+            (one, one.timed)
+            for generation in sorted(self.calls)
+            for _, one in sorted(self.calls[generation].items())
+            if one.timed is not None
+        ]
+        latest = [own.end for _, own in timed]
+        alike = [0] * len(timed)  # how many of those that follow must be performed until the same moment
+        for at in range(len(timed) - 2, -1, -1):
+            if latest[at] >= latest[at + 1]:
+                latest[at], alike[at] = latest[at + 1], alike[at + 1] + 1
+        before = 0.0
+        for (one, own), end, others in zip(timed, latest, alike, strict=True):
+            start = max(own.since, before)
+            if start < end:  # clocks of two machines may be apart by more than a call takes
+                before, worker = start + (end - start) / (others + 1), f"worker:{one.rank}"
+                yield Interval(LEADER, "call", start, before, f"{methods[one.method]} of {worker}", worker)
+
+    def ended_waits(self) -> Waits:
+        """Who ended the waits within calls and means."""
+        found: Waits = {}
+        for generation, own in self.calls.items():
+            for position, one in own.items():
+                if one.timed is not None:
+                    self._note_openers(found, generation, position, one.rank, one.timed)
+        for (rank, _), matched in self._matched.items():
+            for generation, position, timed in matched.reads:
+                self._note_openers(found, generation, position, rank, timed)
+        came = {(rank, number): timed for (rank, _), own in self._matched.items() for number, timed in own.meetings}
+        for (rank, number), timed in came.items():
+            present = self._history.decided.get((rank, number))
+            if present is None:
+                alike = (
+                    member for member, other in came if other == number and came[member, number].detail == timed.detail
+                )
+                present = dict.fromkeys(alike, number)
+            members = {member: came[member, its] for member, its in present.items() if (member, its) in came}
+            for wait in timed.waits:
+                _note(found, rank, wait, self._waited_for(members, min(present), rank, wait))
+        return found
+
+    def _note_openers(self, found: Waits, generation: int, position: int, rank: int, timed: TimedOperation) -> None:
+        for wait in timed.waits:
+            _note(found, rank, wait, _opener(self.calls.get(generation, {}), position, rank, timed.start, wait))
+            if not self._performs_itself:
+                found.setdefault((rank, wait.start, wait.end), LEADER)
+
+    def _waited_for(self, members: Mapping[int, TimedOperation], lead: int, rank: int, wait: Wait) -> int | None:
+        """Of the members of a mean, the one that ended a wait of this member: the one that came last, if it came during
+        the wait; else the lowest, which had to wake up and to decide. Where the lowest itself lost its core before it
+        waited, it waits for none that comes later, and the last one has come since it came. Of a wait for parts, the
+        one that was ready last."""
+        others = [(one, member) for member, one in members.items() if member != rank]
+        if not others:
+            return None
+        if wait.part:
+            return max((one.had_part, member) for one, member in others)[1]
+        (came, seen), last = max((one.coming, member) for one, member in others)
+        asked = members[rank].coming[0]
+        if wait.start <= came < wait.end:
+            return last
+        if rank != lead and self._one_node:
+            return lead if lead in members else None
+        return last if came < wait.end and (came > asked or seen > wait.start) else None
 
 
-def served(calls: Mapping[int, Mapping[int, ServedCall]], methods: Sequence[str]) -> Iterator[Interval]:
-    """The row of the server: each call where it can have been performed. It was performed between the start and the end
-    that its worker noted, after the calls before it and before those after it in the order."""
-    timed = [
-        (one, one.timed)
-        for generation in sorted(calls)
-        for _, one in sorted(calls[generation].items())
-        if one.timed is not None
-    ]
-    latest = [own.end for _, own in timed]
-    alike = [0] * len(timed)  # how many of those that follow must be performed until the same moment
-    for at in range(len(timed) - 2, -1, -1):
-        if latest[at] >= latest[at + 1]:
-            latest[at], alike[at] = latest[at + 1], alike[at + 1] + 1
-    before = 0.0
-    for (one, own), end, others in zip(timed, latest, alike, strict=True):
-        start = max(own.since, before)
-        if start < end:  # clocks of two machines may be apart by more than a call takes
-            before, worker = start + (end - start) / (others + 1), f"worker:{one.rank}"
-            yield Interval(LEADER, "call", start, before, f"{methods[one.method]} of {worker}", worker)
-
-
-def ended_waits(history: History, lives: Mapping[int, list[Life]], calls: dict[int, dict[int, ServedCall]]) -> Waits:
-    """Who ended the waits within calls and means."""
-    found: Waits = {}
-    for generation, own in calls.items():
-        for position, one in own.items():
-            if one.timed is not None and one.timed.wait is not None:
-                _note(found, one.rank, one.timed.wait, _opener(calls[generation], position, one.rank, one.timed.wait))
-    known = {(life.rank, life.number): life for life in history.lives}
-    arrivals = _arrivals(known, lives)
-    for rank, several in lives.items():
-        for life in several:
-            recorded = known.get((rank, life.number))
-            if recorded is None:
-                continue
-            for generation, position, timed in _reads(recorded, life):
-                if timed.wait is not None and generation in calls:
-                    _note(found, rank, timed.wait, _opener(calls[generation], position, rank, timed.wait))
-            numbers = (record.values[0] for record in recorded.records if record.kind in MEETINGS)
-            for number, timed in zip(numbers, life.meetings, strict=False):
-                if timed.wait is not None:
-                    present = history.decided.get((rank, number)) or dict.fromkeys(lives, number)
-                    _note(found, rank, timed.wait, _last(arrivals, present, rank, timed.wait))
-    return found
-
-
-def _note(found: Waits, rank: int, wait: Span, by: int | None) -> None:
+def _note(found: Waits, rank: int, wait: Wait, by: int | None) -> None:
     if by is not None:
-        found[rank, wait[0], wait[1]] = f"worker:{by}"
+        found[rank, wait.start, wait.end] = f"worker:{by}"
 
 
-def _opener(calls: Mapping[int, ServedCall], position: int, rank: int, wait: Span) -> int | None:
-    """The worker whose call made a guard true: of the calls before this position that can have been performed during
-    the wait, the last one that changed x, or else the last one."""
+def _opener(calls: Mapping[int, ServedCall], position: int, rank: int, asked: float, wait: Wait) -> int | None:
+    """The worker whose call made a guard true: of the calls before this position that can have been performed since
+    the worker has asked, and before the wait was over, the last one that changed x, or else the last one."""
     last: int | None = None
     for at in range(position - 1, -1, -1):
         one = calls.get(at)
-        if one is None or one.timed is None or one.rank == rank or one.timed.since >= wait[1]:
+        if one is None or one.timed is None or one.rank == rank or one.timed.since >= wait.end:
             continue
-        if one.timed.end <= wait[0]:
+        if one.timed.end <= asked:
             break
         if one.rose:
             return one.rank
         last = one.rank if last is None else last
     return last
-
-
-def _reads(recorded: WorkerLife, life: Life) -> Iterator[tuple[int, int, TimedOperation]]:
-    """Calls that only read: the generation and the position of the server at which each was performed."""
-    generation = recorded.begun["generation"]
-    calls = iter(life.calls)
-    for record in recorded.records:
-        generation = record.note.get("return", generation)
-        if record.kind == RecordKind.READ:
-            timed = next((one for one in calls if one.method == record.values[0]), None)
-            if timed is not None:
-                yield generation, record.values[1], timed
-
-
-def _arrivals(
-    known: Mapping[tuple[int, int], WorkerLife], lives: Mapping[int, list[Life]]
-) -> dict[tuple[int, int], float]:
-    """When each worker came to its mean or meeting of each number."""
-    found: dict[tuple[int, int], float] = {}
-    for rank, several in lives.items():
-        for life in several:
-            if (recorded := known.get((rank, life.number))) is not None:
-                numbers = (record.values[0] for record in recorded.records if record.kind in MEETINGS)
-                found |= {(rank, number): one.start for number, one in zip(numbers, life.meetings, strict=False)}
-    return found
-
-
-def _last(arrivals: Mapping[tuple[int, int], float], present: Mapping[int, int], rank: int, wait: Span) -> int | None:
-    """The member that came last, if it came during the wait."""
-    came = [(arrivals[member], member[0]) for member in present.items() if member in arrivals]
-    at, last = max(came, default=(0.0, rank))
-    return last if last != rank and wait[0] <= at < wait[1] else None

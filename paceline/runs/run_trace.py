@@ -12,18 +12,19 @@ from typing import Any
 from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
 from paceline.runs import call_times, order_history, order_log, times_log
-from paceline.runs.call_times import Life, ServedCall, TimedOperation, Waits
+from paceline.runs.call_times import CallTimes, Life, TimedOperation, Wait, Waits
 from paceline.runs.progress_log import EVALUATING, ProgressReader
 from paceline.runs.run_directory import RunDirectory
-from paceline.runs.times_log import Entry, Spent, WorkerTimes
+from paceline.runs.times_log import PART, Entry, Spent, WorkerTimes
 from paceline.runtime.timeline import RUN, Instant, Interval, Timeline
 
 KINDS = {
     **{Spent.GRADIENT: "gradient", Spent.STOPPED: "gradient", Spent.CALL: "call", Spent.MEAN: "mean"},
     **{Spent.MEETING: "meeting", Spent.SLEEP: "sleep", Spent.WAIT: "wait", Spent.CHECKPOINT: "checkpoint"},
-    **{Spent.RETURN: "return", Spent.EVALUATION: "hooks"},
+    **{Spent.RETURN: "return", Spent.EVALUATION: "hooks", Spent.STARTED: "mean"},
 }
 CALLS, MEETINGS = (Spent.CALL,), (Spent.MEAN, Spent.MEETING)
+ENCLOSING = (*CALLS, *MEETINGS, Spent.CHECKPOINT, Spent.EVALUATION)  # what has waits inside
 NS = 1e9
 
 
@@ -45,11 +46,11 @@ def timeline_of(run: RunDirectory, launch: int | None = None, since: float = 0.0
     made.about |= {"workers": plan.workers, "launch": int(folder.name)}
     intervals, instants = _workers(lives, _deaths(events, plan))
     more, marks = _others(events, plan)
-    calls = call_times.in_order(history, lives)
-    by = call_times.ended_waits(history, lives, calls)
+    timed = CallTimes(history, lives)
+    by = timed.ended_waits()
     intervals = [_ended(one, by) for one in intervals]
-    instants += [*marks, *_updates(calls, notes)]
-    performed = _served(calls, files, plan, notes)
+    instants += [*marks, *_updates(timed, notes)]
+    performed = _served(timed, files, plan, notes)
     intervals += [*_around(more, performed), *performed, *_evaluations(lines, int(folder.name), notes)]
     end = max([one.end for one in intervals] + [one.at for one in instants], default=0.0)
     _fill(made, intervals, instants, since, until or end)
@@ -96,9 +97,14 @@ def _lives(files: Iterable[WorkerTimes]) -> tuple[dict[int, list[Life]], list[st
         base = first["began"] - shift
         role = f"worker:{head['rank']}"
         names = head["methods"]
-        intervals = list(_flat(role, one.entries, base, names))
+        broken_off = _broken_off(one.entries, base)
+        intervals = [
+            part._replace(detail=broken_off.get((part.start, part.end), part.detail)) if part.kind == "wait" else part
+            for part in _flat(role, one.entries, base, names)
+        ]
         calls, meetings = list(_timed(one.entries, base, CALLS)), list(_timed(one.entries, base, MEETINGS))
-        lives[head["rank"]].append(Life(head["life"], (head["opened"] - base) / NS, intervals, calls, meetings))
+        returns, opened = sum(entry.kind == Spent.RETURN for entry in one.entries), (head["opened"] - base) / NS
+        lives[head["rank"]].append(Life(head["life"], opened, intervals, calls, meetings, returns))
     if elsewhere:
         ranks = ", ".join(str(rank) for rank in sorted(elsewhere))
         notes.append(f"worker {ranks}: on another machine than the first worker; placed by the time of day of both")
@@ -106,14 +112,41 @@ def _lives(files: Iterable[WorkerTimes]) -> tuple[dict[int, list[Life]], list[st
 
 
 def _timed(entries: Iterable[Entry], base: int, kinds: tuple[Spent, ...]) -> Iterator[TimedOperation]:
-    """Operations of these kinds with the last wait inside each."""
-    wait: Entry | None = None
+    """Operations of these kinds, with the waits inside each."""
+    waits: list[Wait] = []
+    started: Wait | None = None
+    returns = 0
+    for entry in entries:
+        start, end = (entry.start - base) / NS, (entry.end - base) / NS
+        if entry.kind == Spent.WAIT:
+            waits.append(Wait(start, end, entry.detail == PART))
+        elif entry.kind == Spent.STARTED and kinds == MEETINGS:
+            started = Wait(start, end)
+        elif entry.kind == Spent.RETURN:
+            started, returns = None, returns + 1
+        elif entry.kind in ENCLOSING:
+            if entry.kind in kinds:
+                inside = tuple(one for one in waits if one.start >= start)
+                yield TimedOperation(start, end, inside, entry.detail, returns, started)
+                started = None
+            waits.clear()
+
+
+def _broken_off(entries: Iterable[Entry], base: int) -> dict[tuple[float, float], str]:
+    """The waits that were ended by what ended the whole step: a return to a checkpoint, or the end of the run."""
+    found: dict[tuple[float, float], str] = {}
+    last: Entry | None = None
     for entry in entries:
         if entry.kind == Spent.WAIT:
-            wait = entry
-        elif entry.kind in kinds:
-            inside = ((wait.start - base) / NS, (wait.end - base) / NS) if wait and wait.start >= entry.start else None
-            yield TimedOperation((entry.start - base) / NS, (entry.end - base) / NS, inside, entry.detail)
+            last = entry
+        elif entry.kind == Spent.RETURN and last is not None:
+            found[(last.start - base) / NS, (last.end - base) / NS] = "until the run returned to a checkpoint"
+            last = None
+        elif last is not None and (entry.start <= last.start or entry.kind not in (Spent.CHECKPOINT, Spent.EVALUATION)):
+            last = None  # it was inside this one, or the step went on
+    if last is not None:
+        found[(last.start - base) / NS, (last.end - base) / NS] = "until the run ended"
+    return found
 
 
 def _ended(one: Interval, by: Waits) -> Interval:
@@ -128,6 +161,8 @@ def _flat(role: str, entries: Iterable[Entry], base: int, methods: list[str]) ->
     done: list[Interval] = []
     for entry in entries:
         kind, start, end = KINDS[entry.kind], (entry.start - base) / NS, (entry.end - base) / NS
+        if entry.kind == Spent.STARTED and entry.detail:
+            kind = "meeting"
         first = len(done)
         while first and done[first - 1].start >= start:
             first -= 1
@@ -150,7 +185,10 @@ def _flat(role: str, entries: Iterable[Entry], base: int, methods: list[str]) ->
 def _detail(entry: Entry, methods: list[str]) -> str:
     if entry.kind == Spent.CALL:
         return methods[entry.detail] if entry.detail < len(methods) else ""
-    return {Spent.STOPPED: "stopped", Spent.EVALUATION: "evaluation"}.get(entry.kind, "")
+    if entry.kind == Spent.WAIT and entry.detail == PART:
+        return "for the others' parts"
+    told = {Spent.STOPPED: "stopped", Spent.EVALUATION: "evaluation", Spent.STARTED: "started"}
+    return told.get(entry.kind, "")
 
 
 def _events(lines: Iterable[Mapping[str, Any]], launch: int) -> Iterator[Mapping[str, Any]]:
@@ -231,9 +269,9 @@ def _others(events: Iterable[Mapping[str, Any]], plan: Plan) -> tuple[list[Inter
     return intervals, instants
 
 
-def _updates(calls: Mapping[int, Mapping[int, ServedCall]], notes: list[str]) -> list[Instant]:
+def _updates(timed: CallTimes, notes: list[str]) -> list[Instant]:
     """An instant for each call that changed the centre: at its end in the worker that made it."""
-    every = [one for own in calls.values() for one in own.values()]
+    every = [one for own in timed.calls.values() for one in own.values()]
     if not every:
         notes.append("the scheme has no server: its updates are not marked, its means are")
         return []
@@ -243,11 +281,9 @@ def _updates(calls: Mapping[int, Mapping[int, ServedCall]], notes: list[str]) ->
     return [Instant(f"worker:{one.rank}", "update", one.timed.end) for one in every if one.rose and one.timed]
 
 
-def _served(
-    calls: Mapping[int, Mapping[int, ServedCall]], files: list[WorkerTimes], plan: Plan, notes: list[str]
-) -> list[Interval]:
+def _served(timed: CallTimes, files: list[WorkerTimes], plan: Plan, notes: list[str]) -> list[Interval]:
     """The row of the server."""
-    found = list(call_times.served(calls, files[0].header["methods"]))
+    found = list(timed.served(files[0].header["methods"]))
     if found:
         more = " (the first of several)" if plan.servers > 1 else ""
         notes.append(

@@ -1,9 +1,11 @@
 """When a worker did what: `worker-RANK-LIFE.times` beside its order log, for `paceline trace`.
 
 A header of HEADER bytes, JSON and spaces; then entries of two words each. The first is when an interval began, in ns of
-the system's clock since boot; the second has its length in ns above 16 bits, the method of a call above 8, and its kind
-below. An interval inside another one comes before it. The file is mapped: an entry costs no system call, and survives
-the death of the process. Nothing else reads it, and a replay does not need it.
+the system's clock since boot; the second has its length in ns above 16 bits, a detail above 8, and its kind below. The
+detail is the method of a call, the group of a mean or a meeting (1 + its lowest worker; 0: all workers), PART of a wait
+for the others' parts of a mean, 1 of a meeting that was started. An interval inside another one comes before it. The
+file is mapped: an entry costs no system call, and survives the death of the process. Nothing else reads it, and a
+replay does not need it.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ class Spent(IntEnum):
     """What a worker did: the kind of an entry. 0 is unused space."""
 
     GRADIENT, STOPPED, CALL, MEAN, MEETING, SLEEP, WAIT, CHECKPOINT, RETURN, EVALUATION = range(1, 11)
+    STARTED = 11  # came to a mean or a meeting, and did not wait for it; its own entry follows when the worker does
+
+
+PART = 1  # the detail of a wait for the others' parts of a mean
 
 
 Stamp = Callable[[int, int], None]  # what (see `code`), and when it began: it ends now
 
 
-def code(kind: Spent, method: int = 0) -> int:
+def code(kind: Spent, detail: int = 0) -> int:
     """What an entry is of, as `Stamp` takes it."""
-    return min(method, 255) << 8 | kind
+    return min(detail, 255) << 8 | kind
 
 
 class Times:

@@ -16,12 +16,10 @@ import pytest
 from paceline.config.plan import Plan
 from paceline.errors import DataError, UsageError
 from paceline.processes.supervisor.status import LETTERS, RoleState
-from paceline.runs import call_times, order_log, times_log
-from paceline.runs.call_times import Life, ServedCall, TimedOperation
-from paceline.runs.order_history import History, WorkerLife
-from paceline.runs.order_log import ROSE, LogRecord, MemberEvent, OrderLogWriter, RecordKind
+from paceline.runs import order_log, times_log
+from paceline.runs.order_log import ROSE, MemberEvent, OrderLogWriter, RecordKind
 from paceline.runs.run_directory import RunDirectory
-from paceline.runs.run_trace import _flat, timeline_of
+from paceline.runs.run_trace import _broken_off, _flat, timeline_of
 from paceline.runs.times_log import HEADER, Entry, Spent, Times, code
 from paceline.runtime.timeline import Timeline
 
@@ -64,9 +62,12 @@ def run(tmp_path: Path) -> RunDirectory:
     server.add(RecordKind.CALL, 1, 1, 0)
     server.add(RecordKind.CALL, 1, 1, ROSE)
     server.close()
-    for rank in (0, 1):
-        log = OrderLogWriter(at / f"worker-{rank}-1.log", {"role": f"worker-{rank}", "rank": rank, "life": 1})
-        log.note({"t": 0, "v": 0, "gradients": 0, "overrides": {}, "generation": 0, "position": 0, "cells": None})
+    for rank, life, position, calls in ((0, 1, 0, 2), (1, 1, 0, 1), (1, 2, 5, 2)):
+        log = OrderLogWriter(at / f"worker-{rank}-{life}.log", {"role": f"worker-{rank}", "rank": rank, "life": life})
+        begun = {"t": 0, "v": 0, "gradients": 0, "overrides": {}, "generation": 0, "position": position, "cells": None}
+        log.note(begun)
+        for _ in range(calls):
+            log.add(RecordKind.POST, 1)
         log.close()
     return made
 
@@ -146,6 +147,26 @@ def test_intervals_with_others_inside_are_cut_around_them() -> None:
     ]
 
 
+def test_a_wait_that_the_end_of_its_step_has_ended_says_so() -> None:
+    """A wait is inside the operation that is noted after it, unless that one was broken off."""
+    wait = [Entry(Spent.WAIT, 0, 10 * k, 10 * k + 5) for k in range(6)]
+    entries = [
+        wait[0],
+        Entry(Spent.MEAN, 0, 0, 8),
+        wait[1],  # outside of all operations: a lock between two steps
+        Entry(Spent.GRADIENT, 0, 16, 18),
+        wait[2],
+        Entry(Spent.RETURN, 0, 26, 29),
+        wait[3],
+        Entry(Spent.CHECKPOINT, 0, 29, 36),
+        wait[4],
+        wait[5],
+        Entry(Spent.CHECKPOINT, 0, 56, 60),
+    ]
+    told = {round(start * 1e9): text for (start, _), text in _broken_off(entries, 0).items()}
+    assert told == {20: "until the run returned to a checkpoint", 50: "until the run ended"}
+
+
 def test_a_launch_with_a_death(run: RunDirectory) -> None:
     at = order_log.place(run.path, 1)
     grad, call = Spent.GRADIENT, Spent.CALL
@@ -196,49 +217,6 @@ def test_a_launch_with_a_death(run: RunDirectory) -> None:
     assert made.count("gradient") == 4
     part = timeline_of(run, since=0.004, until=0.009)
     assert seen(part, "worker:0") == [("gradient", 4, 5, ""), ("call", 5, 6, "push"), ("call", 8, 9, "push")]
-
-
-def served(*calls: tuple[int, float, float, float | None, bool]) -> dict[int, dict[int, ServedCall]]:
-    """Calls of the server's order: rank, start and end, the end of its wait since its start, whether x changed."""
-    made = (
-        ServedCall(rank, 0, rose, TimedOperation(start, end, None if waited is None else (start, waited)))
-        for rank, start, end, waited, rose in calls
-    )
-    return {0: dict(enumerate(made))}
-
-
-class TestTheServer:
-    def test_a_call_is_performed_within_its_times_and_in_the_order(self) -> None:
-        calls = served((0, 0, 9, None, True), (1, 2, 6, None, True), (2, 1, 8, 7, False), (0, 10, 11, None, True))
-        row = [(one.start, one.end, one.by) for one in call_times.served(calls, ["push"])]
-        assert row == [(0, 3, "worker:0"), (3, 6, "worker:1"), (7, 8, "worker:2"), (10, 11, "worker:0")]
-
-    def test_a_wait_is_ended_by_the_call_that_changed_x(self) -> None:
-        calls = served((0, 0, 1, None, True), (1, 4, 5, None, True), (3, 4, 5.5, None, False), (2, 2, 6, 5.2, False))
-        history = History(Path(), Plan(), {}, {}, [])
-        lives = {rank: list[Life]() for rank in range(4)}
-        assert call_times.ended_waits(history, lives, calls) == {(2, 2, 5.2): "worker:1"}
-        del calls[0][1]  # then by the last one; that of worker 0 was over before
-        assert call_times.ended_waits(history, lives, calls) == {(2, 2, 5.2): "worker:3"}
-        del calls[0][2]
-        assert call_times.ended_waits(history, lives, calls) == {}
-
-
-def test_a_read_and_a_mean_are_ended_by_those_that_came_last() -> None:
-    begun = {"generation": 0, "position": 0}
-    read, mean = LogRecord(RecordKind.READ, (1, 1)), LogRecord(RecordKind.MEAN, (1,))
-    recorded = [WorkerLife(rank, 1, begun, [read, mean] if rank == 0 else [mean], False) for rank in range(3)]
-    came = {
-        0: Life(1, 0.0, [], [TimedOperation(1, 4, (1, 3), 1)], [TimedOperation(5, 9, (6, 8.5))]),
-        1: Life(1, 0.0, [], [], [TimedOperation(8, 9, None)]),
-        2: Life(1, 0.0, [], [], [TimedOperation(7, 9, (7, 8.5))]),
-    }
-    lives = {rank: [life] for rank, life in came.items()}
-    history = History(Path(), Plan(), {}, {}, recorded)
-    found = call_times.ended_waits(history, lives, served((2, 2, 2.5, None, True)))
-    assert found == {(0, 1, 3): "worker:2", (0, 6, 8.5): "worker:1", (2, 7, 8.5): "worker:1"}
-    history.decided = {(0, 1): {0: 1, 2: 1}}  # worker 1 was in another mean
-    assert call_times.ended_waits(history, lives, {})[0, 6, 8.5] == "worker:2"
 
 
 def test_the_evaluator_is_seen_where_progress_has_it(run: RunDirectory) -> None:

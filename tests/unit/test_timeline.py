@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.api.simulate import simulate
 from paceline.config import discovery
@@ -225,3 +228,23 @@ def test_arrows_end_inside_intervals_whose_end_is_half_a_nanosecond(tmp_path: Pa
     path = tmp_path / "trace.json"
     chrome_trace.write(timeline, path)
     trace_format.checked(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 3000), st.integers(1, 7)), min_size=1, max_size=40))
+def test_arrows_end_inside_intervals_wherever_these_begin_and_end(found: list[tuple[int, int, int]]) -> None:
+    """Edges between two nanoseconds, intervals shorter than one, calls that share a moment, eleven days of training."""
+    timeline, before = Timeline(virtual=False), 0.0
+    for start, length, parts in sorted(found):
+        begin, end = max(before, start / 1e9), start / 1e9 + length / 1e9 / parts
+        if begin <= end:
+            timeline.add(Interval("server:0", "call", begin, end, "push of worker:0", "worker:0"))
+            timeline.add(Interval("worker:0", "call", begin, end))
+            timeline.add(Interval("worker:1", "wait", begin, end, by="worker:0"))
+            before = end
+    timeline.finish(2e6)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        chrome_trace.write(timeline, path)
+        trace_format.checked(path)
+        for event in json.loads(path.read_text())["traceEvents"]:
+            assert len(repr(event["ts"]).partition(".")[2]) <= 3

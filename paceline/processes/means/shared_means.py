@@ -26,7 +26,7 @@ from paceline.processes.means.vector_sums import BLOCK, VectorSum
 from paceline.processes.memory.board import fence
 from paceline.processes.memory.packed_words import meeting_key
 from paceline.processes.memory.run_memory import RunMemory
-from paceline.processes.transport import WaitFor
+from paceline.processes.transport import PARTS_OF_A_MEAN, WaitFor
 from paceline.runs.order_log import OrderLogWriter, RecordKind
 from paceline.state import Vector
 
@@ -239,7 +239,7 @@ class SharedMeans:
         meeting.undone = list(meeting.present)
         self._reduce(meeting, self.rank)
         if not self._done(meeting):
-            self._wait_for(self._all_reduced, "the others' part of a mean")
+            self._wait_for(self._all_reduced, PARTS_OF_A_MEAN)
 
     def _reduce(self, meeting: SharedMean, member: int) -> None:
         """Reduce the slice of a member. The last one wakes the others."""

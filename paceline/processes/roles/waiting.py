@@ -14,11 +14,13 @@ from paceline.processes.calls.mailbox import Mailbox
 from paceline.processes.memory.board import GENERATION, GOAL, HALT, STARTING, STOP, TRAINING, WAITING
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles.shared_messages import SharedMessages
-from paceline.processes.transport import CarriesMessages, Means
-from paceline.runs.times_log import Spent, Stamp
+from paceline.processes.transport import PARTS_OF_A_MEAN, CarriesMessages, Means
+from paceline.runs.times_log import PART, Spent, Stamp, code
 from paceline.runtime.call_scheduler import explain
 from paceline.runtime.step_driver import StepDriver
 from paceline.worker import Worker
+
+WAIT_FOR_PARTS = code(Spent.WAIT, PART)
 
 
 class Waiting:
@@ -61,7 +63,7 @@ class Waiting:
             self._sleep_until(ready, what)
         finally:
             if self.stamp is not None:
-                self.stamp(Spent.WAIT, began)
+                self.stamp(WAIT_FOR_PARTS if what is PARTS_OF_A_MEAN else Spent.WAIT, began)
 
     def _sleep_until(self, ready: Callable[[], bool], what: str) -> None:
         memory, run, state, means = self._memory, self._board.run, self._board.state, self._means

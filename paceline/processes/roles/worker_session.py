@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.config import discovery
 from paceline.hook import Hook
-from paceline.ops import Call, Grad, Mean, Meet, Pending, Sleep, Start
+from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Sleep, Start
 from paceline.processes.calls.client import CallClient, RolledBack, Stopped
 from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.memory import snapshot
@@ -49,6 +49,7 @@ from paceline.task import Task
 from paceline.worker import Worker
 
 SPENT = {Mean: code(Spent.MEAN), Meet: code(Spent.MEETING), Sleep: code(Spent.SLEEP)}  # what an operation is noted as
+STARTED = {Mean: code(Spent.STARTED), Meet: code(Spent.STARTED, 1)}
 GRADIENT = code(Spent.GRADIENT)
 
 # past Worker.__setattr__, which looks for a cell of that name
@@ -242,11 +243,19 @@ class WorkerSession:
             began = monotonic_ns()
             answer = perform(op)
             self.waiting.op = None  # it may hold a gradient, whose buffer is wanted for the next one
-            if stamp is not None:
-                done = op.op if type(op) is Pending else op
-                what = self._calls_spent[done.method.name] if type(done) is Call else SPENT.get(type(done))
-                if what is not None:
-                    stamp(what, began)
+            if stamp is not None and (what := self._spent_by(op)):
+                stamp(what, began)
+
+    def _spent_by(self, op: Op[Any]) -> int:
+        """What the time of an operation is noted as; 0: it is not."""
+        if type(op) is Start:
+            return STARTED.get(type(op.op), 0)
+        done = op.op if type(op) is Pending else op
+        if type(done) is Call:
+            return self._calls_spent[done.method.name]
+        if (type(done) is Mean or type(done) is Meet) and done.among:
+            return code(Spent.MEAN if type(done) is Mean else Spent.MEETING, 1 + min(done.among))
+        return SPENT.get(type(done), 0)
 
     def _end_step(self) -> None:
         step, messages = self.worker.t, self._messages
