@@ -23,6 +23,7 @@ def write_tables(directory: Path, found: Findings) -> list[str]:
         "runs.csv": _runs(found),
         "staleness.csv": _staleness(found),
         "tests.csv": _tests(found),
+        "who-waits.csv": _activity(found),
     }
     if found.swept:
         tables["sweep.csv"] = _sweep(found)
@@ -96,6 +97,14 @@ def _staleness(found: Findings) -> Iterator[Sequence[Any]]:
         for tau in sorted({*one.staleness, *expected}):
             count = one.staleness.get(tau, 0)
             yield (one.label, tau, count, count / total if total else None, expected.get(tau), law)
+
+
+def _activity(found: Findings) -> Iterator[Sequence[Any]]:
+    yield ("scheme", "seed", "worker", "does", "from", "to")
+    for one in found.arms:
+        for seed, outcome in zip(one.seeds, one.outcomes, strict=True):
+            for span in outcome.activity.spans if outcome.activity is not None else ():
+                yield (one.label, seed, *span)
 
 
 def _tests(found: Findings) -> Iterable[Sequence[Any]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -17,6 +18,7 @@ from paceline.experiments.styles import FAINT, INK, LineStyle
 from paceline.experiments.summary import ArmSummary, Findings
 
 BETTER, WORSE = "#0072B2", "#E69F00"
+ON = {BETTER: "white", WORSE: "#1f1f1f"}  # text that can be read there, on a light and on a dark page
 
 
 def ends(found: Findings, looks: dict[str, LineStyle]) -> Figure:
@@ -47,6 +49,7 @@ def ends(found: Findings, looks: dict[str, LineStyle]) -> Figure:
         panel.grid(axis="x", alpha=0.25, linewidth=0.6)
         panel.xaxis.set_major_formatter(shortened)
         panel.margins(x=0.12)
+        panel.set_xlim(left=min(0.0, panel.get_xlim()[0]))
         panel.locator_params(axis="x", nbins=4)
     panels[0].set_yticks(range(len(arms)), [one.label for one in arms])
     panels[0].set_ylim(len(arms) - 0.5, -0.5)
@@ -89,13 +92,13 @@ def pairs(found: Findings) -> Figure:
         better = sign * test.difference > 0
         for row, column, good in ((test.first, test.second, better), (test.second, test.first, not better)):
             x, y = place[column], place[row]
+            colour, sign_of = (BETTER, "+") if good else (WORSE, "−")
             if test.significant:
-                panel.add_patch(
-                    Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, color=BETTER if good else WORSE, alpha=0.85)
-                )
-                panel.text(x, y, "+" if good else "−", ha="center", va="center", color="white", weight="bold", size=12)
+                panel.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, color=colour, linewidth=0))
+                panel.text(x, y, sign_of, ha="center", va="center", color=ON[colour], weight="bold", size=12)
             else:
-                panel.text(x, y, "n.s.", ha="center", va="center", color=FAINT, size=8)
+                panel.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, color=FAINT, alpha=0.25, linewidth=0))
+                panel.text(x, y, "n.s.", ha="center", va="center", color=INK, size=8)
     panel.set_xticks(range(len(labels)), labels, rotation=50, ha="right", rotation_mode="anchor")
     panel.set_yticks(range(len(labels)), labels)
     panel.set_xlim(-0.5, len(labels) - 0.5)
@@ -105,9 +108,9 @@ def pairs(found: Findings) -> Figure:
     panel.tick_params(length=0)
     panel.set_ylabel("this scheme …")
     panel.set_xlabel("… against that one")
-    words = ((BETTER, "+  significantly better"), (WORSE, "−  significantly worse"), (FAINT, "n.s.  not significant"))
-    handles = [Rectangle((0, 0), 1, 1, color=colour, alpha=0.85) for colour, _ in words]
-    figure.legend(handles, [text for _, text in words], loc="outside upper center", ncols=2)
+    words = ((BETTER, "+  better"), (WORSE, "−  worse"), ((*to_rgb(FAINT), 0.25), "n.s.  not significant"))
+    handles = [Rectangle((0, 0), 1, 1, facecolor=colour, linewidth=0) for colour, _ in words]
+    figure.legend(handles, [text for _, text in words], loc="outside upper center", ncols=3)
     return figure
 
 

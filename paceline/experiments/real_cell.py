@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.api.train import reached, train
 from paceline.errors import LossError, RunError
+from paceline.experiments import activity
 from paceline.experiments.arms import SchemeArgument
 from paceline.experiments.cells import DIVERGED, DONE, FAILED, CellOutcome, Moment, RunCell
 from paceline.experiments.simulated_cell import Advance, outcome_of
@@ -70,7 +71,8 @@ def performed(
     if status == DONE and not all(math.isfinite(value) for value in result.metrics.values()):
         status, reason = DIVERGED, "a metric of the end is not a finite number"
     found = outcome_of(result, moments, status, reason or result.stopped or "", notes + result.warnings)
-    return dataclasses.replace(found, run=f"{RUNS}/{cell.key}")
+    shown = activity.of_run(RunDirectory.open(place))
+    return dataclasses.replace(found, run=f"{RUNS}/{cell.key}", activity=shown)
 
 
 def _hooks(cell: RunCell, updates: int | None) -> Iterable[str]:

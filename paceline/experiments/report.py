@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from paceline.experiments import curve_figures, end_figures, styles
+from paceline.experiments import activity_figure, curve_figures, end_figures, styles
 from paceline.experiments.comparison import Comparison
 from paceline.experiments.csv_files import write_tables
 from paceline.experiments.length import rising
@@ -18,6 +18,7 @@ from paceline.runs.atomic_files import write_bytes
 PAGE = "report.html"
 BAND = "Lines are means over seeds, bands their 95 % confidence intervals."
 NO_BAND = "Lines are means over seeds. Intervals of this many schemes would hide them; curves.csv has every seed."
+GAPS = "in the middle of the run. In the gaps are the scheme's own code and hooks, or another process had the core."
 
 
 def written(directory: Path, found: Findings) -> Comparison:
@@ -77,6 +78,16 @@ def figures(found: Findings) -> Iterator[tuple[str, str, Figure, str, bool]]:
             end_figures.pairs(found),
             f"By {main} at the end of the runs: Welch's test, p corrected by Holm's method, 5 %.",
             True,
+        )
+    doing = activity_figure.activity(found)
+    if doing is not None:
+        yield (
+            "who-waits",
+            "Who computes and who waits",
+            doing,
+            "A row for each worker, of the first seed; at most eight workers. The same span of time for every scheme: "
+            f"{GAPS if found.real else 'at the beginning of the run.'} The percentages are of this span.",
+            False,
         )
     stale = end_figures.staleness(found, looks)
     if stale is not None:

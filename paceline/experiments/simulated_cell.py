@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 from paceline.api.simulate import simulate
 from paceline.errors import LossError, RunError
+from paceline.experiments import activity
 from paceline.experiments.arms import SchemeArgument
 from paceline.experiments.cells import DIVERGED, DONE, FAILED, CellOutcome, Moment, RunCell
 from paceline.experiments.length import Goal
@@ -59,6 +61,7 @@ def performed(
 ) -> CellOutcome:
     """Simulate the cell. `start`: the metrics of the start; `counted`: its samples can be converted to updates."""
     observer = Observer(cell, start, advance, counted=counted)
+    timeline = activity.recorder(cell.workers)
     length: dict[str, Any] = {"samples": cell.samples} if counted and cell.samples is not None else {"steps": ENDLESS}
     if cell.seconds is not None:
         length["seconds"] = cell.seconds
@@ -69,6 +72,7 @@ def performed(
         "warn": notes.append,
         "say": lambda _: None,
         "watch": observer,
+        "trace": timeline,
         "task_options": cell.task_options,
     }
     status, reason = DONE, ""
@@ -82,7 +86,8 @@ def performed(
     observer.finish(result)
     if status == DONE and not all(math.isfinite(value) for value in result.metrics.values()):
         status, reason = DIVERGED, "a metric of the end is not a finite number"
-    return outcome_of(result, observer.moments, status, reason or result.stopped or "", notes)
+    found = outcome_of(result, observer.moments, status, reason or result.stopped or "", notes)
+    return dataclasses.replace(found, activity=activity.of_simulation(timeline))
 
 
 def outcome_of(result: Result, moments: list[Moment], status: str, reason: str, notes: list[str]) -> CellOutcome:
