@@ -144,6 +144,11 @@ def test_64_roles_and_two_runs_fit_the_screen(
         browser.until("document.querySelectorAll('.card').length == 2")
         browser.until("document.querySelectorAll('.card')[0].querySelectorAll('tbody tr').length >= 64")
         assert browser.value("document.documentElement.scrollWidth") <= width
+        tables = browser.value(
+            "[...document.querySelectorAll('table')].map((one) => [one.scrollWidth, one.parentElement.clientWidth])"
+        )
+        assert len(tables) == 3
+        assert all(table <= room for table, room in tables), tables
         assert browser.value("document.querySelectorAll('svg .edge.waits').length") > 64
         assert not browser.value("document.querySelector('#comparison').hidden")
         named = "[...one.querySelectorAll('.legend span')].length"

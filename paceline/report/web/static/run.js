@@ -139,7 +139,7 @@ export class Card {
     const several = new Set(detail.roles.map((one) => one.node ?? 0)).size > 1;
     const columns = [["role", (one) => make("b", {}, one.name), "l"], ["state", (one) => make("span", {}, make("i", { class: `dot s-${one.state.replace(" ", "-")}` }), ` ${one.state}`), "l"],
       ...(several ? [["node", (one) => (one.node < 0 ? "–" : String(one.node ?? 0)), ""]] : []), ["step", (one) => (one.step >= 0 ? number(one.step) : "–"), ""], ["samples/s", (one) => number(one.samples_per_second, 3), "spare"], ["loss", (one) => number(one.loss, 3), ""],
-      ["restarts", (one) => number(one.restarts), ""], ["pid", (one) => (one.pid ? String(one.pid) : "–"), "spare"],
+      ["restarts", (one) => number(one.restarts), "spare"], ["pid", (one) => (one.pid ? String(one.pid) : "–"), "spare"],
       ...(detail.roles.some((one) => one.waits_for) ? [["waits for", (one) => one.waits_for || "", "l wrap"]] : [])];
     if (!detail.roles.length) { this.parts.roles.replaceChildren(make("tbody", {}, make("tr", {}, make("td", { class: "l quiet" }, "not recorded")))); return; }
     this.parts.roles.replaceChildren(make("thead", {}, make("tr", {}, ...columns.map(([name, , side]) => make("th", { class: side }, name)))),
