@@ -28,7 +28,8 @@ class Comparison:
 
     @property
     def best(self) -> ArmSummary | None:
-        """The arm with the best metric at the end; the difference to the next need not be significant."""
+        """The arm with the best metric at the end, or the first one at a target; the difference to the next need not be
+        significant."""
         return self.findings.ranked[0] if self.findings.ranked else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -81,14 +81,15 @@ def _columns(found: Findings) -> list[tuple[str, Callable[[ArmSummary], Estimate
 
 
 def pairs(found: Findings) -> Figure:
-    """Which arm is significantly better than which, by the metric at the end."""
-    labels = [one.label for one in found.ranked]
+    """Which arm is significantly better than which, by what they are ranked by."""
+    known = {label for test in found.main_tests for label in (test.first, test.second)}
+    labels = [one.label for one in found.ranked if one.label in known]
     side = 1.9 + 0.42 * len(labels)
     figure = Figure(figsize=(side + 0.6, side + 0.6), layout="compressed")
     panel = figure.subplots()
-    sign = 1 if rising(found.metric) else -1
+    sign = 1 if rising(found.metric) and found.length.target is None else -1
     place = {label: k for k, label in enumerate(labels)}
-    for test in found.metric_tests:
+    for test in found.main_tests:
         better = sign * test.difference > 0
         for row, column, good in ((test.first, test.second, better), (test.second, test.first, not better)):
             x, y = place[column], place[row]

@@ -19,7 +19,8 @@ METHOD = (
 
 def paragraphs(found: Findings) -> list[str]:
     """The text of the report, a paragraph each."""
-    parts = [_setup(found), _rates(found), _ends(found), _times(found), _goals(found), _costs(found)]
+    ends = [_goals(found)] if found.length.target is not None else [_ends(found), _times(found), _goals(found)]
+    parts = [_setup(found), _rates(found), *ends, _costs(found)]
     parts += [_troubles(found), _unproven(found)]
     return [part for part in parts if part]
 
@@ -35,6 +36,7 @@ def _setup(found: Findings) -> str:
         "in real processes" if found.real else f"in the simulator ({found.setting.get('compute', '')} s per gradient)"
     )
     equal = "equal time" if found.length.seconds is not None else "equal work"
+    equal = equal if found.length.target is None else "an equal target"
     default = ", the default" if found.length.chosen else ""
     each = "" if number == 1 else " each"
     return (
@@ -125,6 +127,12 @@ def _goals(found: Findings) -> str:
     if tests:
         near = [f"{t.second if t.first == first else t.first} (p = {_p(t.corrected)})" for t in tests]
         text += f" NOT significantly later: {_listed(near)}."
+    if found.length.target is not None:
+        surely = [t for t in found.goal_tests if first in (t.first, t.second) and t.significant]
+        if surely:
+            text += f" Significantly later: {_listed([t.second if t.first == first else t.first for t in surely])}."
+        if len(whole) > 1 and not found.goal_tests:
+            text += f" With {len(found.seeds)} seed no difference can be tested."
     if missed:
         text += f" Not reached with every seed by {_listed(missed)}."
     return text
@@ -152,14 +160,17 @@ def _troubles(found: Findings) -> str:
 
 
 def _unproven(found: Findings) -> str:
-    tests = found.metric_tests
+    tests = found.main_tests
     if not tests:
         return ""
+    what = found.metric if found.length.target is None else f"the time to {found.length.target}"
     same = [test for test in tests if not test.significant]
     seeds = len(found.seeds)
-    told = f"Of {len(tests)} pairs of schemes, {len(tests) - len(same)} differ significantly in {found.metric}"
-    if len(tests) == 1:
-        told = f"The two schemes {'do not ' if same else ''}differ significantly in {found.metric}"
+    pairs_of = "1 pair" if len(tests) == 1 else f"{len(tests)} pairs"
+    differ = len(tests) - len(same)
+    told = f"Of {pairs_of} of schemes, {differ} {'differs' if differ == 1 else 'differ'} significantly in {what}"
+    if len(tests) == 1 and len(found.compared) == 2:
+        told = f"The two schemes {'do not ' if same else ''}differ significantly in {what}"
         return f"{told} (p = {_p(tests[0].corrected)}). {METHOD}"
     if same:
         pairs = ", ".join(f"{test.first} – {test.second}" for test in same[:12])

@@ -71,12 +71,12 @@ def figures(found: Findings) -> Iterator[tuple[str, str, Figure, str, bool]]:
             f"{BAND} The other schemes in grey.",
             False,
         )
-    if found.metric_tests:
+    if found.main_tests:
         yield (
             "pairs",
             "Which differences are significant",
             end_figures.pairs(found),
-            f"By {main} at the end of the runs: Welch's test, p corrected by Holm's method, 5 %.",
+            f"By {found.ranked_by}: Welch's test, p corrected by Holm's method, 5 %.",
             True,
         )
     doing = activity_figure.activity(found)

@@ -174,8 +174,11 @@ class Findings:
 
     @cached_property
     def ranked(self) -> list[ArmSummary]:
-        """The arms that can be compared, the best first."""
+        """The arms that can be compared, the best first: by the final metric, or by the time to the target that was
+        given, then by the seeds that have reached it."""
         sign = -1 if rising(self.metric) else 1
+        if self.length.target is not None:
+            return sorted(self.compared, key=lambda one: _time_to(self.times_to_goal(one)))
         return sorted(self.compared, key=lambda one: sign * one.final(self.metric).mean)
 
     @cached_property
@@ -206,9 +209,27 @@ class Findings:
             return []
         return pair_tests({one.label: one.seconds for one in self.compared})
 
+    @property
+    def ranked_by(self) -> str:
+        """What the best arm is the best in."""
+        if self.length.target is not None:
+            return f"the time to {self.length.target}"
+        return f"{self.metric} at the end of the runs"
+
+    @property
+    def main_tests(self) -> list[PairTest]:
+        """Of what the runs are ranked by."""
+        return self.goal_tests if self.length.target is not None else self.metric_tests
+
     @cached_property
     def goal_tests(self) -> list[PairTest]:
         """Of the time to the goal, between arms of which every seed has reached it."""
         times = {one.label: self.times_to_goal(one) for one in self.compared}
         reached = {label: [t for t in found if t is not None] for label, found in times.items() if None not in found}
         return pair_tests({label: found for label, found in reached.items() if found})
+
+
+def _time_to(times: Sequence[float | None]) -> tuple[int, float]:
+    """What arms are sorted by: seeds that have not reached the target, then the mean time of the others."""
+    reached = [t for t in times if t is not None]
+    return len(times) - len(reached), math.fsum(reached) / len(reached) if reached else math.inf

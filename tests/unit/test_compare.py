@@ -257,6 +257,27 @@ class TestTables:
         texts = {row[0]: row[4] for row in rows_of(found)}
         assert texts == {"some": "2 of 3 seeds", "all": "10 ± 0"}
 
+    def test_with_a_target_the_time_to_it_decides(self, tmp_path: Path) -> None:
+        """Runs end at the target: their final metric says next to nothing."""
+        values = {
+            "late": [outcome(0.99, 30.0), outcome(0.99, 31.0), outcome(0.99, 29.0)],
+            "soon": [outcome(0.91, 10.0), outcome(0.91, 10.1), outcome(0.91, 9.9)],
+            "some": [outcome(0.99, 5.0), outcome(0.5, 5.0), outcome(0.99, 5.0)],
+        }
+        found = Findings(**{**vars_of(findings(values)), "length": Length(100, None, Goal("accuracy", 0.9))})
+        assert [row[0] for row in rows_of(found)] == ["soon", "late", "some"]
+        text = " ".join(paragraphs(found))
+        assert "with an equal target: until accuracy ≥ 0.9, at most 100 samples" in text
+        assert "accuracy ≥ 0.9 was reached first by soon, after 10.00 ± 0.25 virtual seconds" in text
+        assert "Significantly later: late. Not reached with every seed by some." in text
+        assert "ended with the highest" not in text
+        assert "Of 1 pair of schemes, 1 differs significantly in the time to accuracy ≥ 0.9" in text
+        assert "By the time to accuracy ≥ 0.9: Welch" in Path(written(tmp_path, found).page).read_text()
+        alone = Findings(
+            **{**vars_of(found), "arms": [ArmSummary(one.arm, [0], one.outcomes[:1]) for one in found.arms]}
+        )
+        assert "no difference can be tested" in " ".join(paragraphs(Findings(**{**vars_of(alone), "seeds": [0]})))
+
 
 def vars_of(found: Findings) -> dict[str, Any]:
     return {name: getattr(found, name) for name in Findings.__dataclass_fields__}
