@@ -56,7 +56,10 @@ class ComparisonSettings:
     )
     speeds: tuple[float, ...] = option((), "Simulator: one factor per worker: 1,1,0.5.", VIRTUAL, default="all 1")
     network: str = option(
-        "", "Simulator: latency=SECONDS,bandwidth=BYTES_PER_SECOND of every connection.", VIRTUAL, default="free"
+        "",
+        "Simulator: every connection: 1gbit,100us, or latency=SECONDS,bandwidth=BYTES_PER_SECOND.",
+        VIRTUAL,
+        default="free",
     )
     batched: bool = option(
         False,

@@ -34,7 +34,7 @@ class Simulation:
     )
     speeds: tuple[float, ...] = option((), "One factor per worker: 1,1,0.5.", VIRTUAL, default="all 1")
     network: str = option(
-        "", "latency=SECONDS,bandwidth=BYTES_PER_SECOND of every connection.", VIRTUAL, default="free"
+        "", "Every connection: 1gbit,100us, or latency=SECONDS,bandwidth=BYTES_PER_SECOND.", VIRTUAL, default="free"
     )
     links: list[str] = option(
         [], "RANK:latency=…,bandwidth=… of one worker's connection; may be repeated.", VIRTUAL, flags="--link"

@@ -24,7 +24,7 @@ Span = tuple[int, str, float, float]  # rank of a worker, what it did, from when
 
 
 @dataclass(frozen=True)
-class Activity:
+class ActivityExcerpt:
     """What the first workers did from 0 to `end` seconds. `mean`: the mean length of a gradient."""
 
     end: float
@@ -32,7 +32,7 @@ class Activity:
     spans: Sequence[Span] = field(default_factory=tuple)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Activity:
+    def from_dict(cls, data: Mapping[str, Any]) -> ActivityExcerpt:
         spans = [(int(rank), str(kind), float(start), float(end)) for rank, kind, start, end in data["spans"]]
         return cls(float(data["end"]), float(data["mean"]), spans)
 
@@ -54,12 +54,12 @@ def recorder(workers: int) -> Timeline:
     return Timeline(most=4 * GRADIENTS * workers)
 
 
-def of_simulation(timeline: Timeline) -> Activity | None:
+def of_simulation(timeline: Timeline) -> ActivityExcerpt | None:
     """The beginning of a simulation: in virtual time it is like the rest."""
     return _activity(timeline.intervals, 0.0, timeline.end)
 
 
-def of_run(directory: RunDirectory) -> Activity | None:
+def of_run(directory: RunDirectory) -> ActivityExcerpt | None:
     """A part in the middle of a real run; None if it has no times."""
     try:
         intervals = timeline_of(directory).intervals
@@ -72,7 +72,7 @@ def of_run(directory: RunDirectory) -> Activity | None:
     return _activity(intervals, ends[first], ends[min(first + GRADIENTS, len(ends) - 1)])
 
 
-def _activity(intervals: Iterable[Interval], since: float, until: float) -> Activity | None:
+def _activity(intervals: Iterable[Interval], since: float, until: float) -> ActivityExcerpt | None:
     spans: list[Span] = []
     lengths: list[float] = []
     for one in intervals:
@@ -84,4 +84,4 @@ def _activity(intervals: Iterable[Interval], since: float, until: float) -> Acti
         span = max(one.start, since) - since, min(one.end, until) - since
         spans.append((int(number), SHOWN.get(one.kind, OTHER), *span))
     mean = math.fsum(lengths) / len(lengths) if lengths else 0.0
-    return Activity(until - since, mean, spans) if mean > 0 and until > since else None
+    return ActivityExcerpt(until - since, mean, spans) if mean > 0 and until > since else None

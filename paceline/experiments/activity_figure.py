@@ -7,7 +7,7 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from paceline.experiments.activity import COMPUTES, MESSAGES, OTHER, WAITS, Activity
+from paceline.experiments.activity import COMPUTES, MESSAGES, OTHER, WAITS, ActivityExcerpt
 from paceline.experiments.curve_figures import shortened
 from paceline.experiments.styles import FAINT
 from paceline.experiments.summary import Findings
@@ -19,7 +19,7 @@ LONG = 12  # gradients of average length that a panel shows
 
 def activity(found: Findings) -> Figure | None:
     """The same span of time for every arm."""
-    known: dict[str, Activity] = {}
+    known: dict[str, ActivityExcerpt] = {}
     for arm in found.arms:
         shown = next((run.activity for run in arm.finished if run.activity is not None), None)
         if shown is not None:

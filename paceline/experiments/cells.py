@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError
-from paceline.experiments.activity import Activity
+from paceline.experiments.activity import ActivityExcerpt
 from paceline.fields import finite
 from paceline.runs.atomic_files import read_json, write_json
 
@@ -85,7 +85,7 @@ class CellOutcome:
     hyper: dict[str, Any] = field(default_factory=dict)  # all hyper-parameters, also those not given
     notes: list[str] = field(default_factory=list)  # warnings of the run
     run: str = ""  # the directory of a real run, within the comparison's
-    activity: Activity | None = None
+    activity: ActivityExcerpt | None = None
 
     @property
     def final(self) -> dict[str, float]:
@@ -118,5 +118,5 @@ class CellOutcome:
             for one in data["moments"]
         ]
         stale = {int(tau): int(count) for tau, count in data["staleness"].items()}
-        activity = Activity.from_dict(data["activity"]) if data.get("activity") else None
+        activity = ActivityExcerpt.from_dict(data["activity"]) if data.get("activity") else None
         return cls(**{**data, "moments": moments, "staleness": stale, "activity": activity})

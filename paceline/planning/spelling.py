@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from paceline.compute_times import ComputeTime, parse_times
 from paceline.errors import UsageError
+from paceline.simulator import network_units
 from paceline.simulator.cost import NetworkLink
 
 LARGEST = 4096
-_UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}  # in a second
-_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-_NUMBER = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)$", re.IGNORECASE)
 
 
 def worker_numbers(text: str) -> tuple[int, ...]:
@@ -38,26 +35,12 @@ def worker_numbers(text: str) -> tuple[int, ...]:
 
 def duration(text: str, owner: str) -> float:
     """Seconds from `35ms`, `100us`, `2s` or a number of seconds."""
-    match = _NUMBER.match(text.strip())
-    unit = match[2].lower() if match else ""
-    if match is None or (unit and unit not in _UNITS):
-        raise UsageError(f"plan: {owner} is a time such as 35ms, 100us or 2s, not {text!r}")
-    return _number(match[1], text, owner) / _UNITS.get(unit, 1.0)
+    return network_units.duration(text, f"plan: {owner}")
 
 
 def network_of(text: str) -> NetworkLink:
     """`10gbit,100us`: the bandwidth of a node in each direction, and the latency of a message one way."""
-    words = [word.strip() for word in text.split(",")]
-    how = "BANDWIDTH,LATENCY such as 10gbit,100us"
-    if len(words) != 2:
-        raise UsageError(f"plan: a network is {how}, not {text!r}")
-    match = _NUMBER.match(words[0])
-    if match is None or match[2].lower() not in _BITS:
-        raise UsageError(f"plan: the bandwidth of a network is in {', '.join(_BITS)}: {how}, not {text!r}")
-    bits = _number(match[1], text, "the bandwidth") * _BITS[match[2].lower()]
-    if bits <= 0:
-        raise UsageError(f"plan: the bandwidth of a network is above 0: {how}, not {text!r}")
-    return NetworkLink(duration(words[1], "the latency of a network"), bits / 8)
+    return NetworkLink(*network_units.latency_and_bandwidth(text, "plan: a network"))
 
 
 def network_text(link: NetworkLink) -> str:
@@ -135,10 +118,3 @@ def bytes_text(size: float) -> str:
 
 def _three(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
-
-
-def _number(text: str, whole: str, owner: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"plan: {owner} has something that is not a number: {whole!r}") from None

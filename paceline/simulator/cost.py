@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.compute_times import ComputeTime, Constant, Exponential, Rng, filled
 from paceline.errors import UsageError
+from paceline.simulator import network_units
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ class Cost:
 
 
 def parse_link(text: str, owner: str = "network") -> NetworkLink:
-    """`latency=0.001,bandwidth=1e9` or `0.001,1e9`."""
+    """`latency=0.001,bandwidth=1e9` or `0.001,1e9`, in seconds and bytes per second; or `1gbit,100us`."""
+    if network_units.has_units(text):
+        return NetworkLink(*network_units.latency_and_bandwidth(text, f"the {owner}"))
     link: NetworkLink = filled(NetworkLink, owner, text, text)
     return link
 

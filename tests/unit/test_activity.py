@@ -11,7 +11,7 @@ import pytest
 from paceline.api.simulate import simulate
 from paceline.errors import DataError
 from paceline.experiments import activity, activity_figure
-from paceline.experiments.activity import Activity, Span
+from paceline.experiments.activity import ActivityExcerpt, Span
 from paceline.experiments.arms import Arm
 from paceline.experiments.cells import DONE, CellOutcome, Moment
 from paceline.experiments.length import Length
@@ -23,7 +23,7 @@ from paceline.runtime.timeline import Interval, Timeline
 QUIET = {"watch": lambda _: None, "warn": lambda _: None}
 
 
-def of(scheme: str, **settings: object) -> Activity:
+def of(scheme: str, **settings: object) -> ActivityExcerpt:
     timeline = activity.recorder(4)
     simulate("toy", scheme, workers=4, steps=200, trace=timeline, **(QUIET | settings))
     found = activity.of_simulation(timeline)
@@ -76,7 +76,7 @@ def test_of_a_real_run_the_middle_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert activity.of_run(RunDirectory(Path("run"))) is None
 
 
-def findings(activities: Sequence[Activity | None], *, real: bool = False) -> Findings:
+def findings(activities: Sequence[ActivityExcerpt | None], *, real: bool = False) -> Findings:
     moments = [Moment(0, 0, 0.0, {"loss": 2.0}), Moment(9, 90, 9.0, {"loss": 1.0})]
     arms = [
         ArmSummary(Arm(f"scheme{k}", "async", 2), [0], [CellOutcome(DONE, moments, seconds=9.0, activity=one)])
@@ -92,7 +92,7 @@ class TestFigure:
     @pytest.mark.parametrize("number", [1, 2, 3, 4])
     def test_a_panel_for_each_scheme_with_the_same_span_of_time(self, number: int) -> None:
         ends = [4.0, 3.0, 4.0, 2.0][:number]
-        figure = activity_figure.activity(findings([Activity(end, 1.0, SPANS) for end in ends]))
+        figure = activity_figure.activity(findings([ActivityExcerpt(end, 1.0, SPANS) for end in ends]))
         assert figure is not None
         panels = [panel for panel in figure.axes if panel.axison]
         assert {panel.get_xlim() for panel in panels} == {(0, min(ends))}
@@ -107,7 +107,7 @@ class TestFigure:
         assert "Who computes" not in Path(done.page).read_text()
 
     def test_it_is_on_the_page_and_in_a_table(self, tmp_path: Path) -> None:
-        done = written(tmp_path, findings([Activity(4.0, 1.0, SPANS)] * 2))
+        done = written(tmp_path, findings([ActivityExcerpt(4.0, 1.0, SPANS)] * 2))
         text = Path(done.page).read_text()
         assert "Who computes and who waits" in text
         assert "at the beginning of the run" in text
@@ -115,5 +115,5 @@ class TestFigure:
             rows = list(csv.DictReader(stream))
         assert len(rows) == 6
         assert rows[1] == {"scheme": "scheme0", "seed": "0", "worker": "0", "does": "waits", "from": "1", "to": "4"}
-        done = written(tmp_path, findings([Activity(4.0, 1.0, SPANS)], real=True))
+        done = written(tmp_path, findings([ActivityExcerpt(4.0, 1.0, SPANS)], real=True))
         assert "in the middle of the run" in Path(done.page).read_text()

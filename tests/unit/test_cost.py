@@ -155,6 +155,8 @@ def test_a_missing_trace_is_an_error_before_the_run(tmp_path: Path) -> None:
 def test_wires() -> None:
     assert parse_link("") == parse_link("bandwidth=inf") == NetworkLink(0.0, math.inf)
     assert parse_link("0.001,1e9") == parse_link("latency=0.001,bandwidth=1e9") == NetworkLink(0.001, 1e9)
+    assert parse_link("8gbit,1ms") == parse_link(" 8e3mbit , 0.001 ") == NetworkLink(0.001, 1e9)  # as in a plan
+    assert parse_links(["1:8kbit,2s"]) == {1: NetworkLink(2.0, 1e3)}
     assert NetworkLink(0.5, 100.0).seconds(50) == 1.0
     assert NetworkLink(0.5).seconds(10**12) == 0.5
     cost = Cost(network=NetworkLink(1.0), links={1: NetworkLink(2.0, 8.0)})
@@ -173,6 +175,9 @@ def test_wires() -> None:
         ("latency=inf", "a link needs a finite latency >= 0"),
         ("bandwidth=nan", "a bandwidth > 0"),
         ("latency=slow", "latency must be a number, not 'slow'"),
+        ("1gbit,slow", "the latency of the network is a time such as 35ms, 100us or 2s, not 'slow'"),
+        ("1ms,1gbit", "the bandwidth of the network is in bit, kbit, mbit, gbit, tbit: BANDWIDTH,LATENCY such as"),
+        ("0gbit,1ms", "the bandwidth of the network is above 0"),
         ("1,2,3", "has more values than latency, bandwidth"),
     ],
 )
