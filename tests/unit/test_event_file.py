@@ -102,6 +102,21 @@ def test_a_run_without_a_result_has_a_session_all_the_same_and_the_next_launch_r
     assert session(accumulated(final))[1].status == HparamsStatus.STATUS_UNKNOWN
 
 
+def test_the_end_of_each_log_is_there(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    (logs / "node-1").mkdir(parents=True)
+    (logs / "chief.log").write_text("begin" + "x" * 9000 + "\nthe end")
+    (logs / "node-1" / "worker-1.log").write_bytes(b"caf\xe9")
+    (logs / "worker-2.log").touch()
+    RunSummaries(Plan(directory=str(tmp_path)), "").end({}, None, "")
+    found = accumulated(tmp_path / "summaries" / "final")
+    ((_, chief),) = texts(found, "log/chief")
+    assert chief.endswith("\nthe end\n~~~~~~")
+    assert "begin" not in chief
+    assert "caf\ufffd" in texts(found, "log/node-1/worker-1")[0][1]
+    assert "log/worker-2/text_summary" not in found.Tags()["tensors"]
+
+
 def test_a_folder_that_cannot_be_written_to_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "summaries").write_text("no folder")
     summaries = RunSummaries(Plan(directory=str(tmp_path)), "")

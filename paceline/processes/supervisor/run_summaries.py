@@ -2,13 +2,14 @@
 end its hyper-parameters with its final metrics.
 
     summaries/run     loss, speed, staleness and waits of all roles as curves; events, roles, scheme, settings as texts
-    summaries/final   one session of the hparams plugin; a later launch replaces it
+    summaries/final   one session of the hparams plugin, the end of each role's log; a later launch replaces it
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from paceline.runs.run_directory import RunState
 CURVES = {"loss": "loss", "samples_per_second": "samples_per_second", "staleness": "staleness_mean"}
 COUNTS = ("updates", "samples", "checkpoint")
 SETTINGS = ("seed", "batch", "compress", "exact", "quorum", "collective", "device", "threads")
+LOGS, LOG_BYTES = 64, 8192  # roles whose logs are shown, and the end of each
 FINAL = ("updates", "samples", "gradients", "wall_seconds", "samples_per_second", "restarts", "rolled_back_updates")
 
 
@@ -88,8 +90,16 @@ class RunSummaries:
             known = {name: value for name, value in settings.items() if value is not None}
             file.session(Path(self._plan.directory).resolve().name, known, status, self._began, now)
             file.scalars(final, result.updates if result else 0, now)
+            step = result.updates if result else 0
             if error:
-                file.text("error", _code("", error), result.updates if result else 0, now)
+                file.text("error", _code("", error), step, now)
+            folder = Path(self._plan.directory) / "logs"
+            for log in sorted(folder.rglob("*.log"))[:LOGS]:
+                with log.open("rb") as stream:
+                    stream.seek(max(stream.seek(0, os.SEEK_END) - LOG_BYTES, 0))
+                    text = stream.read().decode(errors="replace")
+                if text:
+                    file.text(f"log/{log.relative_to(folder).with_suffix('')}", _code("", text), step, now)
 
 
 def _final(result: Result | None) -> dict[str, float]:
