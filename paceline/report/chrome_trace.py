@@ -76,11 +76,12 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             yield _meta("thread_sort_index", thread + 1, sort_index=thread + 1)
     slices = [_slice(one, threads[one.role] + one.background) for one in timeline.intervals]
     marks = [_mark(one, threads[one.role]) for one in timeline.instants]
+    following = _following(timeline)
     arrows = [
         event
         for number, one in enumerate(timeline.intervals)
-        if one.by in threads
-        for event in _arrow(number, one, threads[one.by], threads[one.role])
+        if one.by in threads and (one.kind != "wait" or number in following)  # after the last wait nothing comes
+        for event in _arrow(number, one, following.get(number, one), threads[one.by], threads[one.role])
     ]
     # of two slices of one moment the longer one encloses the other
     yield from sorted([*slices, *marks, *arrows], key=lambda event: (event["ts"], -event.get("dur", 0.0)))
@@ -93,7 +94,9 @@ def _meta(what: str, thread: int, **args: Any) -> dict[str, Any]:
 def _slice(one: Interval, thread: int) -> dict[str, Any]:
     start, end = _ns(one.start), _ns(one.end)
     event = {"ph": "X", "name": f"{one.kind} {one.detail}".strip(), "cat": one.kind, "pid": PROCESS, "tid": thread}
-    args = {name: value for name, value in (("detail", one.detail), ("by", one.by)) if value}
+    args: dict[str, Any] = {name: value for name, value in (("detail", one.detail), ("by", one.by)) if value}
+    if one.cause is not None:
+        args["cause"] = _ns(one.cause) / NS_PER_MICRO
     return event | {"ts": start / NS_PER_MICRO, "dur": (end - start) / NS_PER_MICRO} | ({"args": args} if args else {})
 
 
@@ -104,15 +107,34 @@ def _mark(one: Instant, thread: int) -> dict[str, Any]:
     return event | {"ts": _ns(one.at) / NS_PER_MICRO, "s": scope} | args
 
 
-def _arrow(number: int, one: Interval, source: int, target: int) -> Iterator[dict[str, Any]]:
-    """From the end of what the other role did to the end of the wait; from a call to the server that performs it. Both
-    ends are inside an interval, not at its edge: a reader that rounds edges would find none there."""
+def _following(timeline: Timeline) -> dict[int, Interval]:
+    """What each role did after each of its waits that has a cause."""
+    after: dict[str, Interval] = {}
+    found: dict[int, Interval] = {}
+    for number in range(len(timeline.intervals) - 1, -1, -1):  # they are in the order of their starts
+        one = timeline.intervals[number]
+        if one.background:
+            continue
+        if one.kind == "wait" and one.by and one.role in after:
+            found[number] = after[one.role]
+        after[one.role] = one
+    return found
+
+
+def _arrow(number: int, one: Interval, then: Interval, source: int, target: int) -> Iterator[dict[str, Any]]:
+    """From what the other role did to end a wait to what this one did after it; from a call to the server that performs
+    it. Perfetto turns an arrow round whose source has begun after its target: a wait begins before most of what ends
+    it. Both ends are inside an interval, not at its edge: a reader that rounds edges would find none there."""
     start, end = _ns(one.start), _ns(one.end)
-    at = max(start + (end - start) // 2, end - ARROW) / NS_PER_MICRO
+    at = left = max(start + (end - start) // 2, end - ARROW)
+    if then is not one:
+        at = min((_ns(then.start) + _ns(then.end)) // 2, _ns(then.start) + ARROW)
+    if one.cause is not None:
+        left = min(_ns(one.cause), at)
     name = "ends the wait" if one.kind == "wait" else "is performed"
-    for kind, thread in (("s", source), ("f", target)):
+    for kind, thread, when in (("s", source, left), ("f", target, at)):
         event = {"ph": kind, "name": name, "cat": one.kind, "id": number, "pid": PROCESS, "tid": thread}
-        yield event | {"ts": at} | ({"bp": "e"} if kind == "f" else {})
+        yield event | {"ts": when / NS_PER_MICRO} | ({"bp": "e"} if kind == "f" else {})
 
 
 def _ns(seconds: float) -> int:
@@ -150,6 +172,8 @@ def _fill(timeline: Timeline, found: list[dict[str, Any]]) -> None:
             if event["cat"] not in KINDS:
                 raise ValueError(f"an interval of kind {event['cat']!r}")
             end, detail = at + event["dur"] / MICRO, args.get("detail", "")
-            timeline.intervals.append(Interval(role, event["cat"], at, end, detail, args.get("by", ""), bool(beside)))
+            cause = args["cause"] / MICRO if "cause" in args else None
+            found_one = Interval(role, event["cat"], at, end, detail, args.get("by", ""), bool(beside), cause)
+            timeline.intervals.append(found_one)
         elif event["ph"] == "i":
             timeline.instants.append(Instant(threads[event["tid"]], event["name"], at, args.get("detail", "")))

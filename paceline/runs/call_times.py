@@ -16,7 +16,18 @@ from paceline.runs.order_log import ROSE, RecordKind
 from paceline.runtime.timeline import Interval
 
 LEADER = "server:0"  # decides the order; other servers perform the same calls on their parts of the vector
-Waits = dict[tuple[int, float, float], str]  # (rank, start, end) of a wait -> the role that ended it
+
+EDGE = 1e-7  # seconds by which a moment is inside an interval
+
+
+class Cause(NamedTuple):
+    """What ended a wait: a role, and the moment at which it did."""
+
+    role: str
+    at: float | None = None
+
+
+Waits = dict[tuple[int, float, float], Cause]  # (rank, start, end) of a wait
 
 
 class Wait(NamedTuple):
@@ -50,9 +61,31 @@ class TimedOperation(NamedTuple):
         return self.start, self.waits[0].start if self.waits else self.end
 
     @property
+    def came(self) -> float:
+        """A moment inside what the worker did when it came to a mean."""
+        if self.started is not None:
+            return _inside(self.started.start, self.started.end)
+        return _inside(*self.coming)
+
+    @property
+    def decided(self) -> float:
+        """A moment right after the worker had seen that all had come to a mean."""
+        before = [one for one in self.waits if not one.part]
+        if not before:
+            return self.came
+        after = next((one.start for one in self.waits if one.part), self.end)
+        return min(before[-1].end + EDGE, (before[-1].end + after) / 2)
+
+    @property
     def had_part(self) -> float:
         """By when the worker had made its own part of a mean."""
         return next((one.start for one in self.waits if one.part), self.end)
+
+    @property
+    def made_part(self) -> float:
+        """A moment inside the making of that part."""
+        before = [one.end for one in self.waits if not one.part]
+        return _inside(before[-1] if before else self.start, self.had_part)
 
 
 class Life(NamedTuple):
@@ -198,9 +231,9 @@ class CallTimes:
         for wait in timed.waits:
             _note(found, rank, wait, _opener(self.calls.get(generation, {}), position, rank, timed.start, wait))
             if not self._performs_itself:
-                found.setdefault((rank, wait.start, wait.end), LEADER)
+                found.setdefault((rank, wait.start, wait.end), Cause(LEADER))
 
-    def _waited_for(self, members: Mapping[int, TimedOperation], lead: int, rank: int, wait: Wait) -> int | None:
+    def _waited_for(self, members: Mapping[int, TimedOperation], lead: int, rank: int, wait: Wait) -> Cause | None:
         """Of the members of a mean, the one that ended a wait of this member: the one that came last, if it came during
         the wait; else the lowest, which had to wake up and to decide. Where the lowest itself lost its core before it
         waited, it waits for none that comes later, and the last one has come since it came. Of a wait for parts, the
@@ -209,32 +242,45 @@ class CallTimes:
         if not others:
             return None
         if wait.part:
-            return max((one.had_part, member) for one, member in others)[1]
+            _, last = max((one.had_part, member) for one, member in others)
+            return _cause(last, members[last].made_part, wait)
         (came, seen), last = max((one.coming, member) for one, member in others)
         asked = members[rank].coming[0]
         if wait.start <= came < wait.end:
-            return last
+            return _cause(last, members[last].came, wait)
         if rank != lead and self._one_node:
-            return lead if lead in members else None
-        return last if came < wait.end and (came > asked or seen > wait.start) else None
+            return _cause(lead, members[lead].decided, wait) if lead in members else None
+        late = came < wait.end and (came > asked or seen > wait.start)
+        return _cause(last, members[last].came, wait) if late else None
 
 
-def _note(found: Waits, rank: int, wait: Wait, by: int | None) -> None:
+def _inside(start: float, end: float) -> float:
+    """A moment in an interval, near its end."""
+    return max((start + end) / 2, end - EDGE)
+
+
+def _cause(rank: int, at: float, wait: Wait) -> Cause:
+    """What a worker did ended a wait: not after the end of the wait, although the worker may have noted it later."""
+    return Cause(f"worker:{rank}", min(at, wait.end))
+
+
+def _note(found: Waits, rank: int, wait: Wait, by: Cause | None) -> None:
     if by is not None:
-        found[rank, wait.start, wait.end] = f"worker:{by}"
+        found[rank, wait.start, wait.end] = by
 
 
-def _opener(calls: Mapping[int, ServedCall], position: int, rank: int, asked: float, wait: Wait) -> int | None:
-    """The worker whose call made a guard true: of the calls before this position that can have been performed since
-    the worker has asked, and before the wait was over, the last one that changed x, or else the last one."""
-    last: int | None = None
+def _opener(calls: Mapping[int, ServedCall], position: int, rank: int, asked: float, wait: Wait) -> Cause | None:
+    """The call that made a guard true: of the calls before this position that can have been performed since the worker
+    has asked, and before the wait was over, the last one that changed x, or else the last one."""
+    last: Cause | None = None
     for at in range(position - 1, -1, -1):
         one = calls.get(at)
         if one is None or one.timed is None or one.rank == rank or one.timed.since >= wait.end:
             continue
         if one.timed.end <= asked:
             break
+        cause = _cause(one.rank, _inside(one.timed.since, min(one.timed.end, wait.end)), wait)
         if one.rose:
-            return one.rank
-        last = one.rank if last is None else last
+            return cause
+        last = cause if last is None else last
     return last

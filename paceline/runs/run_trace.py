@@ -153,7 +153,8 @@ def _ended(one: Interval, by: Waits) -> Interval:
     """A wait with the role that ended it."""
     if one.kind != "wait":
         return one
-    return one._replace(by=by.get((int(one.role.partition(":")[2]), one.start, one.end), ""))
+    cause = by.get((int(one.role.partition(":")[2]), one.start, one.end))
+    return one if cause is None else one._replace(by=cause.role, cause=cause.at)
 
 
 def _flat(role: str, entries: Iterable[Entry], base: int, methods: list[str]) -> Iterator[Interval]:

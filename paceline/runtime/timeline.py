@@ -23,7 +23,8 @@ RUN = "run"  # the role of what happens to the run as a whole
 
 
 class Interval(NamedTuple):
-    """What a role did for a while. `by`: the role that ended a wait; `background`: beside what the role waited for."""
+    """What a role did for a while. `by`: the role that ended a wait; `background`: beside what the role waited for;
+    `cause`: the moment at which the other role did what ended a wait, if that is known and not the wait's end."""
 
     role: str
     kind: str
@@ -32,6 +33,7 @@ class Interval(NamedTuple):
     detail: str = ""
     by: str = ""
     background: bool = False
+    cause: float | None = None
 
 
 class Instant(NamedTuple):

@@ -63,11 +63,16 @@ def _check_nesting(events: list[dict[str, Any]]) -> None:
 
 
 def _check_arrows(events: list[dict[str, Any]]) -> None:
-    """Every arrow has one start and one end, and both are inside a slice."""
-    slices, ends = _slices(events), defaultdict(list)
+    """Every arrow has one start and one end, and both are inside a slice; it leads forward in time, and what it comes
+    from has not begun after what it leads to, or Perfetto would turn it round."""
+    slices, ends = _slices(events), defaultdict[int, list[dict[str, Any]]](list)
+    begun: dict[tuple[int, str], float] = {}
     for event in events:
         if event["ph"] in "sf":
             ends[event["id"]].append(event)
             around = [one for one in slices[event["tid"]] if one["ts"] <= event["ts"] <= one["ts"] + one["dur"]]
             assert around or event["ph"] == "s", event  # a role whose death ended the wait does nothing then
-    assert all(sorted(one["ph"] for one in pair) == ["f", "s"] for pair in ends.values())
+            begun[event["id"], event["ph"]] = around[-1]["ts"] if around else -math.inf
+    assert all([one["ph"] for one in pair] == ["s", "f"] for pair in ends.values())
+    backward = [one for one in ends if begun[one, "s"] > begun[one, "f"] + EDGE]
+    assert not backward, (len(backward), len(ends), ends[backward[0]])

@@ -39,6 +39,13 @@ def life(
     return recorded, Life(number, 0.0, [], list(calls), list(meetings), returns)
 
 
+def ended(found: CallTimes) -> dict[tuple[int, float, float], str]:
+    """Who ended which wait; what it did for that is not after the wait."""
+    causes = found.ended_waits()
+    assert all(cause.at is None or cause.at <= end for (_, _, end), cause in causes.items())
+    return {wait: cause.role for wait, cause in causes.items()}
+
+
 def served(*calls: tuple[int, float, float, float | None, bool], plan: Plan | None = None) -> CallTimes:
     """Calls of the server's order, one of each worker: rank, start and end, the end of its wait since its start,
     whether x changed."""
@@ -61,7 +68,7 @@ def means(
     known = {recorded.rank: [own] for recorded, own in lives}
     history = History(Path(), Plan(**plan), {}, {}, [recorded for recorded, _ in lives])
     history.decided = dict(decided or {})
-    return CallTimes(history, known).ended_waits()
+    return ended(CallTimes(history, known))
 
 
 class TestTheServer:
@@ -72,15 +79,15 @@ class TestTheServer:
 
     def test_a_wait_is_ended_by_the_call_that_changed_x(self) -> None:
         calls = ((0, 0, 1, None, True), (1, 4, 5, None, True), (3, 4, 5.5, None, False), (2, 2, 6, 5.2, False))
-        assert served(*calls).ended_waits() == {(2, 2, 5.2): "worker:1"}
+        assert ended(served(*calls)) == {(2, 2, 5.2): "worker:1"}
         # without it by the last one; that of worker 0 was over before
-        assert served(calls[0], *calls[2:]).ended_waits() == {(2, 2, 5.2): "worker:3"}
-        assert served(calls[0], calls[3]).ended_waits() == {}
+        assert ended(served(calls[0], *calls[2:])) == {(2, 2, 5.2): "worker:3"}
+        assert ended(served(calls[0], calls[3])) == {}
 
     def test_a_process_of_the_server_is_waited_for_where_no_other_worker_is(self) -> None:
         calls = ((0, 0, 1, None, True), (2, 2, 6, 5.2, False))
-        assert served(*calls, plan=Plan(servers=2)).ended_waits() == {(2, 2, 5.2): "server:0"}
-        assert served(*calls, plan=Plan(collective="tcp")).ended_waits() == {(2, 2, 5.2): "server:0"}
+        assert ended(served(*calls, plan=Plan(servers=2))) == {(2, 2, 5.2): "server:0"}
+        assert ended(served(*calls, plan=Plan(collective="tcp"))) == {(2, 2, 5.2): "server:0"}
 
     def test_a_wait_that_began_after_its_guard_was_true_was_ended_by_the_call_before_it(self) -> None:
         """A worker may lose its core between the moment at which it queues and the one at which it waits."""
@@ -90,7 +97,7 @@ class TestTheServer:
             life(1, [LogRecord(POST, (0,))], [waits]),
         ]
         order = {0: [LogRecord(CALL, (0, 0, ROSE, 0)), LogRecord(CALL, (0, 1, ROSE, 0))]}
-        assert launch(lives, order).ended_waits() == {(1, 5, 5.1): "worker:0"}
+        assert ended(launch(lives, order)) == {(1, 5, 5.1): "worker:0"}
 
     def test_every_wait_of_a_call_is_looked_at(self) -> None:
         """For a lock, then for a guard."""
@@ -101,7 +108,7 @@ class TestTheServer:
             life(2, [LogRecord(POST, (0,))], [waits]),
         ]
         order = {0: [LogRecord(CALL, (0, rank, ROSE, 0)) for rank in (0, 1, 2)]}
-        assert launch(lives, order).ended_waits() == {(2, 1, 3): "worker:0", (2, 4, 8): "worker:1"}
+        assert ended(launch(lives, order)) == {(2, 1, 3): "worker:0", (2, 4, 8): "worker:1"}
 
     def test_calls_of_several_generations_keep_their_times(self) -> None:
         """The last call before a return to a checkpoint was performed, but its worker heard of it no more."""
@@ -137,7 +144,7 @@ class TestTheServer:
         order = {0: [LogRecord(CALL, (1, 1, ROSE, 0)), LogRecord(CALL, (1, 0, ROSE, 0))]}
         found = launch([life(0, records, times), other], order)
         assert found.calls[0][1].timed == times[1]
-        assert found.ended_waits() == {(0, 4, 6): "worker:1"}
+        assert ended(found) == {(0, 4, 6): "worker:1"}
 
 
 class TestMeans:
@@ -196,4 +203,4 @@ class TestMeans:
         first = [TimedOperation(1, 2), TimedOperation(5, 9, (Wait(6, 8),), returns=1)]
         second = [TimedOperation(1, 2), TimedOperation(7, 9, returns=1)]
         lives = [life(0, records, meetings=first, returns=1), life(1, records, meetings=second, returns=1)]
-        assert launch(lives, {}).ended_waits() == {(0, 6, 8): "worker:1"}
+        assert ended(launch(lives, {})) == {(0, 6, 8): "worker:1"}
