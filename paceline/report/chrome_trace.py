@@ -63,7 +63,8 @@ def _about(timeline: Timeline) -> dict[str, Any]:
 
 def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """The events of a trace: names first, then all others by their time."""
-    threads = {role: 2 * number + 1 for number, role in enumerate([RUN, *timeline.roles])}
+    # a thread with the number of its process would be called the main thread
+    threads = {role: 2 * number + 3 for number, role in enumerate([RUN, *timeline.roles])}
     about = timeline.about
     title = f"{about.get('scheme', 'run')} on {about['task']}" if about.get("task") else about.get("run", "run")
     yield _meta("process_name", 0, name=title + (" (virtual time)" if timeline.virtual else ""))
