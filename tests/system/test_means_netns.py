@@ -200,6 +200,7 @@ def test_two_workers_that_cannot_send_each_other_messages_end_the_run_with_a_rea
         assert tasks["h1"].wait(LIMIT) == 1
         said = story.output_of("h1")
         assert "workers must be able to reach each other's ports" in said
+        assert " for messages" in said
         assert "within 9 s" in said or "worker:2 cannot reach worker:1 at 10.77.0.2:" in said  # three times patience
         assert "worker:1" in said
         assert "worker:2" in said

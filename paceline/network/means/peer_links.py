@@ -60,6 +60,7 @@ class PeerLinks(ABC, Generic[P]):
     """`heard` is called, with the lock held, when something has come; `made` when a connection has been made."""
 
     kind: ClassVar[str]  # in the names of its connections
+    purpose: ClassVar[str]  # in errors
 
     def __init__(
         self,
@@ -132,7 +133,8 @@ class PeerLinks(ABC, Generic[P]):
         place = [low, high].index(self._rank)
 
         def make(building: GroupBuilder[Any]) -> Any:
-            request = GroupRequest(store, name, [low, high], place, torch.device("cpu"), building, rendezvous.wake)
+            cpu, wake = torch.device("cpu"), rendezvous.wake
+            request = GroupRequest(store, name, [low, high], place, cpu, building, wake, self.purpose)
             try:
                 connections = self._maker.connections(self._memory, request)
             except BaseException:
