@@ -67,8 +67,8 @@ class TopK(Compressor):
 
     Sent: k values and k indices of 4 bytes. `chunk`: the largest of every `chunk` coordinates instead of the largest of
     all, with indices of 2 bytes. `bits=2`: of the chosen values the sign, and whether the magnitude is above the mean
-    of its chunk; each side stands for the mean of its magnitudes. fraction=1 sends everything. Differs from SparseLoCo:
-    its code book for 2 bits is not published in the paper's text; that one is ours.
+    of its chunk; each side stands for the mean of its magnitudes. fraction=1 sends everything. Differs from SparseLoCo,
+    whose authors' code has four bins of 1.5 standard deviations for 2 bits, each of which stands for the mean in it.
     """
 
     fraction: Share = 0.01

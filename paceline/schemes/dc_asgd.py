@@ -22,9 +22,10 @@ class DCASGD(Scheme, name="dc-asgd"):
              push: x <- x - lr * (g + lam * g * g * (x - x_i));  v <- v + 1        element by element
 
     `adaptive=true` (the paper's DC-ASGD-a) takes lam / sqrt(ms + 1e-7) for lam, with ms <- decay * ms + (1 - decay) *
-    g * g first; use lam=2 and decay=0.95 there. Rule and values were checked against public code, not against the
-    paper: the optimizer DCASGD of Apache MXNet has the constant form with 0.04, torch_scala the adaptive one with 2,
-    0.95 and 1e-7. The server keeps a copy of x for every worker.
+    g * g first; use lam=2 and decay=0.95 there. The server keeps a copy of x for every worker. Both forms and 1e-7 were
+    checked against the authors' code (the updaters of Microsoft's Multiverso), the values against public code: 0.04 is
+    that of DCASGD in Apache MXNet, 2 and 0.95 are those of torch_scala. Differs from the authors' code: it keeps an ms
+    for each worker; here there is one, of all gradients.
     """
 
     lr: Rate = 0.1

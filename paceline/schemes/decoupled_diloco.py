@@ -28,9 +28,12 @@ class DecoupledDiLoCo(Scheme):
 
     Without `least` more than half of the workers are enough. The grace window of a fragment counts pushes: it grows by
     one when a push of that fragment came too late, up to `grace`, and shrinks by one when nothing came in it. grace=0
-    merges at the quorum. least = workers is `streaming-diloco` where all compute alike. Differs from the paper: grace
-    is counted in pushes, not in seconds, so that a run can be replayed; deltas are averaged as vectors, not by radius
-    and direction; late deltas are dropped.
+    merges at the quorum. least = workers is `streaming-diloco` where all compute alike. Checked against two public
+    summaries of the paper, not its text. Differs from them: grace is counted in pushes, not in seconds, so that a run
+    can be replayed; deltas are averaged as vectors, not by radius and direction (as the paper does with embeddings);
+    their weights are steps, which is tokens * tokens / steps where all batches are alike; a learner takes the mean of
+    a new x_q and its own (merge=0 overwrites it, as there); fragments are layers, not tensors packed to equal sizes;
+    late deltas are dropped.
     """
 
     lr: Rate = 4e-4

@@ -20,8 +20,9 @@ class DiLoCo(Scheme):
              m <- momentum * m + d;  x <- x - outer_lr * (d + momentum * m);  y <- x
 
     `rule` makes the local steps, and keeps its buffers; `outer` makes the outer step, at outer_lr. What is evaluated is
-    x. outer=sgd with outer_lr=1 is local SGD up to rounding. Differs from the paper: all workers take part in every
-    outer step, and their deltas count alike.
+    x. outer=sgd with outer_lr=1 is local SGD up to rounding. The arithmetic is torchft's (local_sgd.py), where the mean
+    delta is the gradient of torch's SGD(nesterov=True). Differs from the paper: all workers take part in every outer
+    step, and their deltas count alike.
     """
 
     lr: Rate = 4e-4

@@ -74,8 +74,7 @@ class EASGD(Scheme, name="easgd"):
         yield from stability.synchronous(self, workers, curvature)
         if curvature is not None and type(self.rule) is SGD:
             c = self.rule.rate(self.lr) * curvature
-            if c < 2 and beta >= stability.easgd_beta(c, workers):
-                limit = stability.easgd_beta(c, workers)
+            if c < 2 and beta >= (limit := stability.easgd_beta(c, workers)):
                 yield f"beta = {beta:.3g} crosses {limit:.3g}, the stability limit of easgd at lr * curvature = {c:.3g}"
                 return
         if beta > 1:
@@ -126,13 +125,19 @@ class AEASGD(Scheme, name="aeasgd"):
         return e, s.v
 
     async def step(self, w: Worker) -> None:
-        z = w.x.clone()
-        if w.t % self.window == 0:
-            e, w.v = await self.exchange(z, w.v)
-            w.x -= e
-        g = await w.grad(z if self.order == "paper" else w.x)
+        g = await w.grad(await self.moved(w))
         now = self.rates_at(w.state)  # the rates of the version that the exchange left
         now.rule.apply(w.state, g, now.lr)
+
+    async def moved(self, w: Worker) -> Vector:
+        """Move by the spring if a window begins, and give the point of the next gradient."""
+        y: Vector = w.x
+        if w.t % self.window:
+            return y
+        z = y.clone()
+        e, w.v = await self.exchange(z, w.v)
+        w.x -= e
+        return z if self.order == "paper" else w.x
 
     def gradients_per_update(self, workers: int) -> float:
         return self.window
@@ -145,8 +150,7 @@ class AEASGD(Scheme, name="aeasgd"):
         yield from stability.synchronous(self, workers, curvature)
         if curvature is not None and type(self.rule) is SGD:
             c = self.rule.rate(self.lr) * curvature
-            if c < 2 and alpha > stability.aeasgd_alpha(c):
-                limit = stability.aeasgd_alpha(c)
+            if c < 2 and alpha > (limit := stability.aeasgd_alpha(c)):
                 yield f"alpha = {alpha:.3g} crosses {limit:.3g}, the stability limit at lr * curvature = {c:.3g}"
         elif alpha > 1:
             yield f"alpha = {alpha:.3g} is above 1: an exchange moves worker and centre past each other"
@@ -178,16 +182,13 @@ class AEAMSGD(AEASGD, name="aeamsgd"):
         return State(x=x0, m=torch.zeros_like(x0))
 
     async def step(self, w: Worker) -> None:
-        z = w.x.clone()
-        if w.t % self.window == 0:
-            e, w.v = await self.exchange(z, w.v)
-            w.x -= e
         w.m *= self.delta
-        g = await w.grad((z if self.order == "paper" else w.x) + w.m)
+        ahead = await self.moved(w) + w.m
+        g = await w.grad(ahead)
         w.x += w.m  # y + m in two parts, so that delta = 0 leaves aeasgd's arithmetic
         now = self.rates_at(w.state)
         now.rule.apply(w.state, g, now.lr)
-        w.m -= now.rule.rate(now.lr) * g
+        w.m -= torch.mul(g, now.rule.rate(now.lr), out=ahead)
 
     def check(self, workers: int) -> None:
         if type(self.rule) is not SGD:

@@ -27,4 +27,4 @@ class FedProx(FedAvg):
     equals = "mu=0 is fedavg"
 
     def corrected(self, g: Vector, y: Vector, x: Vector) -> Vector:
-        return g + self.mu * (y - x) if self.mu else g
+        return (y - x).mul_(self.mu).add_(g) if self.mu else g

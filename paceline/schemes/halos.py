@@ -39,6 +39,7 @@ class HALoS(Scheme):
     global_momentum: Fraction = 0.5
     global_buffer: Count = 2
     asynchronous = True
+    compresses = ("push.p",)
     family = "groups and hierarchies"
     good_for = "regions with fast links inside and slow ones between them"
     volume = "2 / window"

@@ -24,8 +24,9 @@ class MindFlayer(Scheme, name="mindflayer"):
              x <- x - lr * total / (sum over i of p_i * tries);  v <- v + 1;  a new round
 
     `deadline` 0, the default, stops nothing. In processes a gradient is stopped between two layers, and by tasks that
-    cannot stop at its end. Checked against public summaries of the paper, not its listing: tries that are stopped and
-    made again, and the division by the expected number of gradients. Differs from the paper: one time limit and one
+    cannot stop at its end. Checked against public summaries and the public reviews of the paper, which describe its
+    listing: tries that are stopped and made again, workers that wait for the others when theirs are made, one update
+    per round, and the division by the expected number of gradients. Differs from the paper: one time limit and one
     number of tries for all workers, and p_i, its chance to be in time, is counted during the run, not known. A round
     without any gradient changes nothing.
     """

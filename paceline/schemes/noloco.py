@@ -40,6 +40,7 @@ class NoLoCo(Scheme):
     gamma: Rate | None = None
     fixed_order = True
     decentralised = True
+    compresses = ("meet",)
     family = "decentralised"
     good_for = "many workers over the internet: nobody waits for all, and a window ends with one exchange"
     volume = "2 * (size - 1) / window"
@@ -54,10 +55,11 @@ class NoLoCo(Scheme):
         gamma = self.outer_lr if self.gamma is None else self.gamma
         vectors = {w.rank: self.outer_lr * (w.x - w.slow) + gamma * w.slow}
         group = self.group(w.rank, w.workers, w.t, w.seed)
-        if len(group) > 1:
-            met = await w.meet(vectors[w.rank], group, among=group)
-            vectors |= met.vectors
+        met = await w.meet(vectors[w.rank], group, among=group) if len(group) > 1 else None
+        vectors |= met.vectors if met else {}
         w.m = self.momentum * w.m + mean_of([vectors[rank] for rank in sorted(vectors)]) - gamma * w.slow
+        if met and met.lost is not None:  # what the others did not get stays here, so that the sum of x does
+            w.m += (1 - 1 / len(vectors)) * met.lost
         w.slow += w.m
         w.x = w.slow
         w.v += 1

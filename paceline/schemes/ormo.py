@@ -25,9 +25,11 @@ class OrMo(Scheme, name="ormo"):
                    x <- x - lr * g * (1 - momentum^(l + 1)) / (1 - momentum);  v <- v + 1
 
     `adaptive=true` (OrMo-DA) takes lr * workers / max(workers, staleness) for lr. A fast worker's gradient may be of a
-    later round than the present one, and begins it. Checked against the paper's abstract and a public summary: groups
-    of gradients by their iteration, and a rate by the delay. The listing is recalled: of it, the identities below are
-    tested, and what the paper does with a gradient of a later round was not checked.
+    later round than the present one, and begins it. Checked against the paper's abstract, a public summary and the
+    captions of its figures: groups of gradients by their iteration, a rate by the delay, the weights momentum^2,
+    momentum and 1 of the groups of 4, 4 and 2 gradients after the tenth of 4 workers, and a step that is not the plain
+    lr * g. The listing is recalled: of it, the identities below are tested, and what the paper does with a gradient of
+    a later round was not checked.
     """
 
     lr: Rate = 0.01

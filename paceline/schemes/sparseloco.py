@@ -17,16 +17,18 @@ class SparseLoCo(DiLoCo):
     worker:  `window` times: y <- y - lr * rule(gradient(y));  e <- decay * e + (x - y);  d <- 2 bits (top-k of e)
              e <- e - d;  x <- x - outer_lr * mean of d over the workers;  y <- x
 
-    The compressor keeps e: `compress=topk:0.02,chunk=4096,bits=2,decay=0.95` is that of the paper and the default here;
-    another one may be given, and compress=none sends whole deltas: with outer_lr=1 that is local SGD up to rounding.
-    Differs from the paper: the code book for 2 bits is ours.
+    The compressor keeps e: `compress=topk:0.015625,chunk=4096,bits=2,decay=0.95` is the default; another one may be
+    given, and compress=none sends whole deltas: with outer_lr=1 that is local SGD up to rounding. Rule and values are
+    those of the authors' code (templar): 64 of 4096 coordinates, 30 steps, outer_lr=1. Differs from it: chunks follow
+    each other in the vector, there they are blocks of 64 x 64 of a matrix; the code book for 2 bits is ours, there four
+    bins of 1.5 standard deviations; indices take 16 bits, there 12; deltas longer than the median are clipped there.
     """
 
     window: Steps = 30
     outer: Rule = SGD()
     outer_lr: Rate = 1.0
     compresses = ("mean",)
-    compression = "topk:0.02,chunk=4096,bits=2,decay=0.95"
+    compression = "topk:0.015625,chunk=4096,bits=2,decay=0.95"
     family = "local updates"
     good_for = "language models over the internet: the fewest bytes per gradient"
     volume = "2 / window"

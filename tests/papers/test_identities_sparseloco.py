@@ -56,8 +56,8 @@ def test_the_largest_coordinates_are_sent_and_the_rest_is_kept(task: Callable[[]
 
 def test_the_papers_compressor_is_the_default_and_sends_less() -> None:
     told: dict[str, int] = {}
-    for compress in (None, "none", "topk:0.02,chunk=4096,bits=2,decay=0.95"):
+    for compress in (None, "none", "topk:0.015625,chunk=4096,bits=2,decay=0.95"):
         hyper = {} if compress is None else {"compress": compress}
         result = run("digits-mlp", "sparseloco", 2, 4, window=4, **hyper)
         told[str(compress)] = result.digest  # type: ignore[assignment]
-    assert told["None"] == told["topk:0.02,chunk=4096,bits=2,decay=0.95"] != told["none"]
+    assert told["None"] == told["topk:0.015625,chunk=4096,bits=2,decay=0.95"] != told["none"]

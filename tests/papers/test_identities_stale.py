@@ -27,6 +27,7 @@ from oracles import (
 from torch import Tensor
 
 from paceline import Task
+from paceline.config.build import scheme_of
 from paceline.result import digest
 from paceline.tasks.quadratic import quadratic
 
@@ -181,6 +182,34 @@ def test_ormo_in_order_is_synchronous_momentum_on_sums(task: Callable[[], Task])
     ours = run(flat, "ormo", workers, 30, lr=LR)
     theirs = run(flat, "sync", workers, 10, lr=LR, rule="momentum", reduce="sum")
     torch.testing.assert_close(ours.vector, theirs.vector, **EXACT)
+
+
+def ordered(arrivals: list[tuple[int, Tensor]], workers: int) -> tuple[Tensor, Tensor]:
+    """OrMo's x and u after these gradients, each with the version that it was computed at."""
+    scheme: Any = scheme_of("ormo", {"momentum": 0.9, "lr": 1.0})
+    s = scheme.server(torch.zeros_like(arrivals[0][1]), workers)
+    for version, g in arrivals:
+        type(scheme).push.function(scheme, s, g, version)
+    return s.x, s.u
+
+
+def test_the_momentum_of_ormo_weighs_gradients_by_their_round() -> None:
+    """The example of the paper's Figure 1: after the tenth gradient of 4 workers, 0.81, 0.9 and 1."""
+    one_each = torch.eye(10, dtype=torch.float64)
+    x, u = ordered([(k // 4 * 4, one_each[k]) for k in range(10)], 4)
+    torch.testing.assert_close(u, torch.tensor([0.81] * 4 + [0.9] * 4 + [1.0] * 2, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(-x, torch.tensor([2.71] * 4 + [1.9] * 4 + [1.0] * 2, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize("late", [(0,), (1, 4), (2, 5)])
+def test_what_is_late_enters_ormo_as_if_it_had_come_in_time(late: tuple[int, ...]) -> None:
+    """Rounds of three: some gradients of the first two come after all of the third."""
+    one_each = torch.eye(9, dtype=torch.float64)
+    gradients = [(k // 3 * 3, one_each[k]) for k in range(9)]
+    early = [gradients[k] for k in range(9) if k not in late]
+    arrivals = [(min(version, at), g) for at, (version, g) in enumerate(early)] + [gradients[k] for k in late]
+    for ours, theirs in zip(ordered(arrivals, 3), ordered(gradients, 3), strict=True):
+        torch.testing.assert_close(ours, theirs, **EXACT)
 
 
 def stale_server(task: Task, workers: int, updates: int, apply: Callable[..., Tensor]) -> Tensor:

@@ -44,6 +44,9 @@ class TestConservation:
         ("rescaled", {}, 6),
         ("fedasync", {}, 6),
         ("ssp", {"bound": None}, 6),
+        ("ringmaster", {"threshold": 1000}, 6),
+        ("drop-stale", {"bound": 1000}, 6),
+        ("async-diloco", {"window": 2}, 6),
     ])  # fmt: skip
     def test_after_every_update(self, name: str, hyper: dict[str, Any], share: int, compute: str) -> None:
         seen = []

@@ -178,15 +178,18 @@ def test_strangers_deaths_and_a_cable_out(tmp_path: Path, hosts: dict[str, Host]
     assert "5e" * 32 not in logs
 
 
+@pytest.mark.parametrize(("scheme", "purpose"), [("allreduce", "a mean"), ("ad-psgd", "meetings")])
 def test_two_workers_without_a_route_between_them_end_the_run_with_a_reason(
-    tmp_path: Path, hosts: dict[str, Host]
+    tmp_path: Path, hosts: dict[str, Host], scheme: str, purpose: str
 ) -> None:
-    """Both reach the hub, so both are alive; a mean can never be taken."""
+    """Both reach the hub, so both are alive; a mean, or a meeting of the two, can never be."""
     hosts["h3"].run(["ip", "route", "add", "unreachable", f"{hosts['h2'].address}/32"], check=True)
-    with begun(tmp_path, hosts, *hook(tmp_path), "--patience", "5") as (story, tasks):
+    with begun(tmp_path, hosts, *hook(tmp_path), "--patience", "5", scheme=(scheme,)) as (story, tasks):
         assert tasks["h1"].wait(LIMIT) == 1
         said = story.output_of("h1")  # the first of them that has said it
         assert "worker:2 cannot reach worker:1 at 10.77.0.2:" in said
+        assert f"for {purpose}: " in said
+        assert "--ports" in said
 
 
 @pytest.mark.parametrize("scheme", ["gosgd", "ad-psgd"])
@@ -200,6 +203,7 @@ def test_two_workers_that_cannot_send_each_other_messages_end_the_run_with_a_rea
         assert tasks["h1"].wait(LIMIT) == 1
         said = story.output_of("h1")
         assert "workers must be able to reach each other's ports" in said
+        assert " for messages" in said
         assert "within 9 s" in said or "worker:2 cannot reach worker:1 at 10.77.0.2:" in said  # three times patience
         assert "worker:1" in said
         assert "worker:2" in said

@@ -18,6 +18,7 @@ from far_runs import LIMIT, Story
 from paceline.runs.replay.accounting import audit
 from paceline.runs.run_directory import RunDirectory, RunState
 
+TASK = "char-lm"
 TASKS = {"h1": "chief", "h2": "worker:0"}
 RUNS = {
     "allreduce": "allreduce rule=adamw lr=0.002",
@@ -55,7 +56,7 @@ def hosts() -> Iterator[dict[str, Host]]:
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
 def test_a_worker_is_killed_and_the_record_repeats_the_run(words: str, tmp_path: Path, hosts: dict[str, Host]) -> None:
     (tmp_path / "told.py").write_text(_HOOK)
-    command = [sys.executable, "-P", "-m", "paceline", "train", "digits-mlp", "--scheme", *words.split(), "--plain"]
+    command = [sys.executable, "-P", "-m", "paceline", "train", TASK, "--scheme", *words.split(), "--plain"]
     command += ["--hook", f"{tmp_path}/told.py:UntilTold:folder={tmp_path}", "--steps", "1000000"]
     command += ["--dir", str(tmp_path / "run")]
     with ExitStack() as started:

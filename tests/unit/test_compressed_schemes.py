@@ -318,12 +318,14 @@ def test_one_fragment_is_the_whole_vector(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", GOSSIP)
 def test_compressed_models_are_mixed_and_their_sum_stays(scheme: str) -> None:
     """What the others do not get of a model stays with its worker: nothing is lost, and the models come together."""
-    hyper = {"lr": 0.0} | ({"p": 0.8} if scheme == "gosgd" else {})
+    hyper = {"lr": 0.0} | {"gosgd": {"p": 0.8}, "noloco": {"window": 1}}.get(scheme, {})
     made = build.compressing(build.scheme_of(scheme, hyper), "int8")
     held = SimulationEngine(quadratic(dim=12), made, workers=4, seed=3, cost=Cost())
     rng = torch.Generator().manual_seed(5)
     for seat in held.seats:
         seat.worker.x = torch.randn(12, generator=rng)
+        if scheme == "noloco":
+            seat.worker.slow = seat.worker.x
 
     def total() -> Vector:
         """Of the models; of weight * model where weights travel with them (sgp has that product in x)."""

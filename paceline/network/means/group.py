@@ -226,3 +226,4 @@ class GroupRequest:
     device: torch.device
     building: GroupBuilder[Any]
     ring: Callable[[], None]  # wake this worker
+    purpose: str = "a mean"  # in errors

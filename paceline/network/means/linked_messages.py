@@ -45,6 +45,7 @@ class MessageLinks(PeerLinks[Peer]):
     """The connections of one worker. `came` takes what has come from a peer, with the lock held."""
 
     kind = "mail"
+    purpose = "messages"
     came: Callable[[Peer, Letter | Note], None]
 
     def _peer(self, rank: int, life: int) -> Peer:

@@ -27,6 +27,7 @@ class MeetingLinks(PeerLinks[MeetingPeer]):
     """The connections of one worker."""
 
     kind = "link"
+    purpose = "meetings"
 
     def _peer(self, rank: int, life: int) -> MeetingPeer:
         return MeetingPeer(rank, life)

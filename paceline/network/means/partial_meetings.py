@@ -17,6 +17,7 @@ Nothing but the workers themselves is asked, unless a connection is to be made o
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -293,7 +294,10 @@ class PartialMeetings:
         return sites.compressor(None).decode(from_bytes(came), op.v)
 
     def _trouble(self, meeting: PartialMeeting) -> str:
-        """Why a member cannot be reached, as one of the two has written it in the store."""
-        waited = [peer for peer in self._links if peer.rank in meeting.workers and peer.link is None and peer.name]
-        told = (self._rendezvous.store.peek(f"{peer.name}/{TROUBLE}") for peer in waited)
+        """Why a member cannot be reached, as one of the two has written it in the store; or why a worker that a member
+        waits for cannot be."""
+        named = [peer.name for peer in self._links if peer.rank in meeting.workers and peer.link is None and peer.name]
+        lives = combinations(enumerate(self._board.life), 2)
+        named += [self._links.name(meeting.at.generation, one, other) for one, other in lives]
+        told = (self._rendezvous.store.peek(f"{name}/{TROUBLE}") for name in named)
         return next((text.decode(errors="replace") for text in told if text), "")

@@ -170,7 +170,7 @@ def connected(
             except TimeoutError:
                 raise RunError(
                     f"worker:{request.members[other]} did not connect to worker:{request.members[place]} at "
-                    f"{own.address}:{own.port} for a mean within {patience:g} s; {ADVICE}"
+                    f"{own.address}:{own.port} for {request.purpose} within {patience:g} s; {ADVICE}"
                 ) from None
     except BaseException:
         for connection in found.values():
@@ -205,7 +205,7 @@ def _reached(
         except (OSError, Refused) as error:
             at = f" at {where[0]}:{where[1]}" if where is not None else ""
             members = f"worker:{request.members[place]} cannot reach worker:{request.members[other]}"
-            trouble = f"{members}{at} for a mean: {error}; {ADVICE}"
+            trouble = f"{members}{at} for {request.purpose}: {error}; {ADVICE}"
             if time.monotonic() >= until:
                 raise RunError(trouble) from error
             if where is not None and trouble != told:

@@ -60,6 +60,7 @@ class PeerLinks(ABC, Generic[P]):
     """`heard` is called, with the lock held, when something has come; `made` when a connection has been made."""
 
     kind: ClassVar[str]  # in the names of its connections
+    purpose: ClassVar[str]  # in errors
 
     def __init__(
         self,
@@ -124,15 +125,22 @@ class PeerLinks(ABC, Generic[P]):
             peer.building = self._build(peer, generation)
         return peer.link
 
+    def name(self, generation: int, one: tuple[int, int], other: tuple[int, int]) -> str:
+        """Of the connection between two lives, in the store."""
+        (low, first), (high, second) = sorted([one, other])
+        return f"{generation}/{self.kind}/{low}-{high}/{first}-{second}"
+
     def _build(self, peer: P, generation: int) -> GroupBuilder[Any]:
-        (low, first), (high, second) = sorted([(self._rank, self._rendezvous.life), (peer.rank, peer.life)])
-        peer.name = name = f"{generation}/{self.kind}/{low}-{high}/{first}-{second}"
+        own = self._rank, self._rendezvous.life
+        peer.name = name = self.name(generation, own, (peer.rank, peer.life))
         self._maker.prepare(self._memory)
         rendezvous, store = self._rendezvous, self._rendezvous.borrow()
-        place = [low, high].index(self._rank)
+        pair = sorted([self._rank, peer.rank])
+        place = pair.index(self._rank)
 
         def make(building: GroupBuilder[Any]) -> Any:
-            request = GroupRequest(store, name, [low, high], place, torch.device("cpu"), building, rendezvous.wake)
+            cpu, wake = torch.device("cpu"), rendezvous.wake
+            request = GroupRequest(store, name, pair, place, cpu, building, wake, self.purpose)
             try:
                 connections = self._maker.connections(self._memory, request)
             except BaseException:
