@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -103,13 +103,18 @@ class KerasTask(FrameworkTask):
             start_tensorflow(needed("tensorflow", "KerasTask", "tensorflow"))
 
     def _wide(self) -> AbstractContextManager[Any]:
-        """64 bits on JAX, where the caller had switched them on."""
-        if not self._x64:
+        """64 bits: of JAX where the caller had switched them on, and of Keras where its numbers have them."""
+        double = self._settings[0] == "float64" and self.backend != "tensorflow"
+        if not (self._x64 or double):
             return nullcontext()
-        jax = needed("jax", "KerasTask", "keras")
-        home = jax if hasattr(jax, "enable_x64") else needed("jax.experimental", "KerasTask", "keras")
-        found: AbstractContextManager[Any] = home.enable_x64(True)
-        return found
+        contexts = ExitStack()
+        if self._x64:
+            jax = needed("jax", "KerasTask", "keras")
+            home = jax if hasattr(jax, "enable_x64") else needed("jax.experimental", "KerasTask", "keras")
+            contexts.enter_context(home.enable_x64(True))
+        if double:
+            contexts.enter_context(_doubles_kept())
+        return contexts
 
     def _made(self, seed: int) -> KerasFunctions:
         keras = needed("keras", "KerasTask", "keras")
@@ -174,3 +179,17 @@ class KerasTask(FrameworkTask):
         if named(parts) is not None or len(parts) < 2:
             raise UsageError(f"task {self.name!r}: a batch must be a tuple of inputs and a target")
         return parts
+
+
+@contextmanager
+def _doubles_kept() -> Iterator[None]:
+    """On JAX and torch Keras has some operations on numbers of 64 bits give 32 (products of matrices on torch, tanh on
+    JAX), by a table of its own. Here they give 64; without that table they are as Keras has them."""
+    table = getattr(sys.modules.get("keras.src.backend.common.dtypes"), "BIT64_TO_BIT32_DTYPE", {})
+    before = table.get("float64")
+    table["float64"] = "float64"
+    try:
+        yield
+    finally:
+        if before is not None:
+            table["float64"] = before
