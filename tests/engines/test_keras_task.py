@@ -126,6 +126,24 @@ def test_regularisers_and_added_losses_count_once() -> None:
     np.testing.assert_allclose((x - gradient).numpy(), theirs, atol=1e-5)
 
 
+def test_sample_weights_are_those_of_keras() -> None:
+    x, y = plain()
+    weights = np.random.default_rng(0).uniform(0, 2, len(x)).astype(np.float32)
+    task = KerasTask(network, LOSS, (x, y, weights), metrics=["accuracy"], sample_weights=True)
+    batch, start = next(task.batches(0, 1, 0)), task.start(0)
+    loss, gradient = task.grad(start, batch)
+    model = task.trained_model(start)
+    model.compile(keras.optimizers.SGD(1.0), LOSS)
+    assert float(model.train_on_batch(*(one.numpy() for one in batch.data))) == pytest.approx(loss, abs=1e-5)
+    theirs = np.concatenate([np.ravel(keras.ops.convert_to_numpy(one)) for one in model.trainable_variables])
+    np.testing.assert_allclose((start - gradient).numpy(), theirs, atol=1e-5)
+    result = paceline.simulate(task, "async", workers=2, steps=20, lr=0.1)
+    unweighted = KerasTask(network, LOSS, (x, y), metrics=["accuracy"])
+    assert unweighted.evaluate(start)["accuracy"] == pytest.approx(task.evaluate(start)["accuracy"])
+    assert unweighted.evaluate(start)["loss"] != pytest.approx(task.evaluate(start)["loss"], rel=1e-4)
+    assert result.updates == 20
+
+
 def test_a_compiled_model_brings_its_loss_and_metrics_and_is_not_changed() -> None:
     model = network()
     model.compile("adam", LOSS, metrics=["accuracy"])
