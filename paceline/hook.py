@@ -56,6 +56,9 @@ class Session(Protocol):
     def model(self) -> Vector:
         """A copy of the centre's parameters, as they would be evaluated and saved."""
 
+    def trained_model(self) -> Any:
+        """The task's model with the centre's parameters, as its framework has it; new at every call."""
+
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         """Metrics of the centre's parameters, or of x."""
 

@@ -63,6 +63,14 @@ def start_tensorflow(tf: Any) -> None:
     tf.config.set_visible_devices([], "GPU")
 
 
+def limit_threads(number: int) -> None:
+    """TensorFlow and JAX, which code of the user starts in this process, take as many threads as torch, unless the
+    environment says another number."""
+    wanted = {"TF_NUM_INTRAOP_THREADS": str(number), "TF_NUM_INTEROP_THREADS": str(number), "NPROC": str(number)}
+    for name, value in (wanted | ({"XLA_FLAGS": ONE_THREAD} if number == 1 else {})).items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}

@@ -25,8 +25,9 @@ class KerasFunctions(ABC):
     """A model of this process and what is compiled of it. Weights and state are arguments: no variable of the model is
     written, so that one model serves many workers."""
 
-    def __init__(self, keras: Any, model: Any) -> None:
-        self.keras, self.model = keras, model
+    def __init__(self, keras: Any, model: Any, answers: int) -> None:
+        """`answers`: the last parts of a batch, which are no inputs: the target, and the weights of its samples."""
+        self.keras, self.model, self.answers = keras, model, answers
         self.weights = list(model.trainable_variables)
         frozen = {id(one) for layer in model._flatten_layers() for one in layer._trainable_variables}
         self._state = list(model.non_trainable_variables)
@@ -52,21 +53,26 @@ class KerasFunctions(ABC):
         weights: Sequence[Any],
         buffers: Sequence[Any],
         seeds: Any,
-        inputs: Sequence[Any],
-        target: Any,
+        parts: Sequence[Any],
         train: bool,
     ) -> tuple[Any, list[Any], Any]:
         """The loss, the new state of the buffers, and the output, of arrays of the backend."""
         held = {id(one): value for one, value in zip(self.buffers.values(), buffers, strict=True)}
         held |= {id(one): self.keras.ops.cast(seeds[i], one.dtype) for i, one in enumerate(self._seeds)}
         state = [held.get(id(one), one.value) for one in self._state]
-        given = inputs[0] if len(inputs) == 1 else list(inputs)
+        given, target, *weighing = self.told_apart(parts)
         mapping = [*zip(self.weights, weights, strict=True), *zip(self._state, state, strict=True)]
         with self.keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             output = self.model(given, training=train)
-            loss = self.model.compute_loss(given, target, output, training=train)  # regularisers and add_loss included
+            # regularisers and add_loss included
+            loss = self.model.compute_loss(given, target, output, *weighing, training=train)
             new = [scope.get_current_value(one) for one in self.buffers.values()]
         return loss, new, output
+
+    def told_apart(self, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """What the model is called with, the target, and the weights of the samples if there are any."""
+        inputs = parts[: -self.answers]
+        return inputs[0] if len(inputs) == 1 else list(inputs), *parts[-self.answers :]
 
     def words(self, seed: int) -> np.ndarray:
         """The first state of every seed generator of the model."""
@@ -93,7 +99,7 @@ class TorchBackend(KerasFunctions):
         pieces = [one.requires_grad_() for one in self._pieces(x)]
         with torch.enable_grad():
             seeds = torch.from_numpy(self.words(seed).astype(np.int64))
-            found = self.loss(pieces, list(buffers.values()), seeds, parts[:-1], parts[-1], train=True)
+            found = self.loss(pieces, list(buffers.values()), seeds, parts, train=True)
             loss = found[0] * weight
             gradients = torch.autograd.grad(loss, pieces, allow_unused=True)
         for (begin, end, _), one in zip(self.places, gradients, strict=True):
@@ -106,31 +112,31 @@ class TorchBackend(KerasFunctions):
         with torch.no_grad():
             seeds = torch.from_numpy(self.words(0).astype(np.int64))
             state = list(buffers.values())
-            loss, _, output = self.loss(self._pieces(x), state, seeds, parts[:-1], parts[-1], train=False)
+            loss, _, output = self.loss(self._pieces(x), state, seeds, parts, train=False)
         return float(loss), output
 
 
 class JaxBackend(KerasFunctions):
     """Compiled by `jax.jit`."""
 
-    def __init__(self, keras: Any, model: Any) -> None:
-        super().__init__(keras, model)
+    def __init__(self, keras: Any, model: Any, answers: int) -> None:
+        super().__init__(keras, model, answers)
         jax = needed("jax", "KerasTask", "keras")
         blocks = self.blocks
 
         def split(vector: Any) -> list[Any]:
             return blocks.weights(vector, jax.numpy.reshape)
 
-        def gradient(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any, weight: Any) -> Any:
+        def gradient(vector: Any, buffers: Any, seeds: Any, parts: Any, weight: Any) -> Any:
             def weighted(weights: Any) -> Any:
-                loss, new, _ = self.loss(weights, buffers, seeds, inputs, target, train=True)
+                loss, new, _ = self.loss(weights, buffers, seeds, parts, train=True)
                 return loss * weight, new
 
             (loss, new), found = jax.value_and_grad(weighted, has_aux=True)(split(vector))
             return loss, blocks.joined([one.reshape(-1) for one in found], jax.numpy.concatenate), new
 
-        def evaluated(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any) -> Any:
-            loss, _, output = self.loss(split(vector), buffers, seeds, inputs, target, train=False)
+        def evaluated(vector: Any, buffers: Any, seeds: Any, parts: Any) -> Any:
+            loss, _, output = self.loss(split(vector), buffers, seeds, parts, train=False)
             return loss, output
 
         self._gradient, self._evaluated = jax.jit(gradient), jax.jit(evaluated)
@@ -139,45 +145,45 @@ class JaxBackend(KerasFunctions):
         self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
     ) -> float:
         vector, state = x.detach().numpy(), [one.numpy() for one in buffers.values()]
-        *inputs, target = as_numpy(tuple(parts))
+        arrays = as_numpy(tuple(parts))
         words, factor = self.words(seed), vector.dtype.type(weight)
-        loss, found, new = self._gradient(self.blocks.cut(vector), state, words, inputs, target, factor)
+        loss, found, new = self._gradient(self.blocks.cut(vector), state, words, arrays, factor)
         self.blocks.write(out, found, torch.utils.dlpack.from_dlpack)
         for held, one in zip(buffers.values(), new, strict=True):
             held.copy_(torch.utils.dlpack.from_dlpack(one))
         return float(loss)
 
     def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
-        *inputs, target = as_numpy(tuple(parts))
+        arrays = as_numpy(tuple(parts))
         state = [one.numpy() for one in buffers.values()]
         cut = self.blocks.cut(x.detach().numpy())
-        loss, output = self._evaluated(cut, state, self.words(0), inputs, target)
+        loss, output = self._evaluated(cut, state, self.words(0), arrays)
         return float(loss), output
 
 
 class TensorFlowBackend(KerasFunctions):
     """Compiled by `tf.function`."""
 
-    def __init__(self, keras: Any, model: Any) -> None:
-        super().__init__(keras, model)
+    def __init__(self, keras: Any, model: Any, answers: int) -> None:
+        super().__init__(keras, model, answers)
         tf = self._tf = needed("tensorflow", "KerasTask", "tensorflow")
         blocks = self.blocks
 
         def split(vector: Any) -> list[Any]:
             return blocks.weights(vector, tf.reshape)
 
-        def gradient(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any, weight: Any) -> Any:
+        def gradient(vector: Any, buffers: Any, seeds: Any, parts: Any, weight: Any) -> Any:
             weights = split(vector)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(weights)
-                loss, new, _ = self.loss(weights, buffers, seeds, inputs, target, train=True)
+                loss, new, _ = self.loss(weights, buffers, seeds, parts, train=True)
                 loss = loss * tf.cast(weight, loss.dtype)
             found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             flat = [tf.reshape(tf.convert_to_tensor(one), [-1]) for one in found]
             return loss, blocks.joined(flat, lambda several: tf.concat(several, 0)), new
 
-        def evaluated(vector: Any, buffers: Any, seeds: Any, inputs: Any, target: Any) -> Any:
-            loss, _, output = self.loss(split(vector), buffers, seeds, inputs, target, train=False)
+        def evaluated(vector: Any, buffers: Any, seeds: Any, parts: Any) -> Any:
+            loss, _, output = self.loss(split(vector), buffers, seeds, parts, train=False)
             return loss, output
 
         self._gradient = tf.function(gradient, reduce_retracing=True)
@@ -187,11 +193,11 @@ class TensorFlowBackend(KerasFunctions):
         self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
     ) -> float:
         tf = self._tf
-        *inputs, target = (tf.constant(one.numpy()) for one in parts)
+        arrays = [tf.constant(one.numpy()) for one in parts]
         state = [tf.constant(one.numpy()) for one in buffers.values()]
         factor = tf.constant(weight, tf.float64)
         vector = [shared_tensor(tf, one) for one in self.blocks.cut(x)]
-        loss, found, new = self._gradient(vector, state, self._words(seed), inputs, target, factor)
+        loss, found, new = self._gradient(vector, state, self._words(seed), arrays, factor)
         self.blocks.write(out, found, lambda one: torch_tensor(tf, one))
         for held, one in zip(buffers.values(), new, strict=True):
             held.copy_(torch_tensor(tf, one))
@@ -199,10 +205,10 @@ class TensorFlowBackend(KerasFunctions):
 
     def evaluated(self, x: Vector, buffers: Mapping[str, Tensor], parts: Sequence[Tensor]) -> tuple[float, Any]:
         tf = self._tf
-        *inputs, target = (tf.constant(one.numpy()) for one in parts)
+        arrays = [tf.constant(one.numpy()) for one in parts]
         state = [tf.constant(one.numpy()) for one in buffers.values()]
         vector = [shared_tensor(tf, one) for one in self.blocks.cut(x)]
-        loss, output = self._evaluated(vector, state, self._words(0), inputs, target)
+        loss, output = self._evaluated(vector, state, self._words(0), arrays)
         return float(loss), output
 
     def _words(self, seed: int) -> Any:

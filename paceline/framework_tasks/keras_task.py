@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,9 @@ class KerasTask(FrameworkTask):
     train, test: arrays in a tuple, a map-style data set, a `keras.utils.PyDataset`, a `tf.data.Dataset`, or a function
              that returns batches; the last part of a batch is the target, the others are the model's inputs;
     batch, shuffle, feed, collate, prepare: as TorchTask has them;
-    buffer_policy: what is evaluated of non-trainable state (BatchNorm's): the `average` over workers, or the `chief`'s.
+    buffer_policy: what is evaluated of non-trainable state (BatchNorm's): the `average` over workers, or the `chief`'s;
+    sample_weights: True: the last part of a batch is the weight of each sample, as `fit` takes it, and the target the
+             one before. The loss counts them; metrics do not.
 
     Dropout draws from the batch's seed. The gradient is compiled once in each process (`tf.function`, `jax.jit`).
     """
@@ -56,6 +58,7 @@ class KerasTask(FrameworkTask):
         name: str = "task",
         prepare: Callable[..., Any] | None = None,
         buffer_policy: BufferPolicy = "average",
+        sample_weights: bool = False,
         notice: str | None = None,
     ) -> None:
         keras = needed("keras", "KerasTask", "keras")
@@ -77,6 +80,7 @@ class KerasTask(FrameworkTask):
             dtype=None,
             notice=notice,
         )
+        self.answers = 2 if sample_weights else 1
         self._keras_model = KerasModel(keras, model, loss, metrics)
         self._settings = (keras.config.floatx(), keras.config.image_data_format())
         self._x64 = self.backend == "jax" and bool(sys.modules["jax"].config.jax_enable_x64)
@@ -103,17 +107,22 @@ class KerasTask(FrameworkTask):
             start_tensorflow(needed("tensorflow", "KerasTask", "tensorflow"))
 
     def _wide(self) -> AbstractContextManager[Any]:
-        """64 bits on JAX, where the caller had switched them on."""
-        if not self._x64:
+        """64 bits: of JAX where the caller had switched them on, and of Keras where its numbers have them."""
+        double = self._settings[0] == "float64" and self.backend != "tensorflow"
+        if not (self._x64 or double):
             return nullcontext()
-        jax = needed("jax", "KerasTask", "keras")
-        home = jax if hasattr(jax, "enable_x64") else needed("jax.experimental", "KerasTask", "keras")
-        found: AbstractContextManager[Any] = home.enable_x64(True)
-        return found
+        contexts = ExitStack()
+        if self._x64:
+            jax = needed("jax", "KerasTask", "keras")
+            home = jax if hasattr(jax, "enable_x64") else needed("jax.experimental", "KerasTask", "keras")
+            contexts.enter_context(home.enable_x64(True))
+        if double:
+            contexts.enter_context(_doubles_kept())
+        return contexts
 
     def _made(self, seed: int) -> KerasFunctions:
         keras = needed("keras", "KerasTask", "keras")
-        return BACKENDS[self.backend](keras, self._keras_model.made(keras, seed))
+        return BACKENDS[self.backend](keras, self._keras_model.made(keras, seed), self.answers)
 
     def _functions(self) -> KerasFunctions:
         if not self._computation:
@@ -147,8 +156,8 @@ class KerasTask(FrameworkTask):
             functions = self._functions()
             held = {name: buffers[name] for name in functions.buffers}
             loss, output = functions.evaluated(x, held, self._checked(parts))
-            *inputs, target = (keras.ops.convert_to_tensor(one) for one in as_numpy(parts))
-            functions.model.compute_metrics(inputs[0] if len(inputs) == 1 else inputs, target, output, None)
+            given, target, *_ = functions.told_apart([keras.ops.convert_to_tensor(one) for one in as_numpy(parts)])
+            functions.model.compute_metrics(given, target, output, None)
         return {"loss": loss}
 
     def _measured_together(self) -> dict[str, float]:
@@ -171,6 +180,21 @@ class KerasTask(FrameworkTask):
             return torch.from_numpy(np.array(keras.ops.convert_to_numpy(output)))
 
     def _checked(self, parts: Parts) -> Parts:
-        if named(parts) is not None or len(parts) < 2:
-            raise UsageError(f"task {self.name!r}: a batch must be a tuple of inputs and a target")
+        if named(parts) is not None or len(parts) <= self.answers:
+            weights = ", then the samples' weights" if self.answers > 1 else ""
+            raise UsageError(f"task {self.name!r}: a batch must be a tuple of inputs and a target{weights}")
         return parts
+
+
+@contextmanager
+def _doubles_kept() -> Iterator[None]:
+    """On JAX and torch Keras has some operations on numbers of 64 bits give 32 (products of matrices on torch, tanh on
+    JAX), by a table of its own. Here they give 64; without that table they are as Keras has them."""
+    table = getattr(sys.modules.get("keras.src.backend.common.dtypes"), "BIT64_TO_BIT32_DTYPE", {})
+    before = table.get("float64")
+    table["float64"] = "float64"
+    try:
+        yield
+    finally:
+        if before is not None:
+            table["float64"] = before

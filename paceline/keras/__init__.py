@@ -1,4 +1,5 @@
-"""Training by `model.fit` of Keras under any scheme: `model.fit(…, callbacks=[paceline.keras.Pace("downpour", …)])`."""
+"""Training by `model.fit` of Keras under any scheme: `model.fit(…, callbacks=[paceline.keras.Pace("downpour", …)])`.
+Callbacks of Keras in a run of a KerasTask: `paceline.train(task, …, hooks=[paceline.keras.Callbacks([…])])`."""
 
 from paceline.errors import UsageError
 
@@ -9,7 +10,8 @@ except ImportError as error:
 if int(_keras.__version__.partition(".")[0]) < 3:
     raise UsageError(f"paceline.keras needs Keras 3, not {_keras.__version__}: pip install 'paceline[keras]'")
 
+from paceline.keras.callbacks import Callbacks
 from paceline.keras.data_shares import share
 from paceline.keras.fit_callback import FitCallback as Pace
 
-__all__ = ["Pace", "share"]
+__all__ = ["Callbacks", "Pace", "share"]

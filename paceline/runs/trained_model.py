@@ -148,8 +148,8 @@ def predicted(kept: Trained, task: SampledTask, inputs: Tensor | tuple[Tensor, .
     def output(inputs: list[Tensor]) -> Any:
         if prepared:
             return task.outputs(model, tuple(inputs))
-        target = torch.zeros(len(inputs[0]), dtype=torch.int64)
-        return task.outputs(model, task._prepared((*inputs, target))[:-1])
+        answers = [torch.zeros(len(inputs[0]), dtype=torch.int64)] * task.answers
+        return task.outputs(model, task._prepared((*inputs, *answers))[: -task.answers])
 
     chunks = range(0, len(samples[0]), EVALUATION_CHUNK)
     with torch.no_grad(), seeded(0):
@@ -167,7 +167,7 @@ def expected(task: SampledTask) -> tuple[Tensor, ...]:
     with seeded(0):
         sample = first_sample(task)
         parts = task._prepared(sample) if _one_part(task) else sample
-    return tuple(part[0] for part in parts[:-1])
+    return tuple(part[0] for part in parts[: -task.answers])
 
 
 def first_sample(task: SampledTask) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Receive, Send, Sleep, Start, content, copied, nbytes
@@ -257,13 +258,16 @@ class SimulationEngine:
 
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         """The metrics of the centre's model, or of x."""
-        task, buffers = self.task, None
-        if self.seats[0].buffers:
-            chief = self._chief().buffers
-            trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
-            rows = trained or [chief]  # not of workers that are dead or have seen no data
-            buffers = chief if task.buffer_policy == "chief" else average_buffers(rows)
-        return task.evaluate(self.model() if x is None else x.to(self._device), buffers)
+        return self.task.evaluate(self.model() if x is None else x.to(self._device), self.model_buffers())
+
+    def model_buffers(self) -> dict[str, Tensor] | None:
+        """The buffers with which the centre's model is evaluated."""
+        if not self.seats[0].buffers:
+            return None
+        chief = self._chief().buffers
+        trained = [seat.buffers for seat in self.seats if seat.worker.alive and seat.gradients]
+        rows = trained or [chief]  # not of workers that are dead or have seen no data
+        return chief if self.task.buffer_policy == "chief" else average_buffers(rows)
 
     def begin(self, seat: SimulatedWorker) -> None:
         """Schedule a worker's next step, after the events of this moment that are in the heap already."""

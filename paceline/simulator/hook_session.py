@@ -66,6 +66,9 @@ class SimulatedSession:
     def model(self) -> Vector:
         return self.engine.model().to("cpu", copy=True)
 
+    def trained_model(self) -> Any:
+        return self.engine.task.trained_model(self.model(), self.engine.model_buffers())
+
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         return self.engine.evaluate(x)
 

@@ -29,6 +29,7 @@ class SampledTask(Task):
     framework that computes with them."""
 
     prepare: Callable[..., Any] | None = None
+    answers = 1  # the last parts of a batch, which are no inputs of the model: the target (and the samples' weights)
 
     def _take_data(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 from beds.samples_of_cases import of_a_kind
+from beds.scheme_cases import over_schemes
 
 from paceline.config import discovery
 
@@ -22,13 +23,7 @@ REAL = "test_every_scheme_in_processes"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", list(discovery.schemes()))
-    if "team" in metafunc.fixturenames:
-        metafunc.parametrize("team", [name for name, found in discovery.schemes().items() if not found.value.alone])
-    if "unordered" in metafunc.fixturenames:
-        found = {name: one.value for name, one in discovery.schemes().items() if not one.value.alone}
-        metafunc.parametrize("unordered", [name for name, one in found.items() if one().exact(3) is not None])
+    over_schemes(metafunc)
     if "launcher" in metafunc.fixturenames:
         metafunc.parametrize("launcher", list(discovery.readable("launchers")))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from paceline.scheme import Scheme
 from paceline.simulator.cost import Cost, parse_link
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import Fault
+from paceline.task import Task
 from paceline.tasks.quadratic import quadratic
 
 BATCH = 3
 SCHEMES = discovery.schemes()
+made_task: Callable[[], Task] = partial(quadratic, dim=4, noise=0.5, condition=4.0, curvature=0.5)
 
 
 def scheme_named(name: str, **hyper: Any) -> Scheme:
@@ -44,8 +47,9 @@ def engine(
     feed: Feed = "shared",
     **hyper: Any,
 ) -> SimulationEngine:
-    """A noisy quadratic of four coordinates, workers that take random times."""
-    task = quadratic(dim=4, noise=0.5, condition=4.0, curvature=0.5).configured(batch=batch, feed=feed)
+    """A noisy quadratic of four coordinates (tests/engines puts tasks of other frameworks there), workers that take
+    random times."""
+    task = made_task().configured(batch=batch, feed=feed)
     cost = Cost(parse_times(compute), parse_link(network))
     made = scheme_named(name, **hyper)
     return SimulationEngine(task, made, workers=crew(name, workers), seed=seed, cost=cost, faults=faults, shrink=shrink)

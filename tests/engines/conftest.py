@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "system"))  # the shells in which commands are started
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "system"), str(TESTS / "contracts")]  # shells for commands; the contract suite of schemes
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from beds.short_windows import short
+
 import paceline
 from paceline.processes.supervisor.status import Status
 from paceline.result import Result
@@ -35,22 +37,27 @@ class Killing:
         self.back = self.back or bool(self.pid and role.pid not in (0, self.pid))
 
 
-def holds_in_processes(folder: Path, task: str) -> None:
+# updates that take longer than a worker needs to come back
+UPDATES = {"async": 1500, "sync": 1500, "averaging": 600, "agn": 600}
+
+
+def holds_in_processes(folder: Path, task: str, scheme: str) -> None:
     """A killed worker comes back; the run is resumed; its record repeats to the same bits; exact runs do not depend on
     the number of processes; the evaluator keeps the best."""
-    kill = Killing("worker:1", 60)
-    first, said = trained(folder / "killed", task, steps=1500, watch=kill, evaluator=True, checkpoint_steps=500)
+    kill, updates, hyper = Killing("worker:1", 60), UPDATES[scheme], short(scheme)
+    settings = {"steps": updates, "evaluator": True, "checkpoint_steps": updates // 3, "lr": 0.1 if not hyper else 0.05}
+    first, said = trained(folder / "killed", task, scheme, watch=kill, **settings, **hyper)
     assert not [text for text in said if "--start exec" in text]  # the launcher was clean: its roles were forked
     assert kill.back
-    assert first.updates == 1500
+    assert first.updates == updates
     assert first.restarts == 1
     assert first.metrics["accuracy"] > 0.6
     assert paceline.evaluate(folder / "killed", "best")["accuracy"] > 0.6
-    again, _ = trained(folder / "killed", task, steps=1600, resume=True)
-    assert again.updates == 1600
+    again, _ = trained(folder / "killed", task, scheme, resume=True, **settings | hyper | {"steps": updates + 100})
+    assert again.updates == updates + 100
     repeated = paceline.replay(folder / "killed")
     assert repeated.match, repeated.difference
-    assert repeated.updates == 1600
+    assert repeated.updates == updates + 100
     digests = {
         trained(folder / f"exact{n}", task, "sync", workers=n, steps=20, exact=True, micro=4)[0].digest for n in (1, 2)
     }

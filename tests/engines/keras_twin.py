@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import keras
 
@@ -15,9 +16,13 @@ if keras.backend.backend() == "jax":
 
     jax.config.update("jax_enable_x64", True)
 
-from digits_networks import HIDDEN, data, torch_task, weights  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from beds.short_windows import short  # noqa: E402
+from digits_networks import HIDDEN, data, steps_of, torch_task, weights  # noqa: E402
 
 import paceline  # noqa: E402
+from paceline.config import discovery  # noqa: E402
 
 
 def network() -> keras.Model:
@@ -32,10 +37,12 @@ if __name__ == "__main__":
     mine = paceline.KerasTask(network, loss, data(), metrics=["accuracy"])
     found = {}
     for scheme in sys.argv[1:]:
-        workers = 1 if scheme == "sgd" else 3
-        theirs = paceline.simulate(torch_task(), scheme, workers=workers, steps=50, lr=0.1)
-        ours = paceline.simulate(mine, scheme, workers=workers, steps=50, lr=0.1)
+        settings = {"workers": 1 if discovery.scheme(scheme).alone else 4, "steps": steps_of(scheme)}
+        quiet = {"warn": lambda _: None, "compute": "exponential:1.0"} | short(scheme)
+        theirs = paceline.simulate(torch_task(), scheme, **settings, **quiet)
+        ours = paceline.simulate(mine, scheme, **settings, **quiet)
+        assert ours.updates == theirs.updates
+        assert abs(ours.metrics["loss"] - theirs.metrics["loss"]) < 1e-10
+        assert ours.metrics["accuracy"] > 0.3 or steps_of(scheme) < 50
         found[scheme] = (ours.vector - theirs.vector).abs().max().item()
-        assert ours.metrics["accuracy"] > 0.3
-        assert abs(ours.metrics["loss"] - theirs.metrics["loss"]) < 1e-4
     print(json.dumps(found))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,8 @@ import pytest
 import torch
 from beds.pages import Block, blocks, commands
 from framework_runs import trained
-from shells import Shells, free_ports, result_of, shells
+from framework_shells import all_end, begin
+from shells import result_of, shells
 
 if importlib.util.find_spec("keras") is None or importlib.util.find_spec("tensorflow") is None:
     pytest.skip("keras or tensorflow is not installed", allow_module_level=True)
@@ -33,8 +33,6 @@ FOLDER = ROOT / "examples" / "from-tensorflow"
 NETWORKS = ("toy", "softmax", "mnist", "cifar")
 TASKS = [f"{kind}_{network}" for kind in ("keras", "graph") for network in NETWORKS]
 MADE_UP = {"cifar": {"synthetic": 200}}
-LIMIT = 400.0  # ten processes import TensorFlow, on two cores perhaps
-SHELLS = ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
 
 
 @pytest.fixture(autouse=True)
@@ -133,27 +131,12 @@ def test_real_processes(name: str, scheme: str, tmp_path: Path) -> None:
     assert result.metrics["accuracy"] > 0.85
 
 
-def begin(made: Shells, run: Any, folder: Path) -> None:
-    """A shell for each task of a cluster, each with its TF_CONFIG. `run`: of a name and variables, starts it."""
-    ports = free_ports(4)
-    cluster: dict[str, list[str]] = {}
-    for role in SHELLS[:-1]:  # the evaluator is outside of the cluster
-        cluster.setdefault(role.partition(":")[0], []).append(f"localhost:{ports.pop()}")
-    for role in SHELLS:
-        kind, _, index = role.partition(":")
-        config = {"cluster": cluster, "task": {"type": kind, "index": int(index)}}
-        nowhere = str(folder / "none")
-        variables = {"PACELINE_OFFLINE": "1", "PACELINE_CACHE": nowhere, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        run(role, TF_CONFIG=json.dumps(config), **variables)
-    for shell in made.shells:
-        assert shell.ended(LIMIT) == 0, made.said()
-
-
 def test_five_shells_train_a_graph(tmp_path: Path) -> None:
     """As the guides have it: a chief, two workers, a ps and an evaluator; all end by themselves."""
     words = f"train {FOLDER}/graph_softmax.py:make --scheme async lr=0.1 --steps 400 --evaluator --dir run"
     with shells(tmp_path) as made:
-        begin(made, lambda name, **told: made(name, *shlex.split(words), **told), tmp_path)
+        begin(lambda name, **told: made(name, *shlex.split(words), **told), tmp_path)
+        all_end(made)
     result = result_of(tmp_path / "run")
     assert (result["workers"], result["servers"], result["updates"]) == (3, 1, 400)
     assert result["metrics"]["accuracy"] > 0.85
@@ -163,7 +146,8 @@ def test_five_shells_train_a_graph(tmp_path: Path) -> None:
 def test_five_shells_run_the_program_of_train_and_evaluate(tmp_path: Path) -> None:
     program = (sys.executable, str(FOLDER / "train_and_evaluate.py"), "--steps", "400", "--dir", "run")
     with shells(tmp_path) as made:
-        begin(made, lambda name, **told: made.program(name, *program, **told), tmp_path)
+        begin(lambda name, **told: made.program(name, *program, **told), tmp_path)
+        all_end(made)
         (chief,) = [shell for shell in made.shells if shell.name == "chief:0"]
     assert re.search(r"accuracy \d\d\.\d+% after 400 updates of 3 workers", chief.out), chief.out
     assert result_of(tmp_path / "run")["metrics"]["accuracy"] > 0.85

@@ -193,6 +193,23 @@ def test_two_workers_train_and_a_killed_one_is_back(tmp_path: Path) -> None:
     assert more["updates"] == 90
 
 
+def test_jax_has_as_many_threads_as_torch(tmp_path: Path) -> None:
+    count = """
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+np.save(f"threads{pace.rank}.npy", names.count("tf_XLAEigen"))
+"""
+    for threads in (1, 2):
+        launched(
+            LOOP.replace("        perhaps_die(pace)\n", "") + count,
+            tmp_path,
+            "--dir",
+            f"{threads}",
+            "--threads",
+            f"{threads}",
+        )
+        assert [int(np.load(tmp_path / f"threads{rank}.npy")) for rank in range(2)] == [threads] * 2
+
+
 def test_the_example_trains(tmp_path: Path) -> None:
     result = launched(EXAMPLES / "jax_loop.py", tmp_path, "--", "--steps", "30", "--width", "16")
     assert result["updates"] == 30

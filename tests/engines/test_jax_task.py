@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from digits_networks import data, torch_task, weights
-from framework_runs import holds_in_processes, trained
+from digits_networks import data, steps_of, torch_task, weights
+from framework_runs import UPDATES, holds_in_processes, trained
 
 if importlib.util.find_spec("jax") is None:
     pytest.skip("jax is not installed", allow_module_level=True)
@@ -72,7 +72,7 @@ TASK = jax_task()
 @pytest.mark.parametrize("name", sorted(discovery.schemes()))
 def test_every_scheme_gives_the_vector_of_torch(name: str) -> None:
     alone = discovery.scheme(name).alone
-    settings = {"workers": 1 if alone else 4, "steps": 50 if name in ("sgd", "sync", "async", "aeasgd") else 12}
+    settings = {"workers": 1 if alone else 4, "steps": steps_of(name)}
     quiet = {"warn": lambda _: None, "compute": "exponential:1.0"} | short(name)
     theirs = paceline.simulate(torch_task(), name, **settings, **quiet)
     ours = paceline.simulate(TASK, name, **settings, **quiet)
@@ -137,10 +137,11 @@ def test_wrong_uses_are_refused() -> None:
         task.grad(task.start(0), next(task.batches(0, 1, 0)))
 
 
-def test_real_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", UPDATES)
+def test_real_processes(scheme: str, tmp_path: Path) -> None:
     file = tmp_path / "digits_task.py"
     file.write_text(FILE)
-    holds_in_processes(tmp_path, f"{file}:make")
+    holds_in_processes(tmp_path, f"{file}:make", scheme)
     tree = paceline.load(tmp_path / "killed")
     assert set(tree) == {"in", "out"}
     inputs = torch.rand(5, 64)

@@ -431,6 +431,15 @@ def test_two_workers_train_and_a_killed_one_is_back(tmp_path: Path, script: str,
         assert launched(script, tmp_path, "--resume", "--dir", "run", "--steps", "90", backend=backend)["updates"] == 90
 
 
+def test_tensorflow_has_as_many_threads_as_torch(tmp_path: Path) -> None:
+    count = """
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+np.save(f"threads{pace.rank}.npy", names.count("tf_Compute"))
+"""
+    launched(LOOP.replace("        perhaps_die(pace)\n", "") + count, tmp_path, "--threads", "1")
+    assert [int(np.load(tmp_path / f"threads{rank}.npy")) for rank in range(2)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [("keras_loop", "--steps 20 --width 8"), ("keras_fit", "--epochs 2 --width 8")]
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from digits_networks import data, torch_task, weights
-from framework_runs import holds_in_processes, trained
+from framework_runs import UPDATES, holds_in_processes, trained
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("tensorflow is not installed", allow_module_level=True)
@@ -128,10 +128,11 @@ def test_first_values_of_a_graph_follow_the_seed() -> None:
     assert not torch.equal(first.start(3), first.start(4))
 
 
-def test_real_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", UPDATES)
+def test_real_processes(scheme: str, tmp_path: Path) -> None:
     file = tmp_path / "digits_task.py"
     file.write_text(FILE)
-    holds_in_processes(tmp_path, f"{file}:make")
+    holds_in_processes(tmp_path, f"{file}:make", scheme)
     values = paceline.load(tmp_path / "killed")
     assert sorted(values) == ["in:0", "out:0"]
     inputs = torch.rand(5, 64)

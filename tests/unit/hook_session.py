@@ -49,6 +49,9 @@ class FakeSession:
     def model(self) -> Vector:
         return self.vector.clone()
 
+    def trained_model(self) -> Vector:
+        return self.vector.clone()
+
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         return dict(self.metrics) if x is None else {"loss": float(x.sum())}
 

@@ -36,6 +36,11 @@ class Evaluation:
         with self._turn:
             return self._task.evaluate(x.to(self._device), there or None)
 
+    def model(self, x: Vector, buffers: Mapping[str, Tensor]) -> Any:
+        """The task's model with these parameters, as its framework has it."""
+        with self._turn:
+            return self._task.trained_model(x, buffers or None)
+
     def of_checkpoint(self, saved: Checkpoint) -> dict[str, float]:
         return self.of(saved.tensors["model"], saved.under("model_buffer."))
 

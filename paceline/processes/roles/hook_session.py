@@ -96,6 +96,9 @@ class HookSession:
         self._fetch_servers()
         return snapshot.steady(self._memory)
 
+    def trained_model(self) -> Any:
+        return self._evaluation.model(self.model(), snapshot.buffers_of(self._memory, self._buffer_policy))
+
     def evaluate(self, x: Vector | None = None) -> dict[str, float]:
         buffers = snapshot.buffers_of(self._memory, self._buffer_policy)
         began = monotonic_ns()

@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from paceline.errors import RunError, UsageError
+from paceline.framework_tasks.framework_start import limit_threads
 from paceline.hook import Hook
 from paceline.processes.memory.board import FAILED, STOP
 from paceline.processes.memory.run_memory import RunMemory
@@ -58,6 +59,7 @@ def play(memory: RunMemory, rank: int, hooks_with: HooksWith, control: Control) 
         raise UsageError(f"no script {script!r} (looked in {Path.cwd()})")
     _role = own = ScriptRole(memory, rank, hooks_with, control)
     seed_all(memory.plan.seed)  # alike on all workers, until attach(): a script may split its data at random
+    limit_threads(memory.plan.threads)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     shown = memory.plan.prints == "all" or (memory.plan.prints == "chief" and rank == 0)
