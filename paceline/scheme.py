@@ -300,8 +300,9 @@ class Scheme:
         return rank
 
     def donors(self, rank: int, workers: int) -> Sequence[int]:
-        """Without a server: the workers in the order in which the simulator looks for one whose state a restarted
-        worker continues with. In processes it is one that it meets at its first mean."""
+        """Without a server: the workers in the order in which one is chosen whose state a restarted worker continues
+        with. In processes it is a worker that waits for a mean with it, and none that is steps ahead of one before it
+        in this order."""
         return range(workers)
 
     def whole(self) -> str | None:

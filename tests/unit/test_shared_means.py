@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,19 @@ class Plain(Scheme, name="plain"):
     """Has no server."""
 
 
+@dataclass(frozen=True)
+class Pairs(Plain, name="pairs"):
+    """A restarted worker prefers the cells of the other worker of its pair."""
+
+    def donors(self, rank: int, workers: int) -> Sequence[int]:
+        return sorted(range(workers), key=lambda other: other // 2 != rank // 2)
+
+
 class Band(Theatre):
     """Workers that come to means; what each takes home stays in its row of `results`."""
 
-    def __init__(self, length: int, workers: int = 3, **plan: str) -> None:
-        super().__init__(Plain(), torch.zeros(length), workers=workers, servers=0, **plan)
+    def __init__(self, length: int, workers: int = 3, scheme: Scheme | None = None, **plan: str) -> None:
+        super().__init__(scheme or Plain(), torch.zeros(length), workers=workers, servers=0, **plan)
         self.results = torch.zeros(workers, length).share_memory_()
 
     def means(self, rank: int) -> SharedMeans:
@@ -312,6 +321,38 @@ def test_under_hold_the_dead_are_waited_for() -> None:
     assert Company(lambda: band.at_mean(2)).end() == [0]
     assert others.end() == [0, 0]
     assert torch.equal(band.results[0], mean_of([vector_of(rank, 5) for rank in range(3)], [1.0] * 3))
+    band.close()
+
+
+@pytest.mark.parametrize("quorum", ["shrink", "hold"])
+def test_a_restarted_worker_gets_the_cells_of_a_member_that_is_behind(quorum: str) -> None:
+    """Of one whose mean it is missing from: workers at later steps wait for that member in any case."""
+    band = Band(5, workers=4, scheme=Pairs(), quorum=quorum)
+    board, among = band.board, (2, 3)
+    board.alive[3], board.joining[3] = 0, 1
+    board.t[:] = array("q", [4, 4, 1, 0])
+    ahead, behind = band.means(0), band.means(2)
+    for means in (ahead, band.means(1)):
+        means.arrive(Mean(vector_of(0, 5), 1.0, None), first=True)
+    assert not ahead._is_decided()
+    assert board.grant[3] == 0
+    behind.arrive(Mean(vector_of(2, 5), 1.0, among), first=True)
+    assert not behind._is_decided()
+    assert not ahead._is_decided()
+    assert board.grant[3] == 1 + 2
+    band.close()
+
+
+def test_a_restarted_worker_gets_the_cells_of_the_member_that_decides_where_none_is_behind() -> None:
+    band = Band(5, workers=4, scheme=Pairs(), quorum="hold")
+    board = band.board
+    board.alive[3], board.joining[3] = 0, 1
+    board.t[:] = array("q", [4, 4, 4, 0])
+    means = band.means(0)
+    for one in (means, band.means(1), band.means(2)):
+        one.arrive(Mean(vector_of(0, 5), 1.0, None), first=True)
+    assert not means._is_decided()
+    assert board.grant[3] == 1 + 0
     band.close()
 
 

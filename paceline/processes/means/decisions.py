@@ -55,7 +55,7 @@ class Decisions:
             return False  # a lower one decides
         if meeting.step is None and self._all_here_again(meeting):
             return True
-        if self._take_in(members):
+        if self._take_in(meeting):
             return False
         if missing >= 0 and self._absent(missing, meeting):
             return False
@@ -162,17 +162,28 @@ class Decisions:
         fence()
         return self.still_reading(readers) is not None
 
-    def _take_in(self, members: tuple[int, ...]) -> bool:
+    def _take_in(self, meeting: SharedMean) -> bool:
         """Without a server: let restarted workers copy this worker's cells while it waits here."""
         board = self._board
         if board.joining.tobytes() == self._nobody or self.memory.scheme.methods or not board.first_await[self.rank]:
             return False
-        waiting = [other for other in members if board.joining[other]]
+        waiting = [other for other in meeting.form.members if board.joining[other] and self._gives_to(other, meeting)]
         for other in waiting:
             if board.grant[other] != 1 + self.rank:
                 board.grant[other] = 1 + self.rank
                 self._wakeup.ring(other)
         return bool(waiting)
+
+    def _gives_to(self, other: int, meeting: SharedMean) -> bool:
+        """Whether a restarted worker may copy this worker's cells. A living member that the scheme prefers may still be
+        at an earlier step, where it waits for the restarted worker: then that member gives its cells there."""
+        board, rank, members = self._board, self.rank, meeting.form.members
+        for near in self.memory.scheme.donors(other, self._workers):
+            if near == rank:
+                return True
+            if near in members and board.alive[near] and not board.parted[near] and board.t[near] < board.t[rank]:
+                return False
+        return True
 
     def wake(self, ranks: Iterable[int]) -> None:
         """Wake those of some workers that sleep."""
