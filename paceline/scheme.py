@@ -305,6 +305,11 @@ class Scheme:
         in this order."""
         return range(workers)
 
+    def mean_groups(self, rank: int, workers: int) -> Sequence[Sequence[int]]:
+        """Without a server: the groups among which this worker comes to means, the smallest first, without that of all
+        workers. A worker that is restarted may join at the mean of each."""
+        return ()
+
     def whole(self) -> str | None:
         """Why the vector cannot be sharded over several servers, or None: a method may need all of it at once."""
         return None

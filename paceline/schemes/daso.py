@@ -94,6 +94,9 @@ class DASO(Scheme, name="daso"):
         node = self.node(rank, workers)
         return sorted(range(workers), key=lambda other: other not in node)
 
+    def mean_groups(self, rank: int, workers: int) -> Sequence[Sequence[int]]:
+        return [self.node(rank, workers)]
+
     def check(self, workers: int) -> None:
         if self.skip % max(self.wait, 1):
             raise UsageError(

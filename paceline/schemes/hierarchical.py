@@ -68,9 +68,12 @@ class Hierarchical(Scheme):
 
     def donors(self, rank: int, workers: int) -> Sequence[int]:
         """The workers of the smallest group first: those of others may be at other steps."""
-        levels = range(len(self.sizes) + 1)
-        groups = [self.group(rank, workers, level) or range(workers) for level in levels]
+        groups = self.mean_groups(rank, workers)
         return sorted(range(workers), key=lambda other: sum(other not in group for group in groups))
+
+    def mean_groups(self, rank: int, workers: int) -> Sequence[Sequence[int]]:
+        groups = [self.group(rank, workers, level) for level in range(len(self.sizes))]
+        return [group for group in groups if group is not None]
 
     def check(self, workers: int) -> None:
         if len(self.windows) != len(self.sizes) + 1:

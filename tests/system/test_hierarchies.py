@@ -23,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "noloco": {"rule": "sgd", "lr": 0.1, "window": 2},
 }
 each_scheme = pytest.mark.parametrize("scheme", CASES)
+each_way = pytest.mark.parametrize("collective", ["shared", "tcp"])
 
 
 def trained(directory: Path, scheme: str, steps: int = STEPS, **settings: Any) -> Story:
@@ -45,17 +46,20 @@ def test_a_run_has_the_bits_of_the_simulator(scheme: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("quorum", ["shrink", "hold"])
+@each_way
 @each_scheme
-def test_killed_workers_join_again(scheme: str, quorum: str, tmp_path: Path) -> None:
+def test_killed_workers_join_again(scheme: str, collective: str, quorum: str, tmp_path: Path) -> None:
     kills = ["worker:1", "chief", "worker:3", "worker:2"]
-    result = finished(trained(tmp_path / "run", scheme, kills=kills, quorum=quorum), STEPS)
+    story = trained(tmp_path / "run", scheme, kills=kills, quorum=quorum, collective=collective)
+    result = finished(story, STEPS)
     assert result.restarts == len(kills)
     assert result.metrics["accuracy"] > 0.8
     repeated(tmp_path / "run", result.digest)
 
 
+@each_way
 @each_scheme
-def test_a_whole_group_is_killed_at_once(scheme: str, tmp_path: Path) -> None:
+def test_a_whole_group_is_killed_at_once(scheme: str, collective: str, tmp_path: Path) -> None:
     killed: list[int] = []
     gate = tmp_path / "gate"
 
@@ -68,7 +72,8 @@ def test_a_whole_group_is_killed_at_once(scheme: str, tmp_path: Path) -> None:
         if killed and all(role.pid not in (0, *killed) and role.state == "training" for role in roles):
             gate.touch()
 
-    story = trained(tmp_path / "run", scheme, watch=strike, hooks=[Linger(gate, STEPS - 20)])
+    hooks = [Linger(gate, STEPS - 20)]
+    story = trained(tmp_path / "run", scheme, watch=strike, hooks=hooks, collective=collective)
     result = finished(story, STEPS)
     assert result.restarts == 2
     assert story.steps["worker:2"] == story.steps["worker:3"] == STEPS  # they were back before the end

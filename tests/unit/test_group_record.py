@@ -114,6 +114,21 @@ def test_what_was_agreed_counts_before_words_that_come_late(board: Board) -> Non
     assert asked(board, joiner=(1, 2)) == {0: 1, 1: 2, 2: 1}  # another has seen it and said so
 
 
+def test_a_worker_that_joins_gets_no_cells_of_members_that_another_is_behind(board: Board) -> None:
+    board.alive[1], board.lost[1], board.life[1], board.joining[1] = 0, 1, 2, 1
+    circle, record = MeanGroup("0/all", (0, 1, 2)), GroupRecord.read(b"")
+    for hold, expected in ((False, {0: 1, 2: 1}), (True, None)):
+        assert circles.proposal(board, circle, record, 0, hold=hold, gives=lambda _: False) == expected
+
+
+def test_a_worker_that_has_joined_another_group_belongs_to_this_one(board: Board) -> None:
+    board.alive[1], board.lost[1], board.life[1] = 0, 1, 2  # that it is alive is not known here yet
+    circle, record = MeanGroup("0/all", (0, 1, 2)), GroupRecord.read(b"")
+    assert circles.proposal(board, circle, record, 0, hold=False, known={1: 2}) == {0: 1, 1: 2, 2: 1}
+    board.lost[1] = 2
+    assert circles.proposal(board, circle, record, 0, hold=False, known={1: 2}) == {0: 1, 2: 1}
+
+
 def test_a_life_is_over_when_the_launcher_says_so_or_the_next_has_begun(board: Board) -> None:
     members = {0: 1, 1: 1}
     assert not circles.lost(board, members, 0)

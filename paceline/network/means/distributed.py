@@ -78,6 +78,8 @@ class DistributedMeans:
         if memory.scheme.sends_messages():
             self._messages = LinkedMessages(memory, rank, maker, rendezvous, lambda: self.generation)
         self._everybody = tuple(range(memory.plan.workers))
+        parts = memory.scheme.mean_groups(rank, memory.plan.workers)
+        self._parts = [tuple(sorted(part)) for part in parts]  # whose means this worker may join at
         self._serverless = not memory.scheme.methods
         self._recycled = BufferPool()
         self._forecast = MeanForecast()
@@ -217,8 +219,9 @@ class DistributedMeans:
     def invited(self) -> int | None:
         """For a worker that is back: the rank whose cells it continues with, once they are in its own memory."""
         with contextlib.suppress(Stopped):  # which the caller sees for itself
-            everybody = self._groups.circle(self._everybody, True, self.generation)
-            if self._groups.invited(everybody) or self._partial.invited(self.generation):
+            circles = [self._groups.circle(workers, False, self.generation) for workers in self._parts]
+            circles.append(self._groups.circle(self._everybody, True, self.generation))
+            if any(map(self._groups.invited, circles)) or self._partial.invited(self.generation):
                 return self.rank
         return None
 
@@ -231,6 +234,8 @@ class DistributedMeans:
             self.answer()
         unsettled = circle.called or (circle.joiner is not None and meeting.first)
         if not circle.attempt or unsettled or circles.lost(board, circle.members, self.rank):
+            return False
+        if any(circle.members.get(rank) != life for rank, life in self._groups.acquainted(circle).items()):
             return False
         waits = meeting.first and len(circle.members) == 1 and self._joiner(circle) is not None
         return not waits and not circles.parted(board, circle.members)

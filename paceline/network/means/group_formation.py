@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from paceline.network.means.peer_connections import TROUBLE
 from paceline.network.means.rendezvous import Rendezvous
 from paceline.ops import Mean, Meet, Met
 from paceline.processes.calls.client import Stopped
+from paceline.processes.means.decisions import gives_cells
 from paceline.processes.memory.board import FAILED, GENERATION, STOP
 from paceline.processes.memory.packed_words import empty_of, shape_word
 from paceline.processes.memory.run_memory import RunMemory
@@ -145,19 +147,36 @@ class GroupFormation:
 
     def _ask(self, circle: MeanGroup, record: GroupRecord) -> None:
         """Write down the members of the next group, unless another worker has done so first."""
-        board, hold = self._board, self._hold
+        gives = partial(self._gives, circle)
 
-        def known() -> bool:
-            return circle.called or circles.proposal(board, circle, record, self.rank, hold=hold) is not None
+        def members_now() -> Lives | None:
+            known = self.acquainted(circle)
+            return circles.proposal(self._board, circle, record, self.rank, hold=self._hold, gives=gives, known=known)
 
-        self._wait_for(known, "the others at a mean")
-        members = circles.proposal(board, circle, record, self.rank, hold=hold)
+        self._wait_for(lambda: circle.called or members_now() is not None, "the others at a mean")
+        members = members_now()
         if members is None or circle.called:
             return
         asked = record.next(members, self.rank)
         if self._store.compare_set(circle.key, record.text, asked) == asked:
             self._store.clear(f"{circle.key}/{record.attempt - 1}/")
             self._rendezvous.ring()
+
+    def acquainted(self, circle: MeanGroup) -> Lives:
+        """Workers of a circle that are in another group of this worker, where they may have joined: they belong to the
+        next group of this circle too, which other members may not know yet."""
+        if len(self._circles) < 2:
+            return {}
+        found: Lives = {}
+        for other in self._circles.values():
+            if other is not circle and other.attempt and other.generation == circle.generation:
+                found |= other.members
+        board = self._board
+        return {r: n for r, n in found.items() if r in circle.workers and board.lost[r] < n >= board.life[r]}
+
+    def _gives(self, circle: MeanGroup, other: int) -> bool:
+        """Whether a worker that waits to join may have the cells of a member of this circle."""
+        return gives_cells(self.memory, self.rank, other, circle.workers)
 
     def _formed(self, circle: MeanGroup, record: GroupRecord, meeting: PendingMean | None, new: bool) -> bool:
         """Form the group of a record, and hand over there what members lack; False if it could not be formed."""

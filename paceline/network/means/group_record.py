@@ -7,7 +7,9 @@ number of its life. The first worker that finds the record outdated replaces it 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -128,9 +130,19 @@ def parted(board: Board, members: Lives) -> bool:
     return any(board.parted[rank] or board.gone[rank] for rank in members)
 
 
-def proposal(board: Board, circle: MeanGroup, record: GroupRecord, me: int, *, hold: bool) -> Lives | None:
+def proposal(
+    board: Board,
+    circle: MeanGroup,
+    record: GroupRecord,
+    me: int,
+    *,
+    hold: bool,
+    gives: Callable[[int], bool] = lambda _: True,
+    known: Mapping[int, int] = MappingProxyType({}),
+) -> Lives | None:
     """The members of the next group; None: wait for another worker first. A member of the last record that has not died
-    is in: the board's word that it is alive may not have arrived here yet."""
+    is in: the board's word that it is alive may not have arrived here yet. `gives`: whether a worker that waits to join
+    may have the cells of this group's members. `known`: lives that are in another group of this worker."""
     members: Lives = {}
     for rank in circle.workers:
         if rank == me:
@@ -139,8 +151,8 @@ def proposal(board: Board, circle: MeanGroup, record: GroupRecord, me: int, *, h
         if board.parted[rank] or board.gone[rank]:
             continue
         life = board.life[rank]
-        inside = record.members.get(rank) == life
-        comes = board.joining[rank] or circle.joiner == (rank, life)
+        inside = life in (record.members.get(rank), known.get(rank))
+        comes = (board.joining[rank] or circle.joiner == (rank, life)) and gives(rank)
         if life > board.lost[rank] and (board.alive[rank] or inside or comes):
             members[rank] = life
         elif board.alive[rank] or hold:

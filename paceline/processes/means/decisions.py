@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paceline.errors import SchemeError
 from paceline.ops import Mean
@@ -13,6 +13,19 @@ from paceline.processes.memory.run_memory import RunMemory
 from paceline.runs.order_log import OrderLogWriter, RecordKind
 
 Readers = tuple[tuple[int, ...], list[int]]  # workers that may read a vector; by rank, the number of the mean
+
+
+def gives_cells(memory: RunMemory, rank: int, other: int, members: Sequence[int]) -> bool:
+    """Whether a restarted worker (`other`) may copy the cells of this one, which waits for a mean among these members.
+    A living member that the scheme prefers may still be at an earlier step, where it waits for the restarted worker:
+    then that member gives its cells there."""
+    board = memory.board
+    for near in memory.scheme.donors(other, memory.plan.workers):
+        if near == rank:
+            return True
+        if near in members and board.alive[near] and not board.parted[near] and board.t[near] < board.t[rank]:
+            return False
+    return True
 
 
 class Decisions:
@@ -167,23 +180,13 @@ class Decisions:
         board = self._board
         if board.joining.tobytes() == self._nobody or self.memory.scheme.methods or not board.first_await[self.rank]:
             return False
-        waiting = [other for other in meeting.form.members if board.joining[other] and self._gives_to(other, meeting)]
+        members = meeting.form.members
+        waiting = [r for r in members if board.joining[r] and gives_cells(self.memory, self.rank, r, members)]
         for other in waiting:
             if board.grant[other] != 1 + self.rank:
                 board.grant[other] = 1 + self.rank
                 self._wakeup.ring(other)
         return bool(waiting)
-
-    def _gives_to(self, other: int, meeting: SharedMean) -> bool:
-        """Whether a restarted worker may copy this worker's cells. A living member that the scheme prefers may still be
-        at an earlier step, where it waits for the restarted worker: then that member gives its cells there."""
-        board, rank, members = self._board, self.rank, meeting.form.members
-        for near in self.memory.scheme.donors(other, self._workers):
-            if near == rank:
-                return True
-            if near in members and board.alive[near] and not board.parted[near] and board.t[near] < board.t[rank]:
-                return False
-        return True
 
     def wake(self, ranks: Iterable[int]) -> None:
         """Wake those of some workers that sleep."""
