@@ -16,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.inside import gloo_group
 from paceline.inside.kind import MOST
 from paceline.processes import process_title
+from paceline.processes.inside import watched
 from paceline.processes.memory.segment import anonymous
 from paceline.processes.parent_death import die_with_parent
 from paceline.signals import ASKED
@@ -56,17 +57,7 @@ def inner_rank(processes: int) -> int:
         started = subprocess.Popen(
             [sys.executable, *sys.argv], env=os.environ | {TOLD: " ".join(map(str, words))}, pass_fds=[store]
         )
-        threading.Thread(target=_watch, args=(started, rank, met), name=f"inner rank {rank}", daemon=True).start()
+        watched.watch(started, rank, met)
     gloo_group.meet(0, processes, store, WAITING)
     met.set()
     return 0
-
-
-def _watch(process: subprocess.Popen[bytes], rank: int, met: threading.Event) -> None:
-    """Die with a process that was killed. One that ends by an error closes its connections, which raises an error in
-    the next operation of rank 0."""
-    code = process.wait()
-    if code < 0 or (code and not met.is_set()):  # rank 0 would wait for it
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        print(f"inner rank {rank} {how}: the worker ends", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -17,6 +17,7 @@ import torch
 from paceline.errors import RunError, UsageError
 from paceline.framework_tasks.framework_start import limit_threads
 from paceline.hook import Hook
+from paceline.processes.inside import watched
 from paceline.processes.memory.board import FAILED, STOP
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.processes.roles import script_output
@@ -69,6 +70,9 @@ def play(memory: RunMemory, rank: int, hooks_with: HooksWith, control: Control) 
     except SystemExit as error:
         if error.code:
             raise RunError(f"{script} called sys.exit({error.code!r})") from error
+    except Exception:
+        watched.settle()
+        raise
     if memory.board.run[STOP] == FAILED:
         return  # the process that failed has said why
     if own.loop is None:
