@@ -29,11 +29,18 @@ class Plain(Scheme, name="plain"):
     """Has no server."""
 
 
+@dataclass(frozen=True)
+class Apart(Scheme, name="apart"):
+    """Every worker has a model of its own."""
+
+    decentralised = True
+
+
 class Band(Theatre):
     """Workers that come to means; what each takes home stays in its row of `results`."""
 
-    def __init__(self, length: int, workers: int = 3, **plan: str) -> None:
-        super().__init__(Plain(), torch.zeros(length), workers=workers, servers=0, **plan)
+    def __init__(self, length: int, workers: int = 3, scheme: Scheme | None = None, **plan: str) -> None:
+        super().__init__(scheme or Plain(), torch.zeros(length), workers=workers, servers=0, **plan)
         self.results = torch.zeros(workers, length).share_memory_()
 
     def means(self, rank: int) -> SharedMeans:
@@ -83,6 +90,16 @@ def test_weights(length: int) -> None:
     assert Company(*(lambda r=rank: band.at_mean(r, weights[r]) for rank in range(3))).end() == [0, 0, 0]
     expected = mean_of([vector_of(rank, length) for rank in range(3)], weights)
     assert all(torch.equal(row, expected) for row in band.results)
+    band.close()
+
+
+@pytest.mark.parametrize("quorum", ["shrink", "hold"])
+def test_a_restarted_member_that_has_joined_at_a_later_step_is_not_waited_for(quorum: str) -> None:
+    """Worker 1 has taken over the cells of worker 2, which is two steps ahead, and waits there for worker 0."""
+    band = Band(5, scheme=Apart(), quorum=quorum)
+    band.board.t[1] = band.board.t[2] = 2
+    assert Company(lambda: band.at_mean(0, among=(0, 1))).end() == [0]
+    assert torch.equal(band.results[0], vector_of(0, 5))
     band.close()
 
 

@@ -65,9 +65,11 @@ class SharedMean:
     given: Sequence[float]  # by those that take part: weights, or what they say at a meeting
     weights: Sequence[float] | None  # None: all are 1
 
-    def __init__(self, op: Mean | Meet, form: MeanForm, key: int, number: int, place: int) -> None:
+    def __init__(
+        self, op: Mean | Meet, form: MeanForm, key: int, number: int, place: int, step: int | None = None
+    ) -> None:
         self.op, self.form, self.key, self.number, self.place = op, form, key, number, place
-        self.step = op.t if isinstance(op, Meet) else None  # nobody waits for a member that has finished it
+        self.step = op.t if isinstance(op, Meet) else step  # nobody waits for a member that has finished it
         self.lead = -1  # the member that has decided
         self.missing = -1  # a member that was not here when this worker last looked
         self.row: list[int] = []  # the decision: by rank, the number of the mean of each worker that takes part

@@ -48,7 +48,7 @@ class SharedMeans:
         self.memory, self.rank, self._wait_for, self._empty = memory, rank, wait_for, empty
         self._board = board = memory.board
         self._wakeup = memory.wakeup
-        self._workers = memory.plan.workers
+        self._workers, self._decentralised = memory.plan.workers, memory.scheme.decentralised
         self.decisions = Decisions(memory, rank)
         self._nobody = bytes(board.joining.nbytes)
         self._slot = memory.layout.places[f"slot.{rank}"]
@@ -100,7 +100,9 @@ class SharedMeans:
             self._told = form, key
         board.first_await[rank] = first
         board.at_seq[rank] = number
-        self._open = meeting = SharedMean(op, form, key, number, place)
+        # a restarted member takes part from the step of its donor on, whom it may have met in another group
+        step = board.t[rank] if self._decentralised and not form.everybody else None
+        self._open = meeting = SharedMean(op, form, key, number, place, step)
         fence()
         if form.position or form.kind is Meet:
             self.decisions.wake_decider(meeting)
