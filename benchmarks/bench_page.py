@@ -139,7 +139,8 @@ def _slow_links(told: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"`python benchmarks/slow_links.py`: {told['title']} of training. One worker on each host, AdamW at the same "
-        "rate inside, one run each. The evaluations are not in the time."
+        "rate inside, one run each. The evaluations are not in the time. Each of these runs survives a worker that is "
+        "killed, and is replayed bit for bit: `tests/system/test_slow_links.py`."
     )
     yield ""
     yield "| | test loss at the end | samples/s | updates | MB over the link | kB per 1,000 samples |"

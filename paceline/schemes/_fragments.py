@@ -1,6 +1,7 @@
 """Fragments: the parts of the vector that a scheme exchanges one after the other."""
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -26,6 +27,19 @@ def fragments(parameters: Named, length: int, count: int, pattern: Pattern) -> t
         wanted = sum(low + high <= 2 * length * (k + 1) / count for low, high in layers)
         ends.append(min(max(wanted, ends[-1] + 1 if ends else 1), len(layers) - count + k + 1))
     return tuple(_joined(layers[low:high]) for low, high in zip([0, *ends], ends, strict=False))
+
+
+@lru_cache
+def tensors(parameters: Named, length: int, fragment: Fragment) -> tuple[tuple[int, int], ...]:
+    """The parameters in a fragment, as ranges of its numbers; all of it, if the task does not know them."""
+    sizes = [torch.Size(shape).numel() for _, shape in parameters]
+    ends = list(accumulate(sizes)) if sum(sizes) == length else [length]
+    found, at = [], 0
+    for low, high in fragment:
+        inside = [(max(low, first), min(high, last)) for first, last in zip([0, *ends], ends, strict=False)]
+        found += [(at + first - low, at + last - low) for first, last in inside if first < last]
+        at += high - low
+    return tuple(found)
 
 
 def taken(v: Vector, fragment: Fragment) -> Vector:

@@ -1,6 +1,7 @@
 """Decoupled DiLoCo: learners that never wait; a syncer merges a fragment when enough of them have sent it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -9,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.fields import Natural
 from paceline.rules import AdamW, Nesterov, Rule
 from paceline.scheme import Count, Fraction, Rate, Scheme, State, Vector, on_server
-from paceline.schemes._fragments import Pattern, fragments, put, taken
+from paceline.schemes._fragments import Pattern, fragments, put, taken, tensors
 from paceline.schemes._local import local_steps, outer_cells
 from paceline.worker import Worker
 
@@ -28,12 +29,15 @@ class DecoupledDiLoCo(Scheme):
 
     Without `least` more than half of the workers are enough. The grace window of a fragment counts pushes: it grows by
     one when a push of that fragment came too late, up to `grace`, and shrinks by one when nothing came in it. grace=0
-    merges at the quorum. least = workers is `streaming-diloco` where all compute alike. Checked against two public
-    summaries of the paper, not its text. Differs from them: grace is counted in pushes, not in seconds, so that a run
-    can be replayed; deltas are averaged as vectors, not by radius and direction (as the paper does with embeddings);
-    their weights are steps, which is tokens * tokens / steps where all batches are alike; a learner takes the mean of
-    a new x_q and its own (merge=0 overwrites it, as there); fragments are layers, not tensors packed to equal sizes;
-    late deltas are dropped.
+    merges at the quorum. least = workers is `streaming-diloco` where all compute alike. `average=radial` takes the mean
+    length of the deltas of each parameter, and the direction of the sum of their directions: deltas of many learners
+    are nearly orthogonal, and their plain mean is the shorter the more there are.
+
+    Checked against public summaries and reimplementations of the paper, not its text. Differs from them: grace is
+    counted in pushes, not in seconds, so that a run can be replayed; the plain mean is the default (the paper has it
+    for embeddings, else radial); weights are steps, which is tokens * tokens / steps where all batches are alike; a
+    learner takes the mean of a new x_q and its own (merge=0 overwrites it, as there); fragments are layers, not tensors
+    packed to equal sizes; late deltas are dropped.
     """
 
     lr: Rate = 4e-4
@@ -45,6 +49,7 @@ class DecoupledDiLoCo(Scheme):
     merge: Fraction = 0.5
     least: Count | None = None
     grace: Natural = 2
+    average: Literal["plain", "radial"] = "plain"
     outer: Rule = Nesterov()
     outer_lr: Rate = 0.4
     asynchronous = True
@@ -61,6 +66,9 @@ class DecoupledDiLoCo(Scheme):
         for p, fragment in enumerate(parts):
             outer |= outer_cells(self.outer, taken(x0, fragment), f"part{p}_")
         count = torch.zeros(len(parts), dtype=torch.int64)
+        if self.average == "radial":
+            most = max(len(self._tensors(len(x0), p)) for p in range(len(parts)))
+            outer["lengths"] = torch.zeros(len(parts), most, dtype=torch.float64)  # sums of those of the deltas
         return State(
             x=x0,
             total=torch.zeros_like(x0),  # sums of what has come of each fragment
@@ -87,6 +95,7 @@ class DecoupledDiLoCo(Scheme):
         else:
             s.admit(v)
             part = self.fragments_of(len(s.x))[p]
+            d = self._directions(s, d, steps, p) if self.average == "radial" else d
             put(s.total, part, taken(s.total, part) + steps * d)
             s.steps[p] += steps
             s.came[p] += 1
@@ -104,6 +113,18 @@ class DecoupledDiLoCo(Scheme):
             if s.merged[p] > at[p]:
                 return p, taken(s.x, parts[p]), int(s.merged[p]), s.v
         return -1, s.x[:0], 0, s.v
+
+    def _tensors(self, length: int, p: int) -> tuple[tuple[int, int], ...]:
+        return tensors(self.parameters, length, self.fragments_of(length)[p])
+
+    def _directions(self, s: State, d: Vector, steps: int, p: int) -> Vector:
+        """A delta whose part for each parameter has the length 1, or 0. The lengths are added up beside it."""
+        d = d.clone()
+        for k, (low, high) in enumerate(self._tensors(len(s.x), p)):
+            length = float(d[low:high].norm())
+            s.lengths[p][k] += steps * length
+            d[low:high] /= length or 1.0
+        return d
 
     def _quorum(self, s: State) -> int:
         present: int = s.present
@@ -124,7 +145,13 @@ class DecoupledDiLoCo(Scheme):
     def _merge(self, s: State, p: int, fragment: Fragment) -> None:
         cells = {name.removeprefix(f"part{p}_"): s.cell(name) for name in s if name.startswith(f"part{p}_")}
         centre = State.over({"x": taken(s.x, fragment).clone(), "v": s.cell("v"), **cells})
-        self.outer.apply(centre, taken(s.total, fragment) / s.steps[p].item(), self.outer_lr)
+        d = taken(s.total, fragment) / s.steps[p].item()
+        if self.average == "radial":
+            for k, (low, high) in enumerate(self._tensors(len(s.x), p)):
+                length = float(d[low:high].norm())
+                d[low:high] *= float(s.lengths[p][k]) / s.steps[p].item() / length if length else 0.0
+            s.lengths[p] = 0
+        self.outer.apply(centre, d, self.outer_lr)
         put(s.x, fragment, centre.x)
         put(s.total, fragment, torch.zeros_like(centre.x))
         s.steps[p] = 0

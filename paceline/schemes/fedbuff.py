@@ -22,8 +22,8 @@ class FedBuff(Windowed):
              at `buffer` pushes: x <- x - lr * b / buffer;  v <- v + 1;  b <- 0
 
     power = 0 weighs all pushes alike; pushes staler than `bound` are refused. A window is in units of a gradient, so
-    that server.lr / lr is the server's rate of the paper. Differs from the paper: workers are the clients that train at
-    once, and each starts again from the newest x.
+    that server.lr / lr is the server's rate of the paper. The defaults of buffer and power are recalled. Differs from
+    the paper: workers are the clients that train at once, and each starts again from the newest x.
     """
 
     buffer: Count = 10

@@ -181,3 +181,27 @@ def test_ways_count_by_their_steps() -> None:
     assert (s.v, s.x.tolist()) == (1, [-5.0, -5.0])
     push(scheme, s, torch.full((2,), 8.0, dtype=torch.float64), 10, 0, 0, 0)  # of an x that is gone
     assert (s.v, s.x.tolist()) == (1, [-5.0, -5.0])
+
+
+def test_radial_averages_keep_the_length_of_orthogonal_ways() -> None:
+    """Mean length times the direction of the summed directions, with weights, for each parameter by itself."""
+    hyper = {"fragments": 1, "outer": "sgd", "outer_lr": 1.0, "least": 2, "average": "radial"}
+    scheme = scheme_of("decoupled-diloco", hyper).fitted([("a", (2,)), ("b", (3,))])
+    ways = torch.tensor([[3.0, 0.0, 1.0, 2.0, 2.0], [0.0, 4.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    s = scheme.server(torch.zeros(5, dtype=torch.float64), 2)
+    for way, steps in zip(ways, (30, 10), strict=True):
+        type(scheme).push.function(scheme, s, way, steps, 0, 0, 0)  # type: ignore[attr-defined]
+    assert s.v == 1
+    direction = torch.tensor([0.75, 0.25], dtype=torch.float64)
+    a = (0.75 * 3 + 0.25 * 4) * direction / direction.norm()
+    b = 0.75 * ways[0, 2:]  # the other way has the length 0 there
+    torch.testing.assert_close(-s.x, torch.cat((a, b)), **EXACT)
+    assert not s.lengths.any()
+
+
+@in_double
+def test_radial_and_plain_averages_of_one_learner_are_the_same(task: Callable[[], Task]) -> None:
+    plain, radial = (run(task(), "decoupled-diloco", 1, 9, window=4, average=how).vector for how in ("plain", "radial"))
+    torch.testing.assert_close(radial, plain, **EXACT)
+    several = [run(task(), "decoupled-diloco", 3, 9, window=4, average=how).vector for how in ("plain", "radial")]
+    assert not torch.allclose(*several)

@@ -57,9 +57,12 @@ def test_a_server_on_another_node_knows_which_fragment_a_payload_is(tmp_path: Pa
     assert replay(tmp_path / "run").match
 
 
-@pytest.mark.parametrize("scheme", ["streaming-diloco", "decoupled-diloco"])
-def test_a_killed_worker_keeps_the_errors_of_its_fragments(tmp_path: Path, scheme: str) -> None:
-    hyper = {"fragments": 2, "overlap": 1, "window": 3}
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [("streaming-diloco", {}), ("decoupled-diloco", {}), ("decoupled-diloco", {"average": "radial"})],
+)
+def test_a_killed_worker_keeps_the_errors_of_its_fragments(tmp_path: Path, scheme: str, words: dict[str, Any]) -> None:
+    hyper = {"fragments": 2, "overlap": 1, "window": 3, **words}
     settings: dict[str, Any] = {"workers": 2, "steps": 150, "compress": "topk:0.05", "checkpoint_seconds": 0.25}
     story = run(tmp_path / "run", "digits-mlp", scheme, kills=("worker:1", "chief"), hyper=hyper, **settings)
     assert finished(story, 150).restarts == 2

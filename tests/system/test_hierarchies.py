@@ -38,9 +38,10 @@ def repeated(directory: Path, digest: str) -> None:
     assert told.digest == digest
 
 
+@pytest.mark.parametrize("collective", ["shared", "tcp"])
 @each_scheme
-def test_a_run_has_the_bits_of_the_simulator(scheme: str, tmp_path: Path) -> None:
-    result = finished(trained(tmp_path / "run", scheme, 40), 40)
+def test_a_run_has_the_bits_of_the_simulator(scheme: str, collective: str, tmp_path: Path) -> None:
+    result = finished(trained(tmp_path / "run", scheme, 40, collective=collective), 40)
     assert result.digest == simulate("digits-mlp", scheme, workers=4, steps=40, **CASES[scheme]).digest
     repeated(tmp_path / "run", result.digest)
 

@@ -1,5 +1,6 @@
-"""Schemes for slow links, over one: two hosts, 50 Mbit/s and 20 ms between them. A worker is killed, the run ends by
-itself, and its record repeats every bit. benchmarks/slow_links.py measures the same runs.
+"""Schemes for slow links, over one: two hosts, 50 Mbit/s and 20 ms between them; and between nodes of one machine. A
+worker is killed, the run ends by itself, and its record repeats every bit. benchmarks/slow_links.py measures the same
+runs.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from beds.hosts import Host, several, until
 from far_runs import LIMIT, Story
+from nodes import nodes
+from processes import finished, leaving_nothing, run
 
 from paceline.runs.replay.accounting import audit
 from paceline.runs.run_directory import RunDirectory, RunState
@@ -82,3 +86,17 @@ def test_a_worker_is_killed_and_the_record_repeats_the_run(words: str, tmp_path:
     assert found.state is RunState.DONE
     assert (found.result() or {})["restarts"] == 1
     assert list(audit(story.folder)) == []
+
+
+@pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
+def test_nodes_of_one_machine_lose_their_workers_too(words: str, tmp_path: Path) -> None:
+    scheme, *pairs = words.removesuffix(" --compress topk:0.01").split()
+    settings: dict[str, Any] = {"workers": 2, "steps": 60, "compress": "topk:0.01" if "--compress" in words else None}
+    kills = ("worker:1", "chief")
+    with leaving_nothing(), nodes() as made:
+        hyper = dict(pair.split("=") for pair in pairs)
+        story = run(
+            tmp_path / "run", "digits-mlp", scheme, hyper=hyper, kills=kills, launcher=made.launcher, **settings
+        )
+    assert finished(story, 60).restarts == len(kills)
+    assert list(audit(tmp_path / "run")) == []

@@ -190,7 +190,14 @@ def test_payloads_are_gathered_only_while_they_are_shorter_than_the_vector() -> 
     assert many["sent"][0] == 2 * 160
 
 
-@pytest.mark.parametrize("scheme", ["averaging", "easgd", "aeasgd", "sgd"])
+PARAMETERS = {"averaging", "local-sgd", "slowmo", "hierarchical", "daso", "easgd", "aeasgd", "aeamsgd", "fedasync"}
+
+
+def test_all_other_schemes_can_be_compressed() -> None:
+    assert discovery.schemes().keys() - SCHEMES.keys() == PARAMETERS | {"sgd"}
+
+
+@pytest.mark.parametrize("scheme", [*sorted(PARAMETERS), "sgd"])
 def test_parameters_are_not_compressed(scheme: str) -> None:
     with pytest.raises(UsageError, match=f"{scheme} sends no gradients.*Schemes that can be compressed: .*allreduce"):
         simulate("quadratic", scheme, compress="topk:0.1")
