@@ -16,14 +16,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "comparisons" / "docs"
 
+TEN = "mnist-mlp --schemes sync,async,downpour,agn,dynsgd,easgd,aeasgd,aeamsgd,sagn,hogwild --workers 8"
 # file of docs/ -> the command that makes it
 COMPARED = {
-    "compare.png": "mnist-mlp --schemes sync,async,downpour,agn,dynsgd,easgd,aeasgd,aeamsgd,sagn,hogwild --workers 8",
+    "compare.png": TEN,
+    "who-waits.png": TEN,
     "exact.png": "digits-mlp --schemes allreduce,sync --workers 1,2,4 --exact --seeds 1",
     "depth.png": "digits-mlp --schemes sync,groups,async groups.size=2 --workers 4",
     "real.png": "digits-mlp --schemes allreduce,async,downpour --workers 2 --real",
 }
 CURVES = "figures/error-curves.png"  # of a comparison: error against updates, samples and time
+OTHERS = {"who-waits.png": "figures/who-waits.png"}
 
 
 def main(names: list[str]) -> int:
@@ -31,10 +34,11 @@ def main(names: list[str]) -> int:
         if name == "pace.svg":
             subprocess.run([sys.executable, HERE.parent / "examples" / "picture.py"], check=True)
         elif name in COMPARED:
-            folder = RUNS / Path(name).stem
+            first = next(other for other, words in COMPARED.items() if words == COMPARED[name])
+            folder = RUNS / Path(first).stem
             words = [*shlex.split(COMPARED[name]), "--dir", str(folder)]
             subprocess.run([sys.executable, "-m", "paceline", "compare", *words], check=True)
-            shutil.copy(folder / CURVES, HERE / name)
+            shutil.copy(folder / OTHERS.get(name, CURVES), HERE / name)
             print(f"wrote {name}")
         else:
             print(f"no figure {name!r}; there are: pace.svg, {', '.join(COMPARED)}", file=sys.stderr)

@@ -13,10 +13,10 @@ import paceline
 SPEEDS = (1.0, 1.0, 1.0, 0.2)  # the last worker is a straggler
 SECONDS = 200.0
 RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "sync: wait for all": ("sync", {"lr": 0.2}, "#c0392b"),
-    "sync aggregate=3: the first three of four": ("sync", {"lr": 0.2, "aggregate": 3}, "#d68910"),
-    "aeasgd: elastic averaging": ("aeasgd", {}, "#1e8449"),
-    "async: nobody waits": ("async", {"lr": 0.05}, "#1f618d"),
+    "sync: wait for all": ("sync", {"lr": 0.2}, "#D55E00"),
+    "sync aggregate=3: the first three of four": ("sync", {"lr": 0.2, "aggregate": 3}, "#CC79A7"),
+    "aeasgd: elastic averaging": ("aeasgd", {}, "#009E73"),
+    "async: nobody waits": ("async", {"lr": 0.05}, "#0072B2"),
 }
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 760, 330, 60, 20, 50, 20
 

@@ -20,14 +20,16 @@ from paceline.compute_times import ComputeTime, Constant, Gamma, LogNormal, Shif
 from paceline.config import build
 from paceline.config.planning import SCHEMES
 from paceline.experiments.length import Goal
-from paceline.planning import measure
+from paceline.planning import check, measure
+from paceline.planning.check import calibrated
 from paceline.planning.failures import Failures
-from paceline.planning.forecast import Assumptions, coarsened, throughput
+from paceline.planning.forecast import Assumptions, coarsened, simulated, throughput
 from paceline.planning.laws import SumOf, fitted, law_text, mean_of_law
 from paceline.planning.learning import Needed, sizes_within
 from paceline.planning.measure import Arithmetic, Software
 from paceline.planning.spelling import Stragglers, count_text, duration, network_of, seconds_text, worker_numbers
 from paceline.planning.timed_engine import MessageCosts
+from paceline.planning.timing_task import TimingTask
 from paceline.simulator.cost import Cost, NetworkLink
 from paceline.simulator.engine import SimulationEngine
 from paceline.simulator.faults import parse_fault
@@ -51,6 +53,32 @@ def assumed(**changes: Any) -> Assumptions:
 
 def rate(name: str, workers: int, given: Assumptions, **hyper: Any) -> float:
     return throughput(name, build.scheme_of(name, hyper), workers, given).samples_per_second
+
+
+class TestCheck:
+    @pytest.mark.parametrize(
+        ("name", "workers", "empty"),
+        [("async", 4, 5e-6), ("async", 2, 80e-6), ("sync", 4, 300e-6), ("aeasgd", 2, 80e-6)],
+    )
+    def test_costs_are_such_that_a_run_without_gradients_takes_what_was_measured(
+        self, name: str, workers: int, empty: float
+    ) -> None:
+        """Also where the calls alone, which were measured one by one, would take longer."""
+        scheme, given = build.scheme_of(name, {}), assumed()
+        calls = dict.fromkeys(scheme.methods, 2e-05)
+        costs = calibrated(scheme, workers, empty, 1e-6, given, MessageCosts(per_call=0.0, calls=calls, mean=0.0))
+        law = Constant(1e-6)
+        found = simulated(scheme, workers, TimingTask(64), law, given, costs).samples_per_second
+        assert 1 / found == pytest.approx(empty, rel=0.02)
+
+    def test_more_expensive_exchanges_are_forecast_slower(self) -> None:
+        given = assumed(gradient=measure.given_gradients(300e-6))
+        forecasts = [
+            check._forecast("async", build.scheme_of("async", {}), 2, check._Here(300e-6, 0.0, empty, 1e-6), given)
+            for empty in (10e-6, 100e-6)
+        ]
+        # each of two workers makes a gradient in 300 us and an exchange in twice the time for each gradient
+        assert forecasts == pytest.approx([2 * BATCH / 320e-6, 2 * BATCH / 500e-6], rel=0.03)
 
 
 class TestSpelling:
