@@ -38,7 +38,7 @@ def repeated(directory: Path, digest: str) -> None:
     assert told.digest == digest
 
 
-@pytest.mark.parametrize("collective", ["shared", "tcp"])
+@each_way
 @each_scheme
 def test_a_run_has_the_bits_of_the_simulator(scheme: str, collective: str, tmp_path: Path) -> None:
     result = finished(trained(tmp_path / "run", scheme, 40, collective=collective), 40)
