@@ -35,7 +35,6 @@ class ShardedModel:
         with gloo_group.loopback():
             mesh = init_device_mesh("cpu", (count,))
         self.module = copy.deepcopy(task.flat.module).train()
-        self.flat = FlatModule(self.module)  # for the buffers, which are not sharded
         scalars = [name for name, one in self.module.named_parameters() if not one.dim()]
         if scalars:
             raise UsageError(
@@ -50,6 +49,8 @@ class ShardedModel:
                 sharded.set_gradient_divide_factor(1.0)  # the weights of the slices add up to 1
                 sharded.set_force_sum_reduction_for_comms(True)
                 sharded.set_custom_reduce_scatter(_ordered_sum())
+        # for the buffers, which are not sharded; made of the shards, as it holds the parameters that it finds
+        self.flat = FlatModule(self.module)
         self.vector = ShardedVector(self.module)
 
     def gradient(self, x: Vector, part: Batch, out: Vector, buffers: Mapping[str, Tensor] | None) -> float:
