@@ -53,6 +53,10 @@ chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEE
 
 test-engines: $(ENGINES)/.ready ## real Ray, Spark (needs Java 17), Jupyter, W&B, MLflow, Keras and JAX, in an environment of their own
 	$(ENGINES)/bin/python -m pytest tests/engines tests/unit/test_launch_kubernetes.py tests/unit/test_kubernetes_template.py tests/unit/test_result.py tests/unit/test_hook_trackers.py --durations=0
+	for backend in jax torch; do \
+	  KERAS_BACKEND=$$backend $(ENGINES)/bin/python -m pytest tests/engines/test_keras_task.py -k "not every_scheme" && \
+	  KERAS_BACKEND=$$backend $(ENGINES)/bin/python -m pytest tests/engines/test_every_scheme_of_frameworks.py -k keras \
+	  || exit 1; done
 
 $(ENGINES)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)

@@ -1,11 +1,12 @@
 """One worker of paceline beside the own loop of a framework: the MNIST CNN of the guides, SGD, batch 100.
 
-    python benchmarks/frameworks.py [--steps 300] [--rounds 3] [--threads 1] [--only keras-jax ...] [--json]
+    python benchmarks/frameworks.py [--steps 300] [--rounds 3] [--threads 1] [--clock wall] [--only jax ...] [--json]
 
 `own` is the framework's loop: `train_on_batch` of a compiled Keras model, a jitted step of JAX or a `tf.function` of
 TensorFlow with its own update, on batches that are in memory. `paceline` is a real run of `sgd` with one worker, with
 its batches, order log and hooks. Each is a process of its own; own and paceline alternate. Prints samples per second
-and their ratio, medians of rounds.
+and their ratio, medians of rounds. `--clock cpu` counts the CPU time of the process that trains, all its threads, in
+place of the time that passes: what can be compared on a machine that is busy with other work.
 Needs Keras, TensorFlow and JAX: pip install 'paceline[keras,tensorflow,jax]'
 """
 
@@ -33,6 +34,8 @@ from paceline.hook import Hook, Session
 CONTENDERS = ("keras-tensorflow", "keras-jax", "keras-torch", "tensorflow", "jax")
 WARM, BATCH, RATE = 30, 100, 0.05
 SHAPES = {"c1": (5, 5, 1, 32), "c2": (5, 5, 32, 64), "d1": (7 * 7 * 64, 1024), "d2": (1024, 10)}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+NOW = CLOCKS[os.environ.get("FRAMEWORKS_CLOCK", "wall")]  # roles of a run inherit it
 
 
 class Clock(Hook):
@@ -42,7 +45,7 @@ class Clock(Hook):
         self.path, self.steps, self.began, self.last = path, 0, 0.0, 0.0
 
     def after_step(self, session: Session) -> None:
-        self.steps, self.last = self.steps + 1, time.perf_counter()
+        self.steps, self.last = self.steps + 1, NOW()
         if self.steps == WARM:
             self.began = self.last
 
@@ -161,10 +164,10 @@ def by_own_loop(contender: str, steps: int, threads: int) -> float:
     step = {"jax": jax_loop, "tensorflow": tensorflow_loop}.get(contender, keras_loop)()
     for number in range(WARM):
         step(*batches[number % len(batches)])
-    began = time.perf_counter()
+    began = NOW()
     for number in range(steps):
         step(*batches[number % len(batches)])
-    return (time.perf_counter() - began) / steps
+    return (NOW() - began) / steps
 
 
 def keras_loop() -> Any:
@@ -213,7 +216,7 @@ def tensorflow_loop() -> Any:
 def measured(contender: str, way: str, given: argparse.Namespace) -> float:
     """Samples per second, in a process of its own."""
     words = [sys.executable, __file__, "--child", contender, way, "--steps", str(given.steps)]
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", FRAMEWORKS_CLOCK=given.clock)
     if contender.startswith("keras-"):
         environment["KERAS_BACKEND"] = contender.removeprefix("keras-")
     words += ["--threads", str(given.threads)]
@@ -228,6 +231,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--clock", choices=CLOCKS, default="wall")
     options.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     options.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options.add_argument("--json", action="store_true")
@@ -243,7 +247,7 @@ def main() -> None:
         own, ours = (statistics.median(column) for column in zip(*rounds, strict=True))
         rows[contender] = {"own": own, "paceline": ours, "ratio": statistics.median(p / o for o, p in rounds)}
     if given.json:
-        print(json.dumps({"steps": given.steps, "threads": given.threads, "rows": rows}))
+        print(json.dumps({"steps": given.steps, "threads": given.threads, "clock": given.clock, "rows": rows}))
         return
     table = Table(title=f"MNIST CNN, batch {BATCH}, one worker: samples per second", title_justify="left")
     for column in ("", "own loop", "paceline", "ratio"):

@@ -16,6 +16,7 @@ from paceline.framework_tasks.flat_blocks import FlatBlocks
 from paceline.framework_tasks.framework_start import needed
 from paceline.framework_tasks.framework_task import as_numpy, two_words
 from paceline.state import Vector
+from paceline.torch_task.random_numbers import seeded
 
 COUNTED = re.compile(r"_\d+(?=/|$)")
 SEEDS = "seed_generator_state"  # what Keras calls the variable of a seed generator
@@ -97,7 +98,7 @@ class TorchBackend(KerasFunctions):
         self, x: Vector, buffers: Mapping[str, Tensor], seed: int, parts: Sequence[Tensor], weight: float, out: Vector
     ) -> float:
         pieces = [one.requires_grad_() for one in self._pieces(x)]
-        with torch.enable_grad():
+        with torch.enable_grad(), seeded(seed):  # a Dropout without a seed draws from torch's own numbers
             seeds = torch.from_numpy(self.words(seed).astype(np.int64))
             found = self.loss(pieces, list(buffers.values()), seeds, parts, train=True)
             loss = found[0] * weight

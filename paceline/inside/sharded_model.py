@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from paceline.task import Batch
 from paceline.torch_task import FlatModule, checked_loss, seeded
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
+MMAP_THRESHOLD, MAPPED = -3, 4 << 20  # M_MMAP_THRESHOLD of mallopt, and its value in bytes
 
 
 class ShardedModel:
@@ -30,12 +33,12 @@ class ShardedModel:
         from torch.distributed.device_mesh import init_device_mesh  # these take seconds, and only fsdp needs them
         from torch.distributed.fsdp import fully_shard
 
+        _give_freed_memory_back()
         self._task, count = task, task.inside.processes
         gloo_group.meet(number, count, store)
         with gloo_group.loopback():
             mesh = init_device_mesh("cpu", (count,))
         self.module = copy.deepcopy(task.flat.module).train()
-        self.flat = FlatModule(self.module)  # for the buffers, which are not sharded
         scalars = [name for name, one in self.module.named_parameters() if not one.dim()]
         if scalars:
             raise UsageError(
@@ -50,6 +53,8 @@ class ShardedModel:
                 sharded.set_gradient_divide_factor(1.0)  # the weights of the slices add up to 1
                 sharded.set_force_sum_reduction_for_comms(True)
                 sharded.set_custom_reduce_scatter(_ordered_sum())
+        # for the buffers, which are not sharded; made of the shards, as it holds the parameters that it finds
+        self.flat = FlatModule(self.module)
         self.vector = ShardedVector(self.module)
 
     def gradient(self, x: Vector, part: Batch, out: Vector, buffers: Mapping[str, Tensor] | None) -> float:
@@ -85,6 +90,13 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 def _owners(module: nn.Module) -> Counter[int]:
     """How often each parameter is in a module."""
     return Counter(id(one) for part in module.modules() for one in part._parameters.values() if one is not None)
+
+
+def _give_freed_memory_back() -> None:
+    """Layers are gathered and freed again and again. glibc would keep what is freed for later: several times the model.
+    With a threshold that does not grow, large tensors are mappings of their own, which end when they are freed."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, MAPPED)
 
 
 def _ordered_sum() -> Any:

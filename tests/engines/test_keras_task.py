@@ -221,7 +221,8 @@ def test_a_model_that_was_built_in_the_launcher_starts_fresh_interpreters(tmp_pa
     file = tmp_path / "digits_task.py"
     file.write_text(FILE)
     result, said = trained(tmp_path / "run", f"{file}:make", "sync", steps=40, task_options={"ready": True})
-    assert [text for text in said if "--start exec" in text]
+    fresh = [text for text in said if "--start exec" in text]
+    assert bool(fresh) == (keras.backend.backend() != "torch")  # which bears a fork
     assert result.updates == 40
     assert paceline.replay(tmp_path / "run").match
 

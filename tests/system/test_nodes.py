@@ -37,6 +37,7 @@ def digest(scheme: str, workers: int, steps: int, **settings: Any) -> str:
         ("async", {"workers": 1}),
         ("downpour", {"workers": 1}),
         ("sync", {"workers": 2, "inside": "ddp:2"}),
+        ("sync", {"workers": 2, "inside": "fsdp:2"}),
     ],
 )
 def test_the_bits_are_those_of_the_simulator(tmp_path: Path, scheme: str, settings: dict[str, Any]) -> None:
