@@ -55,6 +55,7 @@ class Call(Op[R]):
     method: ServerMethod[Any, Any]
     args: tuple[Any, ...]
     packed: Packed | None = None  # of compressed arguments: args hold what it decodes to
+    into: tuple[Tensor | None, ...] = ()  # cells that the result will be stored in: it may be written there at once
 
     def __str__(self) -> str:
         shown = (
@@ -74,6 +75,7 @@ class Mean(Op[Vector]):
     whole: bool = False  # v is not compressed
     packed: Packed | None = None  # of a compressed vector: v is what it decodes to
     fragment: int | None = None  # the number of the fragment that v is, in the scheme's `fragments_of`
+    into: tuple[Tensor | None, ...] = ()  # the cell that the result will be stored in: it may be written there at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)

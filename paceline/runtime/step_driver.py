@@ -14,6 +14,7 @@ import torch
 from paceline.errors import PacelineError, SchemeError
 from paceline.ops import Call, Grad, Mean, Meet, Op, Pending, Receive, Send, Sent, Sleep, Start
 from paceline.runtime.compression import Compression
+from paceline.runtime.stored_results import StoredResults
 from paceline.runtime.traffic import Traffic
 from paceline.scheme import Scheme
 from paceline.worker import Worker
@@ -26,9 +27,13 @@ class StepDriver:
     restored when the step continues, so it never leaks to the next worker.
     """
 
-    __slots__ = ("_compression", "_coroutine", "_grad_mode", "_under_way", "_worker", "awaits", "scheme", "traffic")
+    __slots__ = (
+        *("_compression", "_coroutine", "_grad_mode", "_stored", "_under_way", "_worker", "awaits", "scheme"),
+        "traffic",
+    )
 
-    def __init__(self, scheme: Scheme, worker: Worker) -> None:
+    def __init__(self, scheme: Scheme, worker: Worker, *, into_cells: bool = False) -> None:
+        """`into_cells`: operations say which cells their results will be stored in."""
         self.scheme = scheme
         self._worker = worker
         self._coroutine: Coroutine[Op[Any], Any, None] | None = None
@@ -37,6 +42,7 @@ class StepDriver:
         self.traffic = Traffic(worker.workers)
         self._under_way: Op[Any] | None = None  # other than a gradient
         self._compression: Compression | None = None
+        self._stored = StoredResults(worker) if into_cells and scheme.compressor is None else None
         if scheme.compressor is not None:
             self._compression = Compression(scheme, worker, scheme.compressor)
             self.traffic.message = self._compression.message_bytes()
@@ -107,6 +113,8 @@ class StepDriver:
         self.awaits += 1
         if not self._usual(op) and (wrong := self._misuse(op)):
             raise SchemeError(f"worker:{self._worker.rank} {wrong}")
+        if self._stored is not None and (type(op) is Call or type(op) is Mean):
+            op.into = self._stored.places(coroutine)
         whole = op
         if self._compression is not None:
             op = self._compression.outgoing(op)

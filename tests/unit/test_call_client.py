@@ -135,6 +135,26 @@ class TestCalls:
             link.flush()  # as a session does before it computes or waits
             assert other.collect(done)[1] == 20
 
+    def test_a_result_of_a_reader_is_written_to_the_cell_that_it_will_be_stored_in(self, servers: int) -> None:
+        with world(servers) as (theatre, scheme):
+            link, cell = theatre.link(0), torch.full((LENGTH,), 9.0)
+            asked(link, scheme.push(torch.ones(LENGTH)))
+            for method, args in ((scheme.look, ()), (scheme.look_at, (1,))):
+                call = method(*args)
+                call.into = (cell.fill_(9.0), torch.tensor(0))
+                x, v = asked(link, call)
+                assert x is cell
+                assert (x.tolist(), v) == ([k - 1.0 for k in range(LENGTH)], 1)
+            for other in (torch.zeros(LENGTH + 1), torch.zeros(LENGTH, dtype=torch.float64), None):
+                call = scheme.look()
+                call.into = (other, None)
+                x, _ = asked(link, call)
+                assert x is not other
+                assert x.tolist() == cell.tolist()
+            call = scheme.look()
+            call.into = (cell,)  # the step would fail: the result has two values
+            assert asked(link, call)[0] is not cell
+
     def test_arguments_are_those_of_the_moment(self, servers: int) -> None:
         with world(servers) as (theatre, scheme):
             link, g = theatre.link(0), torch.ones(LENGTH)

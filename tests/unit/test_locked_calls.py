@@ -20,10 +20,11 @@ from paceline.processes.calls.client import RolledBack, Stopped
 from paceline.processes.calls.locked_client import LockedClient
 from paceline.processes.calls.mailbox import SET
 from paceline.processes.memory import snapshot
-from paceline.processes.memory.board import FAILED, STOP
+from paceline.processes.memory.board import FAILED, MAILBOXES, STOP
 from paceline.processes.roles.caretaker import Caretaker
 from paceline.processes.roles.roles import Role
 from paceline.processes.supervisor.recovery import Recovery
+from paceline.processes.supervisor.waits import brief
 from paceline.runs import order_log
 from paceline.runs.run_directory import RunDirectory
 from paceline.scheme import Scheme, State, Vector, on_server
@@ -198,13 +199,21 @@ def test_waiting_calls_are_performed_in_the_order_of_their_arrival(theatre: Thea
     assert [clients[rank].collect(mailbox) for rank, mailbox in waiting] == [1, 0, 0, 4, 3]
 
 
-def test_all_that_wait_to_read_are_told_at_once(theatre: Theatre) -> None:
+@pytest.mark.parametrize("asleep", [True, False])
+def test_all_that_wait_to_read_are_told_at_once_if_they_sleep(theatre: Theatre, asleep: bool) -> None:
     scheme, (clients, rung) = Gates(), links(theatre)
     told: list[int] = []
 
     def waits(rank: int) -> Any:
         def wait_for(ready: Any, what: str) -> None:
             told.append(rank)
+            assert brief(clients[rank].memory, rank).startswith("pull: guard ")
+            before_sleep = clients[rank].memory.wakeup.before_sleep
+            assert before_sleep is not None
+            if asleep:
+                before_sleep()
+            assert not ready()
+            assert brief(clients[rank].memory, rank).startswith("pull: guard ")
             if rank == 0:
                 clients[1].call(scheme.pull(1))  # waits too
             else:
@@ -216,7 +225,40 @@ def test_all_that_wait_to_read_are_told_at_once(theatre: Theatre) -> None:
     clients[0]._wait_for, clients[1]._wait_for = waits(0), waits(1)
     assert clients[0].call(scheme.pull(1)).tolist() == [-1.0] * LENGTH
     assert told == [0, 1]
-    assert sorted(rung) == [0, 1]
+    assert sorted(rung) == ([0, 1] if asleep else [])
+    assert [len(client._free) for client in clients] == [MAILBOXES] * 3
+    assert not any(theatre.board.watched)
+
+
+def test_a_state_that_comes_before_a_reader_lies_down_is_not_missed(theatre: Theatre) -> None:
+    scheme, (clients, rung) = Gates(), links(theatre)
+
+    def wait_for(ready: Any, what: str) -> None:
+        assert not ready()
+        clients[1].call(scheme.push(torch.ones(LENGTH)))
+        before_sleep = clients[0].memory.wakeup.before_sleep
+        assert before_sleep is not None
+        before_sleep()
+        assert ready()
+
+    clients[0]._wait_for = wait_for  # type: ignore[assignment]
+    assert clients[0].call(scheme.pull(1)).tolist() == [-1.0] * LENGTH
+    assert not rung
+    assert not any(theatre.board.watched)
+
+
+def test_a_spinning_reader_does_not_take_the_lock(theatre: Theatre) -> None:
+    scheme, (clients, _) = Gates(), links(theatre)
+    clients[0].server.acquire = None  # type: ignore[assignment, method-assign]
+
+    def wait_for(ready: Any, what: str) -> None:
+        for _ in range(2):
+            assert not ready()
+            clients[1].call(scheme.push(torch.ones(LENGTH)))
+        assert ready()
+
+    clients[0]._wait_for = wait_for  # type: ignore[assignment]
+    assert clients[0].call(scheme.pull(2)).tolist() == [-2.0] * LENGTH
 
 
 def test_hyper_parameters_change_for_all_at_one_place_in_the_order(theatre: Theatre) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,55 @@ def test_weights(length: int) -> None:
     assert Company(*(lambda r=rank: band.at_mean(r, weights[r]) for rank in range(3))).end() == [0, 0, 0]
     expected = mean_of([vector_of(rank, length) for rank in range(3)], weights)
     assert all(torch.equal(row, expected) for row in band.results)
+    band.close()
+
+
+@more_lengths
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_result_is_written_to_the_cell_that_it_will_be_stored_in(length: int, workers: int) -> None:
+    """Also if the cell is the worker's own vector, which other members read where it is."""
+    band = Band(length, workers=workers)
+    expected = mean_of([vector_of(rank, length) for rank in range(workers)], [1.0] * workers)
+
+    def play(rank: int) -> None:
+        means = band.means(rank)
+        cell = means.memory.worker_state(rank).x
+        for _ in range(3):
+            cell.copy_(vector_of(rank, length))
+            busy = band.board.busy[rank]
+            assert means.mean(Mean(cell, into=(cell,)), first=True) is cell
+            assert torch.equal(cell, expected)
+            assert band.board.busy[rank] == busy + 2
+
+    assert Company(*(lambda r=rank: play(r) for rank in range(workers))).end() == [0] * workers
+    band.close()
+
+
+@lengths
+def test_a_cell_of_another_kind_gets_no_result(length: int) -> None:
+    band = Band(length, workers=1)
+    means, v = band.means(0), vector_of(0, length)
+    for cell in (torch.zeros(length + 1), torch.zeros(length, dtype=torch.float64), torch.zeros(1, length)):
+        assert means.mean(Mean(v, into=(cell,)), first=True) is not cell
+        assert not cell.any()
+    band.close()
+
+
+def test_who_dies_while_it_writes_a_result_leaves_a_cell_that_is_not_whole() -> None:
+    band = Band(LARGE, workers=3)
+
+    class Deadly(torch.Tensor):
+        def copy_(self, *_: Any, **__: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def die() -> None:
+        means = band.means(2)
+        cell = means.memory.worker_state(2).x.as_subclass(Deadly)
+        means.mean(Mean(vector_of(2, LARGE), into=(cell,)), first=True)
+
+    codes = Company(lambda: band.at_mean(0), lambda: band.at_mean(1), die).end()
+    assert codes == [0, 0, -signal.SIGKILL]
+    assert [band.board.busy[rank] % 2 for rank in range(3)] == [0, 0, 1]
     band.close()
 
 

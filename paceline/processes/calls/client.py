@@ -88,13 +88,13 @@ class CallClient:
             return None
         if method.reads and method.when is None and here:
             self._settle()
-            seen, result = self._look(method, call.args)
+            seen, result = self._look(method, call.args, call.into)
             if seen:
                 return result
         if method.reads and method.when is not None and here:
             while True:  # the guard may be false again before this worker has read
                 self._awaited(self._send(asks_when(self._methods[method.name]), call.args))
-                seen, result = self._look(method, call.args)
+                seen, result = self._look(method, call.args, call.into)
                 if seen:
                     return result
         return self.collect(self.post(call))
@@ -304,9 +304,14 @@ class CallClient:
             raise Stopped if self._board.run[STOP] == FAILED else RolledBack
         self._free.append(mailbox)
 
-    def _look(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
-        """Perform a method that only reads, at a moment at which no server writes."""
+    def _look(
+        self, method: ServerMethod[Any, Any], args: tuple[Any, ...], into: tuple[Tensor | None, ...] = ()
+    ) -> tuple[bool, Any]:
+        """Perform a method that only reads, at a moment at which no server writes. `into`: the cells that its result
+        will be stored in; what they hold after a look that was not successful is of no use."""
         board, state = self._board, self._state
+        if into and tensors(args):
+            into = ()  # an argument may be in such a cell, and is wanted again if this look is not successful
         mark, performed = board.mark, board.performed
         tries, looks = self._tries
         while tries and looks:
@@ -320,7 +325,7 @@ class CallClient:
                 return False, None
             result = method.function(self.memory.scheme.rates_at(state), state, *args)
             version = state.v
-            own = mapped(self._copied, result)
+            own = self._kept(result, into) if into else mapped(self._copied, result)
             self.memory.synchronize()
             fence()
             if self._board.run[GENERATION] != self.generation:
@@ -349,11 +354,29 @@ class CallClient:
             self._tally.pulled(holder, before)
         return result if self._in_place else mapped(self._copied, result)
 
+    def _kept(self, result: Any, into: tuple[Tensor | None, ...]) -> Any:
+        """A copy of a result for the worker: where it will be stored, as far as it fits there."""
+        values = result if isinstance(result, tuple) else (result,)
+        if len(values) != len(into):
+            return mapped(self._copied, result)
+        kept = [
+            cell.copy_(value)
+            if isinstance(value, Tensor) and cell is not None and fits(value, cell)
+            else mapped(self._copied, value)
+            for value, cell in zip(values, into, strict=True)
+        ]
+        return tuple(kept) if isinstance(result, tuple) else kept[0]
+
     def _copied(self, tensor: Tensor) -> Tensor:
         """A copy for the worker, on its device."""
         if tensor.device.type == self.device.type == "cpu":
             return self._recycled.copy(tensor)
         return tensor.to(self.device, copy=True)
+
+
+def fits(value: Tensor, cell: Tensor) -> bool:
+    """Whether the assignment of a value to a cell would only copy it."""
+    return value.shape == cell.shape and value.dtype is cell.dtype and value.device == cell.device
 
 
 def gives(value: Any, x: int) -> bool:

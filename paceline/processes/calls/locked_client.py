@@ -14,7 +14,7 @@ from paceline.processes.calls.locked_server import LockedServer
 from paceline.processes.calls.mailbox import Mailbox, put
 from paceline.processes.memory.board import GENERATION, RUNNING, STOP
 from paceline.processes.memory.call_codec import encode
-from paceline.processes.memory.packed_words import asks_when, call_number
+from paceline.processes.memory.packed_words import asks_when, call_number, looks_for
 from paceline.processes.memory.run_memory import HEAD_WORDS, RunMemory
 from paceline.processes.transport import WaitFor
 from paceline.runs.order_log import RecordKind
@@ -71,7 +71,7 @@ class LockedClient(CallClient):
             if ahead is not None and ahead.method is method and self._recent(ahead):
                 self._has_read(method, ahead.position, ahead.version)
                 return ahead.result
-            return self._read(method, call.args)
+            return self._read(method, call.args, call.into)
         if self._last is not None:
             self._followers[self._last.name] = None
         self._last, self._ahead = method, None
@@ -180,29 +180,65 @@ class LockedClient(CallClient):
         current = self._board.run[GENERATION] == self.generation
         return bool(current and time.perf_counter_ns() - ahead.at < RECENT)
 
-    def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
-        """Perform a method that only reads: without the lock, if no process writes meanwhile. If its guard is false,
-        the process that makes it true wakes this worker, which then looks again."""
+    def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...], into: tuple[Tensor | None, ...]) -> Any:
+        """Perform a method that only reads: without the lock, if no process writes meanwhile."""
         server = self.server
         while True:
-            seen, result = self._look(method, args)
+            seen, result = self._look(method, args, into)
             if seen:
                 return result
-            mailbox: Mailbox | None = None
+            if method.when is not None:
+                self._wait_to_read(method, args)
+                continue
+            self._enter()
+            try:
+                seen, result = self._look(method, args, into)
+            finally:
+                server.release()
+            if seen:
+                return result
+
+    def _wait_to_read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> None:
+        """Wait until the guard of a method that only reads may be true. While this worker spins it evaluates the guard
+        itself, after every change of the state. Before it sleeps it lines up: then the process that makes the guard
+        true wakes it."""
+        board, server, state, scheme = self._board, self.server, self._state, self.memory.scheme
+        guard, mark, seen = method.when, board.mark, -1
+        mailbox: Mailbox | None = None
+        met = False
+        assert guard is not None
+
+        def may_read() -> bool:
+            nonlocal met, seen
+            if mailbox is not None:
+                return self.ready(mailbox)
+            now = mark[0]
+            if not met and now != seen and not now & 1:
+                seen, met = now, bool(guard(scheme, state, *args))
+            return met
+
+        def line_up() -> None:
+            nonlocal mailbox, met
             self._enter()
             try:
                 call: Call[Any] = Call(method, args)
-                unmet = server.unmet(call) if method.when is not None else 0
-                if unmet:
+                if unmet := server.unmet(call):
                     mailbox = self._line_up(asks_when(self._methods[method.name]), call, unmet)
+                    board.awaited[self.rank] = mailbox.index + 1
                 else:
-                    seen, result = self._look(method, args)
+                    met = True
             finally:
                 server.release()
-            if mailbox is not None:
-                self._awaited(mailbox)
-            elif seen:
-                return result
+
+        wakeup = self.memory.wakeup
+        board.awaited[self.rank] = looks_for(self._methods[method.name])
+        wakeup.before_sleep = line_up
+        try:
+            self._wait_for(may_read, "the server")
+        finally:
+            wakeup.before_sleep = None
+        if mailbox is not None:
+            self._free.append(mailbox)
 
     def _enter(self) -> None:
         """Take the lock, as a worker that the server's state counts among the present ones."""

@@ -161,10 +161,15 @@ class SharedMeans:
         if isinstance(meeting.op, Meet):
             result = self._taken(meeting, meeting.op)
         elif form.whole:
-            result = total.mean(0, form.count, meeting.weights, self._room(form, total.device))
+            cell = self._begin_cell(meeting.op, total.device)
+            room = self._room(form, total.device) if cell is None else cell
+            result = total.mean(0, form.count, meeting.weights, room)
+            self._end_cell(cell)
         else:
-            self._reduce_slices(meeting)
-            result = self._copied(meeting, self._sums[meeting.lead])
+            self._reduce_slices(meeting)  # all of them: now no member reads v any more, which may be the cell's value
+            cell = self._begin_cell(meeting.op, v.device)
+            result = self._copied(meeting, self._sums[meeting.lead], cell)
+            self._end_cell(cell)
         before = self._readers[1 - number % 2]
         if before is not None and before[0] is readers[0]:  # they have arrived here: they have finished the last one
             self._readers[1 - number % 2] = None
@@ -222,10 +227,25 @@ class SharedMeans:
         vectors = {r: self._copied(meeting, place).view(op.v.shape) for r, place in found}
         return Met(present, vectors, dict(zip(present, meeting.given, strict=True)))
 
-    def _copied(self, meeting: SharedMean, place: int) -> Vector:
-        """A copy of the vector at an offset, on the device of this worker's vector."""
+    def _begin_cell(self, op: Mean, device: torch.device) -> Vector | None:
+        """The cell that the result of a mean will be stored in, to write it there. Until `_end_cell` the word `busy` is
+        odd, as inside the scheme's own code: the cell may be half written."""
+        cell = op.into[0] if len(op.into) == 1 else None
+        fits = cell is not None and cell.dim() == 1 and cell.shape == op.v.shape and cell.dtype is op.v.dtype
+        if cell is None or not fits or cell.device != device:
+            return None
+        self._board.busy[self.rank] += 1
+        return cell
+
+    def _end_cell(self, cell: Vector | None) -> None:
+        if cell is not None:
+            self._board.busy[self.rank] += 1
+
+    def _copied(self, meeting: SharedMean, place: int, room: Vector | None = None) -> Vector:
+        """A copy of the vector at an offset, on the device of this worker's vector. `room`: where to."""
         form = meeting.form
-        vector, room = meeting.total.view(place, 0, form.count), self._room(form, meeting.op.v.device)
+        vector = meeting.total.view(place, 0, form.count)
+        room = self._room(form, meeting.op.v.device) if room is None else room
         return vector.clone() if room is None else room.copy_(vector)
 
     def _room(self, form: MeanForm, device: torch.device) -> Vector | None:

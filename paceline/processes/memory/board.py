@@ -117,7 +117,7 @@ class Board:
     begun = per_worker("has begun its first step once", "the worker")
     parted = per_worker("will not come back: no barrier waits for it, whatever the quorum", "the worker; supervisor")
     gone = per_worker("has left the run", "the worker; supervisor when it gives it up")
-    awaited = per_worker("1 + the mailbox whose reply it waits for", "the worker")
+    awaited = per_worker("what it waits for at a server: see packed_words", "the worker")
     direct = per_worker("updates that it has made in the shared vector itself", "the worker")
     busy = per_worker("odd while its step runs: if it dies then, a cell may be half written", "the worker")
     joining = per_worker("is restarted, and waits to take part", "the worker; supervisor when it dies")

@@ -49,6 +49,19 @@ def method_of(kind: int) -> int:
     return kind - _ONLY_WHEN if kind >= _ONLY_WHEN else kind
 
 
+# What a worker waits for, in `awaited`: 1 + the index of a mailbox; or, negative, a method that only reads and whose
+# guard the worker evaluates itself for now.
+
+
+def looks_for(method: int) -> int:
+    return -1 - method
+
+
+def looked_for(awaited: int) -> int | None:
+    """The number of that method; None: the worker waits for a reply, or for nothing."""
+    return -1 - awaited if awaited < 0 else None
+
+
 # An entry of the order of calls: the index of a mailbox, or if negative a worker that came or went.
 _EVENTS = 10
 

@@ -25,6 +25,7 @@ class Wakeup:
         self._poll.register(self._own, select.POLLIN)
         self._sources: dict[int, Callable[[], None]] = {}  # other descriptors to read, and their readers
         self.restless: Callable[[], bool] | None = None  # called while waiting; True: call it again soon
+        self.before_sleep: Callable[[], None] | None = None  # called once, when spinning was not enough
 
     @staticmethod
     def create(roles: int) -> list[int]:
@@ -97,6 +98,9 @@ class Wakeup:
     def _sleep(self, ready: Callable[[], bool], deadline: int | None) -> bool:
         """Sleep until `ready()`, or until a time in ns."""
         sleeping, me = self.board.sleeping, self.me
+        if self.before_sleep is not None:
+            prepare, self.before_sleep = self.before_sleep, None  # first: it may have to wait too
+            prepare()
         try:
             while True:
                 sleeping[me] = 1

@@ -166,7 +166,7 @@ class Profiled(NotProfiled):
 
     def _with_methods(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def sent(call: Call[Any], **how: Any) -> Any:
-            return send(Call(self._method(call.method), call.args, call.packed), **how)
+            return send(Call(self._method(call.method), call.args, call.packed, call.into), **how)
 
         return sent
 

@@ -78,7 +78,7 @@ class WorkerSession:
         policy = task.buffer_policy
         self.cells = cells = WorkerCells(memory, rank)
         self.worker = cells.worker
-        self._driver = driver = StepDriver(memory.scheme, cells.worker)
+        self._driver = driver = StepDriver(memory.scheme, cells.worker, into_cells=True)
         traffic, board = driver.traffic, memory.board
         traffic.sent, traffic.received = board.sent[rank], board.received[rank]  # of the process before
         traffic.uncompressed = board.uncompressed[rank]

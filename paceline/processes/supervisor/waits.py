@@ -17,7 +17,7 @@ from paceline.ops import Call
 from paceline.processes.calls.mailbox import Mailbox, got
 from paceline.processes.memory.board import MAILBOXES, WAITING, Board
 from paceline.processes.memory.call_codec import decode
-from paceline.processes.memory.packed_words import mean_key, method_of
+from paceline.processes.memory.packed_words import looked_for, mean_key, method_of
 from paceline.processes.memory.run_memory import RunMemory
 from paceline.scheme import ServerMethod
 
@@ -126,10 +126,12 @@ def named(names: Sequence[str]) -> str:
 
 def _method(memory: RunMemory, rank: int) -> ServerMethod[Any, Any] | None:
     """The method that a worker waits for the result of; None if that cannot be seen from this node."""
-    mailbox = _awaited(memory, rank)
-    kind = -1 if mailbox is None else mailbox.request[-1]
+    number = looked_for(memory.board.awaited[rank])
+    if number is None:
+        mailbox = _awaited(memory, rank)
+        number = -1 if mailbox is None else method_of(mailbox.request[-1])
     names = sorted(memory.scheme.methods)
-    return memory.scheme.methods[names[method_of(kind)]] if 0 <= method_of(kind) < len(names) else None
+    return memory.scheme.methods[names[number]] if 0 <= number < len(names) else None
 
 
 def _call(memory: RunMemory, rank: int) -> Call[Any] | None:
