@@ -213,7 +213,7 @@ def nbytes(value: Any) -> int:
         return 8
     total = 0
     for item in value:  # most are tensors and numbers: a loop is faster than a generator of calls
-        total += item.nbytes if type(item) is Tensor else nbytes(item)
+        total += 8 if type(item) is int else item.nbytes if type(item) is Tensor else nbytes(item)
     return total
 
 

@@ -30,6 +30,10 @@ class StalenessLedger:
         self._held = cells.held.numpy()
         # numpy writes into the same memory, several times faster; no guard reads these cells
         self._admitted, self._total, self._largest = (cells.cell(n).numpy() for n in ("admitted", "total", "largest"))
+        # and single numbers are written twice as fast by their words: admitted, total, largest
+        self._words = [one.reshape(-1).data for one in (self._admitted, self._total, self._largest)]
+        self._bins, self._holders = self._histogram.data, self._held.data
+        self._last = len(self._histogram) - 1
 
     @classmethod
     def fresh(cls, workers: int, holders: Iterable[int]) -> StalenessLedger:
@@ -44,12 +48,13 @@ class StalenessLedger:
 
     def admit(self, staleness: int) -> None:
         """Count a gradient that enters x; its sender holds no version until it pulls again."""
-        self._histogram[min(max(staleness, 0), len(self._histogram) - 1)] += 1
-        self._held[self.caller] = -1
-        self._admitted[()] += 1
-        self._total[()] += staleness
-        if staleness > self._largest:
-            self._largest[()] = staleness
+        admitted, total, largest = self._words
+        self._bins[min(max(staleness, 0), self._last)] += 1
+        self._holders[self.caller] = -1
+        admitted[0] += 1
+        total[0] += staleness
+        if staleness > largest[0]:
+            largest[0] = staleness
 
     def admit_row(self, holders: Numbers, staleness: Numbers, versions: Numbers) -> None:
         """Count gradients that enter x one after the other; each sender then pulls this version. A sender is once among
@@ -66,7 +71,7 @@ class StalenessLedger:
         self.cells.refused += 1
 
     def pulled(self, holder: int, version: int) -> None:
-        self._held[holder] = version
+        self._holders[holder] = version
 
     def gone(self, holder: int) -> None:
         self._held[holder] = -1

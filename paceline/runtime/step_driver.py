@@ -113,7 +113,7 @@ class StepDriver:
         self.awaits += 1
         if not self._usual(op) and (wrong := self._misuse(op)):
             raise SchemeError(f"worker:{self._worker.rank} {wrong}")
-        if self._stored is not None and (type(op) is Call or type(op) is Mean):
+        if self._stored is not None and ((type(op) is Call and op.method.reads) or type(op) is Mean):
             op.into = self._stored.places(coroutine)
         whole = op
         if self._compression is not None:

@@ -27,11 +27,12 @@ class Traffic:
             self.sent += size
             self.uncompressed += size
             return
+        if type(inner) is Call and inner.packed is None:
+            size = nbytes(inner.args)  # not the same each time: a fragment may be shorter than the one before
+            self.sent += size
+            self.uncompressed += size
+            return
         match inner:
-            case Call(_, args, None):  # not the same each time: a fragment may be shorter than the one before
-                size = nbytes(args)
-                self.sent += size
-                self.uncompressed += size
             case Meet(v, to):
                 self.sent += len(to) * nbytes(content(inner))
                 self.uncompressed += len(to) * nbytes(v)
@@ -45,9 +46,11 @@ class Traffic:
         if type(inner) is Mean and inner.packed is None:
             self.received += inner.v.nbytes
             return
+        if type(inner) is Call:
+            if answer is not None:
+                self.received += nbytes(answer)
+            return
         match inner:
-            case Call():
-                self.received += 0 if answer is None else nbytes(answer)
             case Mean(among=among, packed=Packed(payloads)) if payloads:
                 members = self._workers if among is None else len(among)
                 self.received += (members - 1) * nbytes(payloads[0])

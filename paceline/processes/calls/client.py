@@ -66,10 +66,12 @@ class CallClient:
         self._x, self._home = self._state.x.data_ptr(), self._state.x.device
         self._held = memory.tensor("ledger.0.held").numpy()
         self._in_place = memory.worker_state(rank).x is self._state.x  # this worker computes at the shared vector
+        self._fitting: tuple[Tensor | None, Tensor | None] = None, None  # a result, and the cell that it was copied to
         if memory.direct():
             self._tally = memory.ledger(f"tally.{rank}.")
             cells = {name: self._state.cell(name) for name in self._state}
-            self._open = State.over(cells | {"v": torch.zeros((), dtype=torch.int64)})
+            v = torch.zeros((), dtype=torch.int64)
+            self._open, self._open_v = State.over(cells | {"v": v}), v.numpy().reshape(-1).data
             self._open.keep_ledger(self._tally)
 
     @property
@@ -344,27 +346,32 @@ class CallClient:
 
     def _here(self, method: ServerMethod[Any, Any], args: tuple[Any, ...]) -> Any:
         """Perform a call of an `atomic=False` method on the shared vector, without a lock."""
-        state, before = self._open, self.memory.updates
-        state.v = before
-        self._tally.caller = holder = self.memory.scheme.holder(self.rank)
-        args = tuple(a.to(state.x.device) if isinstance(a, Tensor) else a for a in args)
-        result = method.function(self.memory.scheme.rates_at(state), state, *args)
-        self._board.direct[self.rank] += state.v - before
+        state, scheme, v, before = self._open, self.memory.scheme, self._open_v, self.memory.updates
+        v[0] = before
+        self._tally.caller = holder = scheme.holder(self.rank)
+        if self._home.type != "cpu":
+            args = tuple([a.to(self._home) if isinstance(a, Tensor) else a for a in args])
+        result = method.function(scheme.rates_at(state), state, *args)
+        self._board.direct[self.rank] += v[0] - before
+        if result is None:
+            return None
         if gives(result, self._x):
             self._tally.pulled(holder, before)
         return result if self._in_place else mapped(self._copied, result)
 
     def _kept(self, result: Any, into: tuple[Tensor | None, ...]) -> Any:
         """A copy of a result for the worker: where it will be stored, as far as it fits there."""
-        values = result if isinstance(result, tuple) else (result,)
+        values, kept = result if isinstance(result, tuple) else (result,), []
         if len(values) != len(into):
             return mapped(self._copied, result)
-        kept = [
-            cell.copy_(value)
-            if isinstance(value, Tensor) and cell is not None and fits(value, cell)
-            else mapped(self._copied, value)
-            for value, cell in zip(values, into, strict=True)
-        ]
+        for value, cell in zip(values, into, strict=True):
+            if not isinstance(value, Tensor):
+                kept.append(mapped(self._copied, value))
+            elif cell is not None and ((value is self._fitting[0] and cell is self._fitting[1]) or fits(value, cell)):
+                self._fitting = value, cell
+                kept.append(cell.copy_(value))
+            else:
+                kept.append(self._copied(value))
         return tuple(kept) if isinstance(result, tuple) else kept[0]
 
     def _copied(self, tensor: Tensor) -> Tensor:
@@ -381,4 +388,4 @@ def fits(value: Tensor, cell: Tensor) -> bool:
 
 def gives(value: Any, x: int) -> bool:
     """Whether a result contains the tensor at an address."""
-    return any(tensor.data_ptr() == x for tensor in tensors(value))
+    return x in [tensor.data_ptr() for tensor in tensors(value)]
