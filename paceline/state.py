@@ -32,7 +32,7 @@ class State:
     # tensor cells are in __dict__ too: reading one must cost next to nothing
     __slots__ = (
         "__dict__",
-        "_before_use",
+        "_before",
         "_cells",
         "_ledger",
         "_numbers",
@@ -46,7 +46,7 @@ class State:
     _numbers: dict[str, np.ndarray[Any, Any]]
     _rows: dict[str, np.ndarray[Any, Any]]  # cells with one dimension, as `entry` and `write` have used them
     _writes: dict[str, int]  # of numbers; of tensors those that torch has not counted
-    _before_use: Callable[[], None] | None  # called before a cell of several rows is used
+    _before: Mapping[str, Callable[[], None]]  # by name: called before the cell is used
     _write_later: Callable[[Tensor, Tensor], bool] | None  # takes a row and its new value, if it will be written later
     _ledger: StalenessLedger | None
     bound_tools: dict[Any, Any]  # objects that work on these cells, such as optimizers; not saved
@@ -65,7 +65,7 @@ class State:
         store(self, "_numbers", {name: cell.numpy() for name, cell in cells.items() if cell.dim() == 0})
         store(self, "_writes", dict.fromkeys(cells, 0))
         store(self, "_rows", {})
-        store(self, "_before_use", None)
+        store(self, "_before", {})
         store(self, "_write_later", None)
         store(self, "_ledger", None)
         store(self, "bound_tools", {})
@@ -94,8 +94,8 @@ class State:
             cell = self._cells[name]
         except KeyError:
             raise AttributeError(self._unknown(name)) from None
-        if self._before_use is not None:
-            self._before_use()
+        if name in self._before:
+            self._before[name]()
         return cell
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -109,8 +109,8 @@ class State:
             raise SchemeError(self._unknown(name))
         if value is cell:  # the end of `s.x += e`: the tensor has already changed in place
             return
-        if self._before_use is not None and cell.dim() > 1:
-            self._before_use()
+        if name in self._before:
+            self._before[name]()
         if isinstance(value, Tensor):
             if value.shape != cell.shape:
                 shapes = f"shape {tuple(cell.shape)}, the value {tuple(value.shape)}"
@@ -134,10 +134,9 @@ class State:
 
     def cell(self, name: str) -> Tensor:
         """The tensor behind a cell, numbers included."""
-        cell = self._cells[name]
-        if self._before_use is not None and cell.dim() > 1:
-            self._before_use()
-        return cell
+        if name in self._before:
+            self._before[name]()
+        return self._cells[name]
 
     def entry(self, name: str, index: int) -> Any:
         """`s.name[index]` of a cell that is a row of numbers, as a Python number."""
@@ -164,8 +163,8 @@ class State:
         cell = self._cells.get(name)
         if cell is None:
             raise SchemeError(self._unknown(name))
-        if cell.dim() != 1 or cell.device.type != "cpu":
-            return cell
+        if cell.dim() != 1 or cell.device.type != "cpu" or name in self._before:
+            return cell if cell.dim() > 1 else self.cell(name)
         row = self._rows[name] = cell.numpy()
         return row
 
@@ -177,13 +176,14 @@ class State:
         else:
             row.copy_(value)
 
-    def watch(self, before_use: Callable[[], None], write_later: Callable[[Tensor, Tensor], bool] | None) -> None:
-        """Have rows written later, by `write_later`, and `before_use` called before a cell of several rows is used."""
-        object.__setattr__(self, "_before_use", before_use)
+    def watch(
+        self, before: Mapping[str, Callable[[], None]], write_later: Callable[[Tensor, Tensor], bool] | None = None
+    ) -> None:
+        """Call what `before` has for a cell before the cell is used; have rows written later, by `write_later`."""
+        object.__setattr__(self, "_before", before)
         object.__setattr__(self, "_write_later", write_later)
-        for name, cell in self._cells.items():
-            if cell.dim() > 1:
-                self.__dict__.pop(name, None)  # so that __getattr__ is asked
+        for name in before:
+            self.__dict__.pop(name, None)  # so that __getattr__ is asked
 
     def changes(self, name: str) -> int:
         """The number of writes to a cell: equal numbers mean that it has not changed."""

@@ -44,14 +44,15 @@ class LockedClient(CallClient):
     def __init__(self, memory: RunMemory, rank: int, wait_for: WaitFor) -> None:
         super().__init__(memory, rank, wait_for)
         self.server = LockedServer(memory, rank, wait_for)
-        self._home = self.server.state.x.device
+        self._home = self._state.x.device
         if not memory.on_gpu:
-            self._state.watch(lambda: self.server.copies.before_use(self.generation), None)
+            rows = [name for name in self._state if self._state.cell(name).dim() > 1]
+            self._state.watch(dict.fromkeys(rows, lambda: self.server.copies.before_use(self.generation)))
         # tries, then under the lock. Waiting workers are told of a new state from inside a call: they all read it when
         # the call is over, and not one after the other under the lock
         self._tries = 2, LOOKS
         self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
-        small = self._home.type == "cpu" and self.server.state.x.nbytes <= AHEAD_BYTES
+        small = self._home.type == "cpu" and self._state.x.nbytes <= AHEAD_BYTES
         self._reads_ahead = small and not memory.plan.exact
         self._last: ServerMethod[Any, Any] | None = None  # the last call, if it was not a read
         self._followers: dict[str, ServerMethod[Any, Any] | None] = {}  # by method: the read that came next last time
@@ -159,21 +160,27 @@ class LockedClient(CallClient):
         if result is not None:
             server.performer._check_crossing(call, result)
         if follower is not None and read is not None:
-            given_by, own, version, position, at = read
-            self._ahead = ReadAhead(follower, own, version if gives(given_by, self._x) else None, position, at)
+            own, version, position = read
+            self._ahead = ReadAhead(follower, own, version, position, time.perf_counter_ns())
         return None, result
 
-    def _read_ahead(self, method: ServerMethod[Any, Any], room: Tensor | None) -> tuple[Any, Any, int, int, int]:
-        """Perform, under the lock, the read that is expected next: what it gave, a copy of that, the version of x, the
-        position, and the time. Others wait for the lock: later one of them would write while this worker reads. Now the
-        state is still in its core's cache. `room`: where x is copied to."""
-        state = self._state
+    def _read_ahead(self, method: ServerMethod[Any, Any], room: Tensor | None) -> tuple[Any, int | None, int]:
+        """Perform, under the lock, the read that is expected next: the worker's copy of what it gave, the version of x
+        if it gave x, and the position. Others wait for the lock: later one of them would write while this worker reads.
+        Now the state is still in its core's cache. x is copied to `room` once the lock is released."""
+        state, late = self._state, list[tuple[Tensor, Tensor]]()
         result = method.function(self.memory.scheme.rates_at(state), state)
 
         def copied(tensor: Tensor) -> Tensor:
-            return room.copy_(tensor) if room is not None and tensor is state.x else self._copied(tensor)
+            if tensor is not state.x:
+                return self._copied(tensor)
+            target = self._recycled.room_for(tensor) if room is None else room
+            late.append((tensor, target))
+            return target
 
-        return result, mapped(copied, result), state.v, self._board.performed[0], time.perf_counter_ns()
+        own = mapped(copied, result)
+        self.server.reads.begin(late)
+        return own, state.v if gives(result, self._x) else None, self._board.performed[0]
 
     def _recent(self, ahead: ReadAhead) -> bool:
         """Whether the worker may take what was read ahead for the state now: it has done next to nothing since."""

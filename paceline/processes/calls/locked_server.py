@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.ops import Call
 from paceline.processes.calls.client import RolledBack, Stopped
 from paceline.processes.calls.late_copies import LateCopies
+from paceline.processes.calls.late_reads import LateReads
 from paceline.processes.calls.mailbox import SAVE, SET, Mailbox, put, received
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import (
@@ -65,6 +66,7 @@ class LockedServer:
         self._settings = memory.board.get("settings")
         state = memory.shard_state(0)
         self.copies = LateCopies(memory.board, place, self._check)
+        self.reads = LateReads(memory.board, place, self._check)
         self.performer = CallPerformer(self._scheme(), state, memory.plan.workers, memory.ledger("ledger.0."))
         self.state = state
         self._mark, self._performed, self._watched = memory.board.mark, memory.board.performed, memory.board.watched
@@ -88,7 +90,9 @@ class LockedServer:
         self._probe = probe_of(state.x)
         self._spinning = Spinning(memory.wakeup.spinning.limit)
         if not self._on_gpu:  # last: a process that starts does not wait for the rows of others
-            state.watch(lambda: self.copies.before_use(self._generation), self.copies.write)
+            several = [name for name in state if state.cell(name).dim() > 1]
+            rows = dict.fromkeys(several, lambda: self.copies.before_use(self._generation))
+            state.watch(rows | {"x": lambda: self.reads.before_use(self._generation)}, self.copies.write)
 
     # the lock
 
@@ -120,6 +124,7 @@ class LockedServer:
                 self._memory.wakeup.ring(rank)
             self._to_wake.clear()
         self.copies.perform()
+        self.reads.perform()
 
     def _check(self, generation: int) -> None:
         """Stopped or RolledBack if the run has failed, or has returned to a checkpoint since a generation."""
@@ -261,6 +266,7 @@ class LockedServer:
         """Set the state back to a checkpoint."""
         memory, board = self._memory, self._board
         self.copies.before_use(generation)  # other processes may still copy rows of calls that are void
+        self.reads.before_use(generation)
         self._begin()
         snapshot.restore_shard(memory, 0, saved)
         for index, posted in enumerate(self._posted):

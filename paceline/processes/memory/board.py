@@ -196,6 +196,8 @@ class Board:
         # of each worker: it has still to copy rows of its last call, which it has released the lock of; by itself, and
         # the supervisor when it dies
         self.copying = self._words(workers)
+        # of each worker: it copies x after it has released the lock; by itself, and the supervisor when it dies
+        self.reading = self._words(workers)
         self.server_log = self._words(shared_order_log.WORDS)
         self._at = -(-self._at // LOCK) * LOCK  # a cache line of its own
         self._lock_at = self._segment.base + self._at * WORD
@@ -206,7 +208,7 @@ class Board:
         shared = (
             len(RUN) + workers * (len(WORKER) + 1 + workers) + crew * len(SERVER) + TIMES * (workers + crew) + 4
         ) + (LINE + workers * (MEAN_WORDS - len(OF_MEANS)))
-        own = workers * 2 + servers + 2 + workers * MAILBOXES * (3 + crew) + 2 * RING + shared_order_log.WORDS
+        own = workers * 3 + servers + 2 + workers * MAILBOXES * (3 + crew) + 2 * RING + shared_order_log.WORDS
         return (shared + own + 2 * LOCK) * WORD
 
     @classmethod

@@ -34,7 +34,7 @@ class Recovery:
             if awaited:  # it no longer reads the vectors of others
                 board.finished[rank] = board.at_seq[rank]
             board.state[rank], board.work[rank] = STARTING, STEPPING
-            board.sleeping[rank] = 0
+            board.sleeping[rank] = board.reading[rank] = 0
         if part.kind == "server":
             board.server_state[part.index] = STARTING
             board.sleeping[board.server_place(part.index)] = 0
