@@ -193,7 +193,7 @@ class Scheme:
     def rates_at(self, state: State) -> Self:
         """This scheme with the rates of the version that a state has: numbers in place of schedules. Methods of the
         server, and a step as it begins, are called on it; a step that has pulled another version asks once more."""
-        source = self.source
+        source = self if self._source is None else self._source
         if not source._scheduled:
             return self
         v = state.v

@@ -83,7 +83,7 @@ class CallPerformer:
                 )
 
     def _gives_x(self, result: Any) -> bool:
-        return any(tensor.data_ptr() == self._x for tensor in tensors(result))
+        return self._x in [tensor.data_ptr() for tensor in tensors(result)]
 
     def _by_value(self, result: Any, call: Call[Any]) -> Any:
         """The result with copies of tensors that lie in the server's memory or in that of an argument."""

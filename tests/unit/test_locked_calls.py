@@ -139,7 +139,7 @@ def test_the_read_that_follows_a_push_is_made_with_it(theatre: Theatre, monkeypa
     scheme, (clients, _) = Gates(), links(theatre)
     one, now, noted = torch.ones(LENGTH), [0], list[tuple[Any, ...]]()
     monkeypatch.setattr(locked_client, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
-    clients[0].journal = SimpleNamespace(add=lambda *record: noted.append(record), flush=lambda: None)  # type: ignore[assignment]
+    clients[0].journal = SimpleNamespace(add=lambda *record: noted.append(record), record=lambda *record: None)  # type: ignore[assignment]
     clients[0].call(scheme.push(one))
     assert clients[0].call(scheme.look())[1] == 1  # from now on a look is expected after a push
     contended(clients[0])

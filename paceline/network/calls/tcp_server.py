@@ -57,7 +57,7 @@ class TcpServer:
         self._cutting = ShardRange.of(memory, shard)
         self.owed = PendingReplies(memory, shard, mailboxes)
         self._methods = [memory.scheme.methods[name] for name in sorted(memory.scheme.methods)]
-        self._bounds = memory.bounds(shard)
+        self._bounds, self._version = memory.bounds(shard), memory.version_words()[0]
         # how many values each takes; None: any number
         self._takes = [None if _takes_any_number(method) else len(method.parameters) for method in self._methods]
         self._wires: dict[int, TcpConnection] = {}  # by rank; followers after the ranks
@@ -202,7 +202,7 @@ class TcpServer:
         if owed := self.owed.of(mailbox):
             source, *place = owed
             data = [(source, one[1]) if one == tuple(place) else one for one in mailbox.pieces]
-        version = self._memory.versions()[0] if self._shard == 0 else 0
+        version = self._memory.segment.words[self._version] if self._shard == 0 else 0
         number = self._board.answered[self._shard][mailbox.index]
         # a worker that reads the last update reads the stop too
         message = Message(REPLY, mailbox.index, number, version, self._board.run[STOP], words=told)

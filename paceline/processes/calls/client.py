@@ -206,10 +206,11 @@ class CallClient:
         words = encode(args, place)
         mailbox.request[HEAD_WORDS - 1] = method
         put(mailbox.request, words)
-        if self.journal is not None:  # flush first: a call must not be visible before its log records are
+        if self.journal is not None:  # first: a call must not be visible before its log records are
             if method >= 0:
-                self.journal.add(ASK if only_asks_when(method) else POST, method_of(method))
-            self.journal.flush()
+                self.journal.record(ASK if only_asks_when(method) else POST, method_of(method))
+            else:
+                self.journal.flush()
         self._count += 1
         board = self._board
         board.posted[mailbox.index] = call_number(self.generation, self._count)

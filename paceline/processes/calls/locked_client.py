@@ -133,8 +133,7 @@ class LockedClient(CallClient):
         server.performer._check_crossing(call, call.args)
         given = versions(call)
         if self.journal is not None:  # first: a call must not be visible before its log records are
-            self.journal.add(POST, self._methods[method.name])
-            self.journal.flush()
+            self.journal.record(POST, self._methods[method.name])
         follower = self._followers.get(method.name) if self._reads_ahead else None
         # memory for what will be read ahead is found before the lock is taken, if others had the lock the last time
         room = self._recycled.room_for(self._state.x) if follower is not None and self._waited else None

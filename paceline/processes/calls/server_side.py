@@ -90,11 +90,10 @@ class SharedCallScheduler(CallScheduler):
         self._then = now
         self._until_probe -= 1
         if self._until_probe:
-            journal.add(CALL, self._numbers[call.method.name], rank, flags)
+            journal.record(CALL, self._numbers[call.method.name], rank, flags)
         else:
             self._until_probe = SELDOM
-            journal.add(PROBED, self._numbers[call.method.name], rank, flags, self._probe())
-        journal.flush()
+            journal.record(PROBED, self._numbers[call.method.name], rank, flags, self._probe())
         return result
 
     def done(self, mailbox: Mailbox) -> None:

@@ -58,12 +58,14 @@ def of_words(words: Sequence[int], cutting: ShardRange) -> list[Piece]:
 
 def of_spans(spans: Iterable[Span], cutting: ShardRange) -> list[Piece]:
     """The byte ranges of tensors; of vectors, this server's shard."""
+    if cutting.whole:
+        return [(offset, math.prod(shape) * dtype.itemsize) for offset, dtype, shape in spans]
     return [piece for span in spans for piece in _pieces(*span, cutting)]
 
 
 def _pieces(offset: int, dtype: torch.dtype, shape: tuple[int, ...], cutting: ShardRange) -> Iterable[Piece]:
     nbytes = size_of(dtype, shape)
-    if cutting.whole or not shape or shape[-1] != cutting.length:
+    if not shape or shape[-1] != cutting.length:
         return [(offset, nbytes)]
     rows = nbytes // dtype.itemsize // cutting.length
     size = (cutting.high - cutting.low) * dtype.itemsize
