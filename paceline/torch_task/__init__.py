@@ -162,7 +162,12 @@ class TorchTask(SampledTask):
 
     def _differentiated(self, batch: Batch, out: Vector) -> Tensor:
         """The loss at the vector that the module is bound to; its gradient is written into `out`."""
-        out.zero_()
+        # a kernel that adds to zeros for each parameter costs a GPU more than one copy of all
+        taken = out.is_cuda and self._final is None and self._useless is None
+        if taken:
+            self.flat.release_gradients()
+        else:
+            out.zero_()
         with self._precision():
             loss = checked_loss(self._output_and_loss(batch.data)[1], trains=True)
         if batch.weight != 1.0:
@@ -181,6 +186,8 @@ class TorchTask(SampledTask):
             raise
         if final is not None:
             self.flat.progress().end()
+        if taken:
+            self.flat.take_gradients(out)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.flat.parameters, self.clip)
         return loss

@@ -52,6 +52,7 @@ class FlatModule:
         self.sizes = [p.numel() for p in self.parameters]
         self.size = sum(self.sizes)
         self._bound: tuple[int, ...] | None = None
+        self._released: tuple[int, ...] | None = None  # what was bound before the gradients were released
         self._places: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
         self._in_place: list[tuple[Tensor, int]] = []  # the views of the gradient that is bound, and their addresses
         self._progress: BackwardProgress | None = None
@@ -94,6 +95,31 @@ class FlatModule:
                 parameter.grad = grad
             self._in_place = [(view, view.data_ptr()) for view in views]
         self._bound = places
+
+    def release_gradients(self) -> None:
+        """Let autograd give each parameter a gradient of its own in the next backward pass, which it need not add to
+        zeros. `take_gradients` puts them where they belong."""
+        self._released, self._bound = self._bound, None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def take_gradients(self, out: Vector) -> None:
+        """Copy the gradients of a backward pass into `out`, and bind it again."""
+        views, given, missing = self._grads(out), list[Tensor](), list[Tensor]()
+        places: list[Tensor] = []
+        for parameter, view in zip(self.parameters, views, strict=True):
+            if parameter.grad is None:
+                missing.append(view)
+            else:
+                places.append(view)
+                given.append(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+            parameter.grad = view
+        if places:
+            torch._foreach_copy_(places, given)
+        if missing:
+            torch._foreach_zero_(missing)
+        self._in_place = [(view, view.data_ptr()) for view in views]
+        self._bound = self._released
 
     def gradients_in_place(self) -> bool:
         """Whether the gradients are still where `bind` put them: nobody has replaced or freed one."""

@@ -36,6 +36,43 @@ class TestFlatModule:
         flat.bind(x.clone(), torch.zeros_like(x))
         assert torch.equal(flat.vector(), x)
 
+    def test_gradients_of_autograd_s_own_are_taken(self):
+        flat, twin = FlatModule(net()), FlatModule(net())
+        x, out, expected = flat.vector(), torch.full((flat.size,), 7.0), torch.zeros(flat.size)
+        for each, g in ((flat, out), (twin, expected)):
+            each.bind(x, g)
+        for _ in range(2):
+            expected.zero_()
+            flat.release_gradients()
+            inputs = torch.randn(5, flat.module[0].in_features)
+            for each in (flat, twin):
+                (each.module(inputs) ** 2).sum().backward()
+            flat.take_gradients(out)
+            assert torch.equal(out, expected)
+            assert flat.gradients_in_place()
+            flat.bind(x, out)
+        flat.bind(x, other := torch.zeros(flat.size))
+        (flat.module(inputs) ** 2).sum().backward()
+        assert torch.equal(other, expected)
+
+    def test_taken_gradients_of_parameters_without_one_are_0_and_sparse_ones_are_dense(self):
+        module = nn.ModuleDict({"table": nn.Embedding(4, 3, sparse=True), "unused": nn.Linear(2, 2)})
+        flat = FlatModule(module)
+        x, out = flat.vector(), torch.full((flat.size,), 7.0)
+        flat.bind(x, out)
+        flat.release_gradients()
+        module["table"](torch.tensor([1, 1])).sum().backward()
+        flat.take_gradients(out)
+        assert out.tolist() == [0.0] * 3 + [2.0] * 3 + [0.0] * 6 + [0.0] * 6
+
+    def test_a_pass_that_fails_after_the_release_leaves_no_parameter_without_a_place(self):
+        flat = FlatModule(net())
+        x, out = flat.vector(), torch.zeros(flat.size)
+        flat.bind(x, out)
+        flat.release_gradients()
+        flat.bind(x, out)
+        assert flat.gradients_in_place()
+
     def test_a_part_of_a_bound_vector_is_not_mistaken_for_it(self):
         flat = FlatModule(net())
         long, out = torch.zeros(flat.size + 1), torch.zeros(flat.size)

@@ -127,6 +127,50 @@ def test_a_cell_of_another_kind_gets_no_result(length: int) -> None:
     band.close()
 
 
+class Late(SharedMeans):
+    """As with vectors in the memory of a GPU: its work goes on after `leave`, until it is waited for."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._on_gpu = True
+
+
+@lengths
+def test_a_gpu_has_finished_a_mean_when_its_worker_comes_to_the_next_one(length: int) -> None:
+    """Until then its reads are not over, and nobody takes the vectors away."""
+    band = Band(length, workers=2)
+
+    def play(rank: int) -> None:
+        memory = band.memory(rank)
+        means, board = Late(memory, rank, waiting(memory)), band.board
+        for number in range(1, 30):
+            result = means.mean(Mean(vector_of(rank, length, number)), first=True)
+            assert torch.equal(result, mean_of([vector_of(other, length, number) for other in range(2)], [1.0] * 2))
+            assert (board.at_seq[rank], board.finished[rank]) == (number, number - 1)
+        assert not any(board.reduced)  # two members on a GPU each add up both, however long the vector is
+        means.forget()
+        assert board.finished[rank] == board.at_seq[rank]
+
+    assert Company(*(lambda r=rank: play(r) for rank in range(2))).end() == [0, 0]
+    band.close()
+
+
+def test_means_of_groups_on_a_gpu_are_finished_at_once() -> None:
+    band = Band(5, workers=3)
+
+    def play(rank: int) -> None:
+        memory = band.memory(rank)
+        means = Late(memory, rank, waiting(memory))
+        for _ in range(5):
+            for among in ((0, 1), (1, 2), None):
+                if among is None or rank in among:
+                    means.mean(Mean(vector_of(rank, 5), 1.0, among), first=True)
+                    assert band.board.finished[rank] == band.board.at_seq[rank]
+
+    assert Company(*(lambda r=rank: play(r) for rank in range(3))).end() == [0] * 3
+    band.close()
+
+
 def test_who_dies_while_it_writes_a_result_leaves_a_cell_that_is_not_whole() -> None:
     band = Band(LARGE, workers=3)
 

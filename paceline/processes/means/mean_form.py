@@ -16,15 +16,18 @@ TWO = 4 << 20  # bytes of a vector up to which two members each add up both
 SMALL = 256 << 10  # bytes that a member of a larger group adds up beyond two vectors, rather than wait once more
 
 
-def each_adds_all(size: int, members: int) -> bool:
-    """Whether each member adds up all vectors of `size` bytes; else it reduces a slice."""
-    return size <= TWO if members <= 2 else size * (members - 2) <= SMALL
+def each_adds_all(size: int, members: int, *, on_gpu: bool = False) -> bool:
+    """Whether each member adds up all vectors of `size` bytes; else it reduces a slice. On a GPU two members do: that
+    moves as many bytes as two slices and their copies, and nobody waits for the other's slice."""
+    if members <= 2:
+        return on_gpu or size <= TWO
+    return size * (members - 2) <= SMALL
 
 
 class MeanForm:
     """What is the same in all means of vectors of one shape among one group."""
 
-    def __init__(self, op: Mean | Meet, workers: int, rank: int, generation: int) -> None:
+    def __init__(self, op: Mean | Meet, workers: int, rank: int, generation: int, *, on_gpu: bool = False) -> None:
         v, among = op.v, op.among
         self.kind, self.among, self.count, self.dtype, self.generation = type(op), among, v.numel(), v.dtype, generation
         self.members = tuple(range(workers)) if among is None else tuple(sorted(among))
@@ -33,7 +36,7 @@ class MeanForm:
         self.position = self.members.index(rank)
         self.size = v.numel() * v.element_size()
         # each member adds up all vectors, or takes from a meeting those that it wants
-        self.whole = self.kind is Meet or each_adds_all(self.size, len(self.members))
+        self.whole = self.kind is Meet or each_adds_all(self.size, len(self.members), on_gpu=on_gpu)
         self.key, self.shape = mean_key(None if among is None else self.members, generation), shape_word(v)
         self.keys, self.shapes = [self.key] * workers, [self.shape] * workers
         self.sums: dict[tuple[int, ...], VectorSum] = {}  # of all members, by the offsets of their vectors

@@ -62,6 +62,10 @@ class SharedMeans:
         self._forms: dict[tuple[type, Group | None, int, torch.dtype], MeanForm] = {}
         self._told: tuple[MeanForm, int] | None = None  # form and key that this worker's words on the board are of
         self._open: SharedMean | None = None
+        # number and members of the last mean of all workers, if a GPU may still work on it: others need not know before
+        # they come to the next one, where this worker has waited for its GPU
+        self._late: tuple[int, tuple[int, ...]] | None = None
+        self._of_all = True  # no mean of a group and no meeting so far: those need not wait for workers of other groups
         self.generation = 0
 
     @property
@@ -91,6 +95,7 @@ class SharedMeans:
             self.journal.flush()
         if self._on_gpu:
             self.memory.synchronize()
+            self._finish_late()
         board.vector[half][rank], board.weight[half][rank] = place, op.weight if isinstance(op, Mean) else op.number
         key = form.key if isinstance(op, Mean) else meeting_key(form.members, op.t, self.generation)
         if self._told != (form, key):
@@ -112,7 +117,8 @@ class SharedMeans:
         if form is None or form.generation != self.generation:
             if len(self._forms) >= KEPT:
                 self._forms.clear()
-            form = self._forms[name] = MeanForm(op, self._workers, self.rank, self.generation)
+            self._of_all = self._of_all and op.among is None and type(op) is Mean
+            form = self._forms[name] = MeanForm(op, self._workers, self.rank, self.generation, on_gpu=self._on_gpu)
         return form
 
     def _place(self, v: Vector, form: MeanForm, half: int) -> int:
@@ -149,7 +155,7 @@ class SharedMeans:
             held[self.rank] = 0
 
     def leave(self, meeting: SharedMean) -> Any:
-        board, rank, form, number, v = self._board, self.rank, meeting.form, meeting.number, meeting.op.v
+        form, number, v = meeting.form, meeting.number, meeting.op.v
         # the decision is about to come: all wait for this worker's part, so it must not begin anything else meanwhile
         if not self._is_decided() and not (self._is_last(form) and self._wakeup.glance(self._is_decided)):
             self._wait_for(self._is_decided, "the others at a mean")
@@ -174,19 +180,33 @@ class SharedMeans:
         if before is not None and before[0] is readers[0]:  # they have arrived here: they have finished the last one
             self._readers[1 - number % 2] = None
         self._readers[number % 2] = readers
-        if self._on_gpu:
-            self.memory.synchronize()
-        board.finished[rank] = number
         self._open = None
         del meeting.op  # the decision is kept for the next mean, the vector is not
-        fence()
-        if board.held.tobytes() != self._nobody:
-            self._wakeup.ring_those([r for r in meeting.present if r != rank and board.held[r]])
+        if self._on_gpu and self._of_all:
+            self._late = number, meeting.present
+        else:
+            if self._on_gpu:
+                self.memory.synchronize()
+            self._finish(number, meeting.present)
         if form.kind is Meet:
             return result
         if (self._on_gpu or not v.is_cpu) and result.device != v.device:
             result = result.to(v.device)
         return result if v.dim() == 1 else result.view(v.shape)
+
+    def _finish(self, number: int, present: tuple[int, ...]) -> None:
+        """This worker has read all that it reads of a mean."""
+        board, rank = self._board, self.rank
+        board.finished[rank] = number
+        fence()
+        if board.held.tobytes() != self._nobody:
+            self._wakeup.ring_those([r for r in present if r != rank and board.held[r]])
+
+    def _finish_late(self) -> None:
+        """Say so of the last mean, once its work on the GPU is done."""
+        if self._late is not None:
+            late, self._late = self._late, None
+            self._finish(*late)
 
     def _is_last(self, form: MeanForm) -> bool:
         """Whether all members have arrived, and another one decides."""
@@ -311,7 +331,7 @@ class SharedMeans:
     def forget(self) -> None:
         self._board.at_key[self.rank] = self._board.held[self.rank] = 0
         self._board.finished[self.rank] = self._board.at_seq[self.rank]
-        self._open = self._told = self.decisions.last = None
+        self._open = self._told = self._late = self.decisions.last = None
 
     def _is_decided(self) -> bool:
         meeting = self._open
