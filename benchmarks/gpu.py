@@ -1,16 +1,19 @@
 """One GPU: milliseconds per step of paceline beside a plain PyTorch loop, and the time to the first step.
 
-Every cell runs in processes of its own, within a time limit, through the public API; the JSON file is written after
-each cell. Training is measured between two moments after `--warm` seconds, without start and end.
+Every cell is a run in processes of its own, within a time limit, through the public API. Blocks of its steps are in
+turn with blocks of the plain loop in the same processes (`alternate.py`): the speed of a GPU that others use too
+changes from second to second. The plain loop of several workers is as many loops at the same time that never
+communicate. The JSON file is written after each cell.
 
     python benchmarks/gpu.py --out gpu.json
-    python benchmarks/gpu.py --device cpu --tiny --seconds 1 --warm 0.5      # on any machine
+    python benchmarks/gpu.py --device cpu --tiny --seconds 2 --warm 0.5      # on any machine
     python benchmarks/gpu.py --list
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -18,11 +21,10 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from speed import Speed
+from alternate import RANK, Blocks, Loop, Ranks, alternating
 
 HERE = Path(__file__).resolve().parent
 GPT, VECTOR, CNN = f"{HERE / 'gpu_tasks.py'}:gpt", f"{HERE / 'gpu_tasks.py'}:vector", "mnist-cnn"
@@ -35,38 +37,32 @@ TINY: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A measurement: a scheme of paceline, or a plain loop. `beside`: the cell that its speed is compared with."""
+    """A run of paceline."""
 
     task: str
-    scheme: str | None = None
+    scheme: str
     workers: int = 1
     batch: int = 32
-    beside: str | None = None
-    item: bool = True  # a plain loop reads the loss after every step
+    block: int = 20  # steps between two changes: a multiple of the window
     hyper: dict[str, Any] = field(default_factory=lambda: {"lr": 0.001})
 
 
-def _windowed(scheme: str, workers: int, beside: str) -> Cell:
-    return Cell(GPT, scheme, workers, beside=beside, hyper={"lr": 0.001, "window": 10})
+def _windowed(scheme: str, workers: int) -> Cell:
+    return Cell(GPT, scheme, workers, hyper={"lr": 0.001, "window": 10})
 
 
 CELLS = {
-    "gpt plain": Cell(GPT),
-    "gpt plain, loss not read": Cell(GPT, item=False),
-    "gpt sgd": Cell(GPT, "sgd", beside="gpt plain"),
-    "gpt async x1": Cell(GPT, "async", beside="gpt plain"),
-    "gpt agn window=10 x1": _windowed("agn", 1, "gpt plain"),
-    "gpt plain x2": Cell(GPT, workers=2),
-    "gpt async x2": Cell(GPT, "async", 2, beside="gpt plain x2"),
-    "gpt allreduce x2": Cell(GPT, "allreduce", 2, beside="gpt plain x2"),
-    "gpt agn window=10 x2": _windowed("agn", 2, "gpt plain x2"),
-    "gpt averaging window=10 x2": _windowed("averaging", 2, "gpt plain x2"),
-    "vector plain": Cell(VECTOR, batch=1, item=False),
-    "vector async x1": Cell(VECTOR, "async", batch=1, beside="vector plain"),
-    "vector allreduce x2": Cell(VECTOR, "allreduce", 2, batch=1, beside="vector plain"),
-    "cnn plain": Cell(CNN, batch=256),
-    "cnn sgd": Cell(CNN, "sgd", batch=256, beside="cnn plain"),
-    "cnn async x1": Cell(CNN, "async", batch=256, beside="cnn plain"),
+    "gpt sgd": Cell(GPT, "sgd"),
+    "gpt async x1": Cell(GPT, "async"),
+    "gpt agn window=10 x1": _windowed("agn", 1),
+    "gpt async x2": Cell(GPT, "async", 2),
+    "gpt allreduce x2": Cell(GPT, "allreduce", 2),
+    "gpt agn window=10 x2": _windowed("agn", 2),
+    "gpt averaging window=10 x2": _windowed("averaging", 2),
+    "vector async x1": Cell(VECTOR, "async", batch=1, block=50),
+    "vector allreduce x2": Cell(VECTOR, "allreduce", 2, batch=1, block=50),
+    "cnn sgd": Cell(CNN, "sgd", batch=256, block=50),
+    "cnn async x1": Cell(CNN, "async", batch=256, block=50),
 }
 
 
@@ -77,7 +73,7 @@ def main() -> None:
     options.add_argument("--list", action="store_true", help="print the names of the cells")
     options.add_argument("--device", default="cuda")
     options.add_argument("--tiny", action="store_true", help="models of a few thousand parameters")
-    options.add_argument("--seconds", type=float, default=5.0, help="of every measurement")
+    options.add_argument("--seconds", type=float, default=8.0, help="of every measurement")
     options.add_argument("--warm", type=float, default=3.0, help="seconds of training before it")
     options.add_argument("--limit", type=float, default=90.0, help="seconds after which a cell is killed")
     options.add_argument("--rounds", type=int, default=1)
@@ -124,7 +120,7 @@ def apart(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(found: dict[str, list[dict[str, Any]]], device: str) -> dict[str, Any]:
-    """Medians over the rounds, and each speed as a share of the plain loop's."""
+    """Medians over the rounds."""
     cells: dict[str, dict[str, Any]] = {}
     for name, rounds in found.items():
         whole = [one for one in rounds if "error" not in one]
@@ -132,12 +128,9 @@ def report(found: dict[str, list[dict[str, Any]]], device: str) -> dict[str, Any
             cells[name] = rounds[-1]
             continue
         cells[name] = {key: round(statistics.median(one[key] for one in whole), 4) for key in whole[0]}
+        cells[name]["extra_ms"] = round(cells[name]["ms_per_step"] - cells[name]["plain_ms"], 4)
         if len(whole) > 1:
-            cells[name]["rounds"] = [round(one["ms_per_step"], 4) for one in whole]
-        plain = cells.get(CELLS[name].beside or "", {}).get("ms_per_step")
-        if plain:
-            cells[name]["share"] = round(plain / cells[name]["ms_per_step"], 4)
-            cells[name]["extra_ms"] = round(cells[name]["ms_per_step"] - plain, 4)
+            cells[name]["rounds"] = [round(one["share"], 4) for one in whole]
     told = {"device": device, "date": time.strftime("%Y-%m-%d"), "cells": cells}
     return told if device == "cpu" else {"gpu": graphics(), **told}
 
@@ -152,139 +145,93 @@ def graphics() -> str:
 def line(name: str, cell: dict[str, Any]) -> str:
     if "error" in cell:
         return f"{name:28} failed: {cell['error']}"
-    text = f"{name:28} {cell['ms_per_step']:9.3f} ms per step"
-    if "share" in cell:
-        text += f"  share {cell['share']:.3f}  extra {cell['extra_ms']:8.3f} ms"
-    if "time_to_first_step" in cell:
-        text += f"  first step after {cell['time_to_first_step']:.2f} s"
-    return text
+    return (
+        f"{name:28} {cell['ms_per_step']:8.3f} ms, plain {cell['plain_ms']:8.3f} ms: share {cell['share']:.3f} "
+        f"({cell['least']:.3f} to {cell['most']:.3f}), extra {cell['extra_ms']:.3f} ms; "
+        f"first step after {cell['time_to_first_step']:.2f} s"
+    )
 
 
 # in the process of a cell
 
 
 def measured(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -> dict[str, Any]:
-    if cell.scheme is not None:
-        return paced(cell, device, tiny, seconds, warm)
-    if cell.workers == 1:
-        return {"ms_per_step": plain(cell, device, tiny, seconds, warm)}
-    context = get_context("spawn")
-    begin = context.Barrier(cell.workers)
-    with context.Pool(cell.workers, initializer=_hold, initargs=(begin,)) as pool:
-        work = [pool.apply_async(_beside, (cell, device, tiny, seconds, warm)) for _ in range(cell.workers)]
-        times = [one.get() for one in work]
-    return {"ms_per_step": cell.workers / sum(1 / one for one in times)}
-
-
-_BEGIN: list[Any] = []
-
-
-def _hold(begin: Any) -> None:
-    _BEGIN.append(begin)
-
-
-def _beside(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -> float:
-    return plain(cell, device, tiny, seconds, warm, begin=_BEGIN[0])
-
-
-def task_of(cell: Cell, tiny: bool) -> Any:
-    from paceline.config import build
+    began = time.monotonic()
+    from paceline.api.execute import execute
+    from paceline.config.validate import planned
+    from paceline.runs.run_directory import RunDirectory
 
     batch = min(cell.batch, 4) if tiny else cell.batch
+    blocks = Blocks(cell.workers, cell.block, lambda task: by_hand(cell, task), int(warm * 1e9))
+    plan, scheme, objects = planned(
+        alternating(task_of(cell, tiny, batch), blocks),
+        cell.scheme,
+        hyper=cell.hyper,
+        workers=cell.workers,
+        steps=None,
+        seconds=warm + seconds,
+        batch=batch,
+        device=device,
+        checkpoint_seconds=None,
+        summaries=False,
+        hooks=[Ranks(blocks)],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = RunDirectory.create(Path(folder) / "run", "benchmark")
+        plan = dataclasses.replace(plan, directory=str(place.path))
+        result = execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+    return blocks.result() | {
+        "time_to_first_step": result.time_to_first_step or 0.0,
+        "whole_seconds": time.monotonic() - began,
+        "peak_rss_mb": result.peak_rss_mb,
+    }
+
+
+def task_of(cell: Cell, tiny: bool, batch: int) -> Any:
+    from paceline.config import build
+
     return build.task_of(cell.task, TINY[cell.task] if tiny else {}).configured(batch=batch)
 
 
-def plain(cell: Cell, device: str, tiny: bool, seconds: float, warm: float, begin: Any = None) -> float:
-    """Milliseconds per step of a loop in PyTorch."""
+def by_hand(cell: Cell, task: Any) -> Loop:
+    """A step of a loop in PyTorch, on the device of the task."""
+    if cell.task == VECTOR:
+        return _vector_step(task)
+    return _module_step(task)
+
+
+def _vector_step(task: Any) -> Loop:
     import torch
 
-    torch.set_num_threads(1)
-    task = task_of(cell, tiny)
-    if device != "cpu":
-        task = task.on(torch.device(device if ":" in device else f"{device}:0"))
-    step = _vector_step(task) if cell.task == VECTOR else _module_step(task, device, cell.item)
-    batches = task.batches(0, 1, 0)
-
-    def train(length: float) -> tuple[int, float]:
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() - began < length:
-            for _ in range(5):  # asking the clock must not matter, and the GPU's queue is bounded by the synchronise
-                step(next(batches))
-            steps += 5
-            if device != "cpu" and not cell.item:
-                torch.cuda.synchronize()
-        return steps, time.perf_counter() - began
-
-    step(next(batches))
-    if begin is not None:
-        begin.wait()
-    train(warm)
-    steps, passed = train(seconds)
-    return passed / steps * 1000
-
-
-def _vector_step(task: Any) -> Any:
     x = task.start(0)
-    g = x.clone()
+    g = torch.zeros_like(x)
 
-    def step(batch: Any) -> None:
-        task.grad(x, batch, g)
+    def step() -> None:
         x.add_(g, alpha=-1e-9)
+        if x.is_cuda:
+            torch.cuda.synchronize()
 
     return step
 
 
-def _module_step(task: Any, device: str, item: bool) -> Any:
+def _module_step(task: Any) -> Loop:
     import torch
 
     model = task.module(task.start(0)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    kind = torch.device(device).type
+    batches = task.batches(0, 1, 1 + RANK[0])
+    kind = next(model.parameters()).device.type
 
-    def step(batch: Any) -> None:
+    def step() -> None:
+        data = next(batches).data
         optimizer.zero_grad()
-        with torch.autocast(kind, task.autocast, enabled=task.autocast is not None):
-            loss = task.loss(model(*batch.data[:-1]), batch.data[-1])
+        with torch.enable_grad(), torch.autocast(kind, task.autocast, enabled=task.autocast is not None):
+            loss = task.loss(model(*data[:-1]), data[-1])
         loss.backward()
         optimizer.step()
-        if item:
-            loss.item()
+        loss.item()
 
     return step
-
-
-def paced(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -> dict[str, Any]:
-    """A run of paceline. Its speed is that of the samples between two moments that the launcher tells of."""
-    began = time.monotonic()
-    import paceline
-
-    speed = Speed()
-    batch = min(cell.batch, 4) if tiny else cell.batch
-    with tempfile.TemporaryDirectory() as folder:
-        result = paceline.train(
-            cell.task,
-            cell.scheme,
-            workers=cell.workers,
-            steps=None,
-            seconds=warm + seconds,
-            batch=batch,
-            device=device,
-            task_options=TINY[cell.task] if tiny else {},
-            directory=Path(folder) / "run",
-            checkpoint_seconds=None,
-            watch=speed.watch,
-            say=lambda text: print(text, file=sys.stderr),
-            **cell.hyper,
-        )
-    rate = speed.samples_per_second(warm)
-    if rate is None:
-        raise SystemExit(f"the run gave {speed.seen[-1:]} samples: too few; give more --seconds")
-    return {
-        "ms_per_step": batch * cell.workers / rate * 1000,
-        "time_to_first_step": result.time_to_first_step,
-        "whole_seconds": time.monotonic() - began,
-        "peak_rss_mb": result.peak_rss_mb,
-    }
 
 
 if __name__ == "__main__":
