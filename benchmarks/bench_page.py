@@ -114,15 +114,15 @@ def _gpu(told: dict[str, Any]) -> Iterator[str]:
         "of steps had."
     )
     yield ""
-    yield "| | ms per step | plain loop, ms | share of the plain loop | extra ms | seconds to the first step |"
-    yield "|---|---|---|---|---|---|"
+    yield "| | ms per step | plain loop, ms | share of the plain loop | extra ms |"
+    yield "|---|---|---|---|---|"
     for name, cell in told["cells"].items():
         if "error" in cell:
-            yield f"| {name} | not finished | | | | |"
+            yield f"| {name} | not finished | | | |"
             continue
         share = f"{cell['share']:.2f} ({cell['least']:.2f} – {cell['most']:.2f})"
         times = f"{cell['ms_per_step']:.2f} | {cell['plain_ms']:.2f}"
-        yield f"| {name} | {times} | {share} | {cell['extra_ms']:.2f} | {cell['time_to_first_step']:.2f} |"
+        yield f"| {name} | {times} | {share} | {cell['extra_ms']:.2f} |"
 
 
 def _startup(told: dict[str, Any]) -> Iterator[str]:

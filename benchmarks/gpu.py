@@ -1,4 +1,4 @@
-"""One GPU: milliseconds per step of paceline beside a plain PyTorch loop, and the time to the first step.
+"""One GPU: milliseconds per step of paceline beside a plain PyTorch loop.
 
 Every cell is a run in processes of its own, within a time limit, through the public API. Blocks of its steps are in
 turn with blocks of the plain loop in the same processes (`alternate.py`): the speed of a GPU that others use too
@@ -147,8 +147,7 @@ def line(name: str, cell: dict[str, Any]) -> str:
         return f"{name:28} failed: {cell['error']}"
     return (
         f"{name:28} {cell['ms_per_step']:8.3f} ms, plain {cell['plain_ms']:8.3f} ms: share {cell['share']:.3f} "
-        f"({cell['least']:.3f} to {cell['most']:.3f}), extra {cell['extra_ms']:.3f} ms; "
-        f"first step after {cell['time_to_first_step']:.2f} s"
+        f"({cell['least']:.3f} to {cell['most']:.3f}), extra {cell['extra_ms']:.3f} ms"
     )
 
 
@@ -181,7 +180,6 @@ def measured(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -
         plan = dataclasses.replace(plan, directory=str(place.path))
         result = execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
     return blocks.result() | {
-        "time_to_first_step": result.time_to_first_step or 0.0,
         "whole_seconds": time.monotonic() - began,
         "peak_rss_mb": result.peak_rss_mb,
     }

@@ -166,28 +166,6 @@ def test_the_read_that_follows_a_push_is_made_with_it(theatre: Theatre, monkeypa
     assert clients[0].call(scheme.look())[1] == 11  # nobody waits for the lock: the read may come later
 
 
-def test_on_a_gpu_the_next_read_is_made_inside_every_push(theatre: Theatre, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wait for the GPU instead of two."""
-    scheme, (clients, _) = Gates(), links(theatre)
-    one, link = torch.ones(LENGTH), clients[0]
-    link._on_gpu = link._reads_ahead = True
-    link.call(scheme.push(one))
-    link.call(scheme.look())
-    inside = []
-    end = link.server._end
-    link.server._end = lambda: (inside.append(link._ahead is not None), end())  # type: ignore[method-assign, assignment]
-    link.call(scheme.push(one))
-    clients[1].call(scheme.push(one))
-    assert inside == [True]
-    now = [0]
-    assert link._ahead is not None
-    monkeypatch.setattr(locked_client, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
-    link._ahead.at = 0
-    now[0] = locked_client.RECENT_ON_GPU - 1
-    x, v = link.call(scheme.look())
-    assert (x.tolist(), v) == ([-2.0] * LENGTH, 2)
-
-
 def test_what_was_read_ahead_is_void_after_a_return_to_a_checkpoint(theatre: Theatre) -> None:
     scheme, (clients, _) = Gates(), links(theatre)
     contended(clients[0])

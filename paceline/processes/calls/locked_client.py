@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +22,7 @@ from paceline.runtime.call_performer import check_unchanged, versions
 from paceline.scheme import ServerMethod
 
 AHEAD_BYTES = 4 << 20  # of x: of a larger one, a copy under the lock would keep others waiting for too long
-RECENT, RECENT_ON_GPU = 500_000, 2_000_000  # ns
+RECENT = 500_000  # ns
 LOOKS = 1000  # for a moment at which no process writes: about the time of a few calls
 POST = RecordKind.POST  # bound here: looking up a member of an enum is slow
 
@@ -53,10 +52,8 @@ class LockedClient(CallClient):
         # the call is over, and not one after the other under the lock
         self._tries = 2, LOOKS
         self._results: dict[int, Any] = {}  # of calls that were started and performed at once, by mailbox
-        # on a GPU always: each time that a process waits for its GPU, the others' work there may come first
-        self._on_gpu = memory.on_gpu
         small = self._home.type == "cpu" and self._state.x.nbytes <= AHEAD_BYTES
-        self._reads_ahead = (small or self._on_gpu) and not memory.plan.exact
+        self._reads_ahead = small and not memory.plan.exact
         self._last: ServerMethod[Any, Any] | None = None  # the last call, if it was not a read
         self._followers: dict[str, ServerMethod[Any, Any] | None] = {}  # by method: the read that came next last time
         self._ahead: ReadAhead | None = None
@@ -139,11 +136,7 @@ class LockedClient(CallClient):
             self.journal.record(POST, self._methods[method.name])
         follower = self._followers.get(method.name) if self._reads_ahead else None
         # memory for what will be read ahead is found before the lock is taken, if others had the lock the last time
-        room, then = None, None
-        if follower is not None and self._on_gpu:
-            then = partial(self._read_ahead, follower)
-        elif follower is not None and self._waited:
-            room = self._recycled.room_for(self._state.x)
+        room = self._recycled.room_for(self._state.x) if follower is not None and self._waited else None
         self._enter()
         try:
             if self._board.run[STOP] != RUNNING:
@@ -155,9 +148,9 @@ class LockedClient(CallClient):
                     return mailbox, None
             if method.when is not None and (unmet := server.unmet(call)):
                 return self._line_up(self._methods[method.name], call, unmet), None
-            result = server.perform(self.rank, call, self._own, then)
+            result = server.perform(self.rank, call, self._own)
             self._waited = server.contended
-            if follower is not None and self._waited and then is None:
+            if follower is not None and self._waited:
                 self._read_ahead(follower, room)
         finally:
             server.release()
@@ -168,7 +161,7 @@ class LockedClient(CallClient):
             self._ahead.at = time.perf_counter_ns()
         return None, result
 
-    def _read_ahead(self, method: ServerMethod[Any, Any], room: Tensor | None = None) -> None:
+    def _read_ahead(self, method: ServerMethod[Any, Any], room: Tensor | None) -> None:
         """Perform, under the lock, the read that is expected next. Others wait for the lock: later one of them would
         write while this worker reads. Now the state is still in its core's cache. x is copied to `room` once the lock
         is released."""
@@ -176,7 +169,7 @@ class LockedClient(CallClient):
         result = method.function(self.memory.scheme.rates_at(state), state)
 
         def copied(tensor: Tensor) -> Tensor:
-            if tensor is not state.x or self._on_gpu:
+            if tensor is not state.x:
                 return self._copied(tensor)
             target = self._recycled.room_for(tensor) if room is None else room
             late.append((tensor, target))
@@ -190,7 +183,7 @@ class LockedClient(CallClient):
     def _recent(self, ahead: ReadAhead) -> bool:
         """Whether the worker may take what was read ahead for the state now: it has done next to nothing since."""
         current = self._board.run[GENERATION] == self.generation
-        return bool(current and time.perf_counter_ns() - ahead.at < (RECENT_ON_GPU if self._on_gpu else RECENT))
+        return bool(current and time.perf_counter_ns() - ahead.at < RECENT)
 
     def _read(self, method: ServerMethod[Any, Any], args: tuple[Any, ...], into: tuple[Tensor | None, ...]) -> Any:
         """Perform a method that only reads: without the lock, if no process writes meanwhile."""

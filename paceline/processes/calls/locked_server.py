@@ -173,23 +173,14 @@ class LockedServer:
 
     # under the lock
 
-    def perform(
-        self,
-        rank: int,
-        call: Call[Any],
-        hand_over: Callable[[Any, Call[Any]], Any],
-        then: Callable[[], None] | None = None,
-    ) -> Any:
-        """Perform a call, and the waiting calls that it allows. `hand_over` gives the result that the caller keeps.
-        `then` is called inside the mark: a GPU works on the call and on what `then` asks for in one go."""
+    def perform(self, rank: int, call: Call[Any], hand_over: Callable[[Any, Call[Any]], Any]) -> Any:
+        """Perform a call, and the waiting calls that it allows. `hand_over` gives the result that the caller keeps."""
         copies = self.copies
         if self._watched.tobytes() == self._none_watched:
             self._begin()
             copies.begin(call.args)
             result = self._carry_out(rank, call)
             copies.end()
-            if then is not None:
-                then()
             self._end()
             return result if result is None else hand_over(result, call)
         cells, numbers = self._cells_watched()
@@ -202,8 +193,6 @@ class LockedServer:
         if result is not None:
             result = hand_over(result, call)
         self._settle(cells, before)  # inside the mark: no death can leave a guard that nobody evaluates
-        if then is not None:
-            then()
         self._end()
         return result
 
