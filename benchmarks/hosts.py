@@ -43,7 +43,7 @@ from beds.hosts import Host, several
 DDP = "torch DDP (Gloo)"
 SCHEMES = {"allreduce": [], "sync": [], "async": [], "averaging": ["window=10"]}
 SERVERLESS = ("allreduce", "averaging")
-WARM = 8  # steps of a worker before its clock starts
+WARM = 10  # gradients of a worker before its clock starts
 LIMIT = 120.0  # seconds that one run may take
 
 
@@ -60,7 +60,7 @@ MODELS = {"mnist-cnn": mnist_cnn, "wide-mlp": wide_mlp}
 
 @dataclass
 class Pace(Hook):
-    """Notes when each step of a worker ended, and stops the run after some seconds."""
+    """Notes when each gradient of a worker was there, and stops the run after some seconds."""
 
     folder: str
     seconds: float
@@ -68,7 +68,7 @@ class Pace(Hook):
     def begin(self, session: Session) -> None:
         self._times: list[float] = []
 
-    def after_step(self, session: Session) -> None:
+    def after_gradient(self, session: Session, loss: float) -> None:
         self._times.append(time.perf_counter())
         times = self._times
         if session.worker.rank == 0 and len(times) > WARM and times[-1] - times[WARM] > self.seconds:
@@ -79,12 +79,14 @@ class Pace(Hook):
 
 
 def rate(folder: Path, batch: int) -> float:
-    """Samples per second of all workers, from the times of their steps."""
-    found = 0.0
-    for path in folder.glob("times-*"):
-        times = json.loads(path.read_text())[WARM:]
-        found += batch * (len(times) - 1) / (times[-1] - times[0])
-    return found
+    """Samples per second of all workers together, from the times of their gradients: while all train."""
+    workers = [json.loads(path.read_text())[WARM:] for path in folder.glob("times-*")]
+    if len(workers) < 2 or min(map(len, workers)) < 2:
+        raise SystemExit(
+            f"a worker has made too few gradients: {[len(times) for times in workers]}; give more --seconds"
+        )
+    begin, end = max(times[0] for times in workers), min(times[-1] for times in workers)
+    return batch * sum(begin < one <= end for times in workers for one in times) / (end - begin)
 
 
 def paceline(model: str, scheme: str, seconds: float, hosts: dict[str, Host], folder: Path, tls: bool) -> None:
