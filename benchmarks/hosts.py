@@ -43,7 +43,8 @@ from beds.hosts import Host, several
 DDP = "torch DDP (Gloo)"
 SCHEMES = {"allreduce": [], "sync": [], "async": [], "averaging": ["window=10"]}
 SERVERLESS = ("allreduce", "averaging")
-WARM = 10  # gradients of a worker before its clock starts
+WARM = 1.5  # seconds of training of all workers before the clock starts
+LATE = 4.0  # seconds by which a worker may begin after the chief
 LIMIT = 120.0  # seconds that one run may take
 
 
@@ -70,8 +71,7 @@ class Pace(Hook):
 
     def after_gradient(self, session: Session, loss: float) -> None:
         self._times.append(time.perf_counter())
-        times = self._times
-        if session.worker.rank == 0 and len(times) > WARM and times[-1] - times[WARM] > self.seconds:
+        if session.worker.rank == 0 and self._times[-1] - self._times[0] > LATE + WARM + self.seconds:
             session.stop("enough")
 
     def end(self, session: Session) -> None:
@@ -80,12 +80,12 @@ class Pace(Hook):
 
 def rate(folder: Path, batch: int) -> float:
     """Samples per second of all workers together, from the times of their gradients: while all train."""
-    workers = [json.loads(path.read_text())[WARM:] for path in folder.glob("times-*")]
-    if len(workers) < 2 or min(map(len, workers)) < 2:
-        raise SystemExit(
-            f"a worker has made too few gradients: {[len(times) for times in workers]}; give more --seconds"
-        )
-    begin, end = max(times[0] for times in workers), min(times[-1] for times in workers)
+    workers = [json.loads(path.read_text()) for path in folder.glob("times-*")]
+    if len(workers) < 2 or not all(workers):
+        raise SystemExit("a worker has made no gradient")
+    begin, end = max(times[0] for times in workers) + WARM, min(times[-1] for times in workers)
+    if begin >= end:
+        raise SystemExit("the workers have trained together for too short a time; give more --seconds")
     return batch * sum(begin < one <= end for times in workers for one in times) / (end - begin)
 
 
@@ -145,8 +145,8 @@ def ddp_worker(model: str, seconds: float, folder: Path) -> None:
         optimizer.step()
         loss.item()
         times.append(time.perf_counter())
-        if len(times) > WARM and len(times) % 5 == 0:  # all must stop at the same step
-            go_on[0] = float(times[-1] - times[WARM] < seconds)
+        if len(times) % 5 == 0:  # all must stop at the same step
+            go_on[0] = float(times[-1] - times[0] < WARM + seconds)
             dist.broadcast(go_on, 0)
             if not go_on.item():
                 break
