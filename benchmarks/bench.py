@@ -1,7 +1,7 @@
 """`make bench`: paceline beside the same training by other means, on this machine, in under 15 minutes.
 
-Contenders run in turn, several rounds, each between two measurements of the limit: as many processes that never
-communicate. Their speeds are given as shares of it. Engines that are not installed are skipped by name. JSON and figure
+Contenders run in turn, several rounds. Their speeds are given as shares of the limit, which is as many processes that
+never communicate, measured with each of them. Engines that are not installed are skipped by name. JSON and figure
 go to benchmarks/results/, the tables to docs/benchmarks.md.
 
     python benchmarks/bench.py                  measure, then write figure and page
@@ -24,7 +24,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
 import torch
 from bench_page import RESULTS, write_page
 from engines import ENGINES, reason_to_skip
-from peers import PEERS, Shares, contenders, share_rounds, workload
+from peers import PEERS, Shares, Speed, contenders, share_rounds, workload
 
 from paceline import __version__
 
@@ -63,7 +63,7 @@ def measure(given: argparse.Namespace) -> None:
             seconds = SECONDS[name] * given.scale
             runs = contenders(work, given.schemes, peers, given.workers, 1, seconds)
             for engine, play in engines.items():
-                runs[engine] = lambda play=play, work=work, seconds=seconds: play(work, given.workers, seconds)
+                runs[engine] = lambda play=play, work=work, seconds=seconds: Speed(play(work, given.workers, seconds))
             print(f"round {number + 1} of {given.rounds}", file=sys.stderr)
             share_rounds(work, runs, given.workers, seconds, 1, found[name])
         told = {

@@ -1,6 +1,6 @@
 """Many cores: each scheme's samples per second as a share of the limit, for several numbers of workers.
 
-The limit is as many processes that never communicate, measured before and after every row. mnist-mlp, batch 100, one
+The limit is as many processes that never communicate, measured with every row (`peers.py`). mnist-mlp, batch 100, one
 thread in each process, one server; beside paceline's schemes torch DDP over Gloo and torch's shared-memory HogWild.
 GPUs are hidden from all processes.
 

@@ -1,7 +1,8 @@
 """What the benchmarks of whole runs compare: models, paceline's schemes, and the same training by other means.
 
-Every number is samples per second of all workers together. `share_rounds` measures the limit (as many processes, which
-never communicate) before and after each contender, because the speed of a machine drifts.
+Every number is samples per second of all workers together, or its share of the limit: as many processes that never
+communicate. The speed of a machine drifts. So a run of paceline is measured in turn with the limit, in the same
+processes (`alternate.py`); of the others the limit is measured before and after.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from speed import Speed
+from alternate import RANK, Blocks, Loop, Ranks, alternating
 from torch import Tensor, nn
 
 from paceline.api.execute import execute
@@ -50,6 +51,11 @@ class Workload:
     def warm(self) -> int:
         """Gradients of a worker before the clock starts."""
         return max(3, min(100, int(0.2 / self.gradient)))
+
+    @property
+    def block(self) -> int:
+        """Gradients of a block of `alternate.py`: a multiple of the window."""
+        return WINDOW * max(1, round(0.1 / self.gradient / WINDOW))
 
     @property
     def asked(self) -> int:
@@ -88,19 +94,46 @@ def wide_mlp(batch: int) -> TorchTask:
     )
 
 
-def paced(work: Workload, words: str, workers: int, servers: int, seconds: float) -> float:
-    """A scheme of paceline; `words`: its name and hyper-parameters."""
+class Speed(NamedTuple):
+    """Samples per second of all workers together."""
+
+    run: float
+    limit: float | None = None  # of as many processes that never communicate, if it was measured in turn with the run
+
+
+def paced(work: Workload, words: str, workers: int, servers: int, seconds: float) -> Speed:
+    """A scheme of paceline (`words`: its name and hyper-parameters), in turn with the limit in the same processes."""
     name, *pairs = words.split()
-    speed, warm = Speed(), min(0.2, seconds / 4)
-    length = seconds + 2 * warm
+    blocks = Blocks(workers, work.block, lambda task: by_hand(work.task, task))
     plan, scheme, objects = planned(
-        work.task, name, hyper=build.pairs(pairs), workers=workers, servers=servers, seconds=length, steps=None
+        alternating(work.task, blocks),
+        name,
+        hyper=build.pairs(pairs),
+        workers=workers,
+        servers=servers,
+        seconds=2 * seconds + 0.5,
+        steps=None,
+        hooks=[Ranks(blocks)],
     )
     with tempfile.TemporaryDirectory() as folder:
         place = RunDirectory.create(Path(folder) / "run", "benchmark")
         plan = dataclasses.replace(plan, directory=str(place.path), batch=work.task.batch)
-        result = execute(plan, scheme, objects, tell=lambda *_: None, watch=speed.watch)
-    return speed.samples_per_second(warm) or result.samples_per_second or 0.0
+        execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
+    found, samples = blocks.result(), 1000 * workers * work.task.batch
+    limit = samples / found["plain_ms"]
+    return Speed(found["share"] * limit, limit)
+
+
+def by_hand(task: TorchTask, measured: Any) -> Loop:
+    """SGD in a process by itself. `task`: `measured` without its measurement."""
+    x = task.start(0)
+    out, batches = torch.empty_like(x), task.batches(0, 1, 1 + RANK[0])
+
+    def step() -> None:
+        task.grad(x, next(batches), out)
+        x.add_(out, alpha=-LR)
+
+    return step
 
 
 More = Callable[[], bool]  # called after each gradient: counts it, and says whether there is time for another
@@ -296,29 +329,35 @@ class Shares:
 
 def contenders(
     work: Workload, schemes: Sequence[str], peers: Mapping[str, Play], workers: int, servers: int, seconds: float
-) -> dict[str, Callable[[], float]]:
+) -> dict[str, Callable[[], Speed]]:
     """Functions that measure paceline's schemes, then the others, by name."""
-    runs: dict[str, Callable[[], float]] = {}
+    runs: dict[str, Callable[[], Speed]] = {}
     for words in schemes:
         runs[words] = lambda words=words: paced(work, words, workers, servers, seconds)  # type: ignore[misc]
     for name, play in peers.items():
-        runs[name] = lambda play=play: others(play, work, workers, seconds)  # type: ignore[misc]
+        runs[name] = lambda play=play: Speed(others(play, work, workers, seconds))  # type: ignore[misc]
     return runs
 
 
 def share_rounds(
-    work: Workload, runs: Mapping[str, Callable[[], float]], workers: int, seconds: float, rounds: int, found: Shares
+    work: Workload, runs: Mapping[str, Callable[[], Speed]], workers: int, seconds: float, rounds: int, found: Shares
 ) -> None:
-    """Measure every contender once in each round, in turn, between two measurements of the limit."""
+    """Measure every contender once in each round, in turn. The limit is measured before and after those that do not
+    measure it themselves."""
     for number in range(rounds):
-        before = others(no_communication, work, workers, seconds)
-        found.limits.append(before)
+        before: float | None = None
         for name, run in runs.items():
+            if before is None:
+                before = others(no_communication, work, workers, seconds)
+                found.limits.append(before)
             speed = run()
-            after = others(no_communication, work, workers, seconds)
-            found.shares.setdefault(name, []).append(speed / ((before + after) / 2))
-            found.limits.append(after)
-            share = found.shares[name][-1]
+            if speed.limit is None:
+                after = others(no_communication, work, workers, seconds)
+                found.limits.append(after)
+                share, before = speed.run / ((before + after) / 2), after
+            else:
+                share = speed.run / speed.limit
+                found.limits.append(speed.limit)
+            found.shares.setdefault(name, []).append(share)
             where = f"{work.name}, {workers} workers, round {number + 1}"
             print(f"{where}: {name}: {share:.3f}", file=sys.stderr, flush=True)
-            before = after

@@ -113,9 +113,10 @@ def measured(work: Workload, workers: int, window: int, seconds: float, looks: d
     for name in [*looks, "paceline"]:
         if name == "paceline":
             scheme = "allreduce" if window == 1 else f"averaging window={window}"
-            speed = paced(work, scheme, workers, 0, seconds) / work.task.batch
-        else:
-            speed = rate(trial(work, workers, window, seconds, looks[name]))
+            found = paced(work, scheme, workers, 0, seconds)
+            row[name] = round(found.run / (found.limit or 1.0), 3)
+            continue
+        speed = rate(trial(work, workers, window, seconds, looks[name]))
         after = rate(trial(work, workers, window, seconds, None))
         row[name] = round(2 * speed / (before + after), 3)
         before = after
