@@ -100,6 +100,9 @@ class LockedClient(CallClient):
     def ready(self, mailbox: Mailbox) -> bool:
         return mailbox.index in self._results or super().ready(mailbox)
 
+    def returned(self, place: int) -> bool:
+        return True  # calls have read their arguments when they are over
+
     def special(self, kind: int, *args: Any) -> None:
         """Perform a WorkerRequest."""
         self.server.acquire(self.generation)

@@ -50,7 +50,8 @@ def train(session: WorkerSession, task: Task) -> None:
                     return
                 batch = session.hooks.feed(drawn) if feeding else drawn
                 out = gradients.free()
-                useless = session.useless(request)
+                usual = request.until is None and request.within is None
+                useless = None if usual else session.useless(request)
                 if early is not None and useless is None:
                     early.begin(out)
                 try:
