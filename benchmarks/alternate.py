@@ -29,7 +29,7 @@ class Blocks:
 
     workers: int
     block: int  # gradients
-    begin: Callable[[Task], Loop]  # the training by hand, made in a worker's process
+    begin: Callable[[Any], Loop]  # the training by hand, made in a worker's process; of the task that is measured
     warm: int = 300_000_000  # ns before the blocks that count
     _memory: mmap.mmap = field(init=False)
 
@@ -49,9 +49,35 @@ class Blocks:
         while min(self._words[: self.workers * LINE : LINE]) < number:
             os.sched_yield()
 
+    def meet_again(self, rank: int, number: int) -> None:
+        """The same, for meetings between those of `turns`."""
+        self._words[rank * LINE + 1] = number
+        while min(self._words[1 : self.workers * LINE : LINE]) < number:
+            os.sched_yield()
+
+    def turns(self, step: Loop, rank: int) -> Iterator[None]:
+        """To be asked before each gradient of the run: lets the training by hand have its turns."""
+        row, meetings = self.row(rank), 0
+        step()
+        first = time.perf_counter_ns()
+        while True:
+            meetings += 2
+            self.meet(rank, meetings - 1)
+            began = time.perf_counter_ns()
+            for _ in range(self.block):
+                step()
+            hand = time.perf_counter_ns() - began
+            self.meet(rank, meetings)
+            began = time.perf_counter_ns()
+            for _ in range(self.block):
+                yield
+            mine = time.perf_counter_ns() - began
+            if (number := row[0]) < MOST and began - first > self.warm:
+                row[1 + 2 * number], row[2 + 2 * number], row[0] = mine, hand, number + 1
+
     def leave(self, rank: int) -> None:
         """This worker comes no more: no one waits for it."""
-        self._words[rank * LINE] = 1 << 62
+        self._words[rank * LINE] = self._words[rank * LINE + 1] = 1 << 62
 
     def times(self) -> Iterator[tuple[float, float]]:
         """Seconds of a gradient of the run, and by hand: of every block, the means over the workers."""
@@ -86,30 +112,9 @@ class _Alternating:
 
     def grad(self, x: Any, batch: Batch, out: Any = None, buffers: Any = None) -> Any:
         if self._turns is None:
-            self._turns = self._measured()
+            self._turns = self.blocks.turns(self.blocks.begin(self), RANK[0])
         next(self._turns)
         return super().grad(x, batch, out, buffers)  # type: ignore[misc]
-
-    def _measured(self) -> Iterator[None]:
-        blocks = self.blocks
-        rank = RANK[0]
-        step, row, meetings = blocks.begin(self), blocks.row(rank), 0  # type: ignore[arg-type]
-        step()
-        first = time.perf_counter_ns()
-        while True:
-            meetings += 2
-            blocks.meet(rank, meetings - 1)
-            began = time.perf_counter_ns()
-            for _ in range(blocks.block):
-                step()
-            hand = time.perf_counter_ns() - began
-            blocks.meet(rank, meetings)
-            began = time.perf_counter_ns()
-            for _ in range(blocks.block):
-                yield
-            mine = time.perf_counter_ns() - began
-            if (number := row[0]) < MOST and began - first > blocks.warm:
-                row[1 + 2 * number], row[2 + 2 * number], row[0] = mine, hand, number + 1
 
 
 RANK = [0]  # of the worker of this process
@@ -121,6 +126,36 @@ def alternating(task: Task, blocks: Blocks) -> Task:
     made: Task = kind.__new__(kind)
     vars(made).update(vars(task))
     return made
+
+
+def barrier_alone(blocks: Blocks, seconds: float, every: int = 1) -> dict[str, float]:
+    """What waiting for the slowest worker costs by itself: loops that meet after every so many gradients and exchange
+    nothing, in turn with the same loops that never meet."""
+    children = []
+    for rank in range(blocks.workers):
+        if not (child := os.fork()):
+            try:
+                _meet(blocks, rank, seconds, every)
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    return blocks.result()
+
+
+def _meet(blocks: Blocks, rank: int, seconds: float, every: int) -> None:
+    RANK[0] = rank
+    step = blocks.begin(None)
+    turns, number = blocks.turns(step, rank), 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        next(turns)
+        step()
+        number += 1
+        if number % every == 0:
+            blocks.meet_again(rank, number)
+    blocks.leave(rank)
 
 
 @dataclass

@@ -78,7 +78,7 @@ def _label(name: str) -> str:
 
 
 def _is_other(name: str) -> bool:
-    return name[0].isupper() or name.startswith("torch")
+    return name[0].isupper() or name.startswith(("torch", "a barrier"))
 
 
 def _share(found: dict[str, Any] | None) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
 
 import torch
-from peers import PEERS, Shares, contenders, share_rounds, workload
+from peers import PEERS, WINDOW, Shares, contenders, share_rounds, workload
 from rich.console import Console
 from rich.table import Table
 
@@ -49,7 +49,8 @@ def main() -> None:
     found: dict[int, Shares] = {}
     for workers in given.workers:
         found[workers] = Shares()
-        runs = contenders(work, given.schemes, peers, workers, given.servers, given.seconds)
+        barriers = (1, WINDOW) if workers > 1 else ()
+        runs = contenders(work, given.schemes, peers, workers, given.servers, given.seconds, barriers)
         share_rounds(work, runs, workers, given.seconds, given.rounds, found[workers])
         text = json.dumps(report(found, work.name, work.task.batch, cores))
         if given.out is not None:

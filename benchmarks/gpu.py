@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alternate import RANK, Blocks, Loop, Ranks, alternating
+from alternate import RANK, Blocks, Loop, Ranks, alternating, barrier_alone
 
 HERE = Path(__file__).resolve().parent
 GPT, VECTOR, CNN = f"{HERE / 'gpu_tasks.py'}:gpt", f"{HERE / 'gpu_tasks.py'}:vector", "mnist-cnn"
@@ -37,10 +37,11 @@ TINY: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of paceline."""
+    """A run of paceline. `scheme` None: plain loops that meet after every step and exchange nothing, which is what a
+    mean without any cost would be."""
 
     task: str
-    scheme: str
+    scheme: str | None
     workers: int = 1
     batch: int = 32
     block: int = 20  # steps between two changes: a multiple of the window
@@ -55,6 +56,7 @@ CELLS = {
     "gpt sgd": Cell(GPT, "sgd"),
     "gpt async x1": Cell(GPT, "async"),
     "gpt agn window=10 x1": _windowed("agn", 1),
+    "gpt, a barrier alone x2": Cell(GPT, None, 2),
     "gpt async x2": Cell(GPT, "async", 2),
     "gpt allreduce x2": Cell(GPT, "allreduce", 2),
     "gpt agn window=10 x2": _windowed("agn", 2),
@@ -155,6 +157,8 @@ def line(name: str, cell: dict[str, Any]) -> str:
 
 
 def measured(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -> dict[str, Any]:
+    if cell.scheme is None:
+        return meeting(cell, device, tiny, seconds, warm)
     began = time.monotonic()
     from paceline.api.execute import execute
     from paceline.config.validate import planned
@@ -183,6 +187,20 @@ def measured(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -
         "whole_seconds": time.monotonic() - began,
         "peak_rss_mb": result.peak_rss_mb,
     }
+
+
+def meeting(cell: Cell, device: str, tiny: bool, seconds: float, warm: float) -> dict[str, Any]:
+    """Plain loops that meet after every step, in turn with the same loops that do not."""
+    batch = min(cell.batch, 4) if tiny else cell.batch
+
+    def begin(_: Any) -> Loop:  # in a worker's process
+        import torch
+
+        torch.set_num_threads(1)
+        task = task_of(cell, tiny, batch)
+        return by_hand(cell, task if device == "cpu" else task.on(torch.device(f"{device.partition(':')[0]}:0")))
+
+    return barrier_alone(Blocks(cell.workers, cell.block, begin, int(warm * 1e9)), warm + seconds)
 
 
 def task_of(cell: Cell, tiny: bool, batch: int) -> Any:

@@ -17,13 +17,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from alternate import RANK, Blocks, Loop, Ranks, alternating
+from alternate import RANK, Blocks, Loop, Ranks, alternating, barrier_alone
 from torch import Tensor, nn
 
 from paceline.api.execute import execute
@@ -104,7 +105,7 @@ class Speed(NamedTuple):
 def paced(work: Workload, words: str, workers: int, servers: int, seconds: float) -> Speed:
     """A scheme of paceline (`words`: its name and hyper-parameters), in turn with the limit in the same processes."""
     name, *pairs = words.split()
-    blocks = Blocks(workers, work.block, lambda task: by_hand(work.task, task))
+    blocks = Blocks(workers, work.block, partial(by_hand, work.task))
     plan, scheme, objects = planned(
         alternating(work.task, blocks),
         name,
@@ -119,13 +120,24 @@ def paced(work: Workload, words: str, workers: int, servers: int, seconds: float
         place = RunDirectory.create(Path(folder) / "run", "benchmark")
         plan = dataclasses.replace(plan, directory=str(place.path), batch=work.task.batch)
         execute(plan, scheme, objects, tell=lambda *_: None, watch=lambda _: None)
-    found, samples = blocks.result(), 1000 * workers * work.task.batch
-    limit = samples / found["plain_ms"]
+    return _speed(work, blocks)
+
+
+def _speed(work: Workload, blocks: Blocks) -> Speed:
+    found = blocks.result()
+    limit = 1000 * blocks.workers * work.task.batch / found["plain_ms"]
     return Speed(found["share"] * limit, limit)
 
 
-def by_hand(task: TorchTask, measured: Any) -> Loop:
-    """SGD in a process by itself. `task`: `measured` without its measurement."""
+def barrier(work: Workload, every: int, workers: int, seconds: float) -> Speed:
+    """A barrier after every so many gradients, at which nothing is exchanged: what means without any cost would be."""
+    blocks = Blocks(workers, work.block, partial(by_hand, work.task))
+    barrier_alone(blocks, 2 * seconds + 0.5, every)
+    return _speed(work, blocks)
+
+
+def by_hand(task: TorchTask, _: Any = None) -> Loop:
+    """SGD in a process by itself."""
     x = task.start(0)
     out, batches = torch.empty_like(x), task.batches(0, 1, 1 + RANK[0])
 
@@ -299,7 +311,7 @@ def torch_rpc(work: Workload, rank: int, workers: int, more: More, _: Any) -> No
     rpc.shutdown()
 
 
-LIMIT = "no communication"
+BARRIER = "a barrier alone"
 PEERS: dict[str, Play] = {
     "torch DDP (Gloo)": torch_ddp,
     "torch HogWild": torch_hogwild,
@@ -328,12 +340,21 @@ class Shares:
 
 
 def contenders(
-    work: Workload, schemes: Sequence[str], peers: Mapping[str, Play], workers: int, servers: int, seconds: float
+    work: Workload,
+    schemes: Sequence[str],
+    peers: Mapping[str, Play],
+    workers: int,
+    servers: int,
+    seconds: float,
+    barriers: Sequence[int] = (),
 ) -> dict[str, Callable[[], Speed]]:
-    """Functions that measure paceline's schemes, then the others, by name."""
+    """Functions that measure paceline's schemes, barriers alone, then the others, by name."""
     runs: dict[str, Callable[[], Speed]] = {}
     for words in schemes:
         runs[words] = lambda words=words: paced(work, words, workers, servers, seconds)  # type: ignore[misc]
+    for every in barriers:
+        name = BARRIER if every == 1 else f"{BARRIER} window={every}"
+        runs[name] = lambda every=every: barrier(work, every, workers, seconds)  # type: ignore[misc]
     for name, play in peers.items():
         runs[name] = lambda play=play: Speed(others(play, work, workers, seconds))  # type: ignore[misc]
     return runs
