@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.hook import Hook, Session
+from paceline.processes.memory.board import STOP
+from paceline.processes.parent_death import die_with_parent
 from paceline.task import Batch, Task
 
 Loop = Callable[[], None]  # one gradient of the training by hand
@@ -48,6 +52,9 @@ class Blocks:
         self._words[rank * LINE] = number
         while min(self._words[: self.workers * LINE : LINE]) < number:
             os.sched_yield()
+            if STOPPED[0]():  # others have seen that the run ends, and do not come
+                self.leave(rank)
+                return
 
     def meet_again(self, rank: int, number: int) -> None:
         """The same, for meetings between those of `turns`."""
@@ -118,6 +125,7 @@ class _Alternating:
 
 
 RANK = [0]  # of the worker of this process
+STOPPED: list[Callable[[], bool]] = [lambda: False]  # whether its run ends
 
 
 def alternating(task: Task, blocks: Blocks) -> Task:
@@ -131,16 +139,23 @@ def alternating(task: Task, blocks: Blocks) -> Task:
 def barrier_alone(blocks: Blocks, seconds: float, every: int = 1) -> dict[str, float]:
     """What waiting for the slowest worker costs by itself: loops that meet after every so many gradients and exchange
     nothing, in turn with the same loops that never meet."""
-    children = []
+    children, parent = [], os.getpid()
     for rank in range(blocks.workers):
         if not (child := os.fork()):
+            die_with_parent(signal.SIGKILL, parent)
+            code = 1
             try:
                 _meet(blocks, rank, seconds, every)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
-                os._exit(0)
+                blocks.leave(rank)  # whatever happened: the others must not wait for this process
+                os._exit(code)
         children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    if any(codes):
+        raise SystemExit("a process that measures a barrier has failed")
     return blocks.result()
 
 
@@ -155,7 +170,6 @@ def _meet(blocks: Blocks, rank: int, seconds: float, every: int) -> None:
         number += 1
         if number % every == 0:
             blocks.meet_again(rank, number)
-    blocks.leave(rank)
 
 
 @dataclass
@@ -166,6 +180,8 @@ class Ranks(Hook):
 
     def begin(self, session: Session) -> None:
         RANK[0] = session.worker.rank
+        words = session._memory.board.run  # type: ignore[attr-defined]
+        STOPPED[0] = lambda: bool(words[STOP])
 
     def end(self, session: Session) -> None:
         self.blocks.leave(session.worker.rank)

@@ -41,7 +41,8 @@ def test_a_benchmark_writes_its_json(name: str, words: tuple[str, ...], tmp_path
     told = json.loads(out.read_text())
     match name:
         case "cores.py":
-            assert told["workers"]["2"]["shares"].keys() == {"async", "torch HogWild"}
+            barriers = {"a barrier alone", "a barrier alone window=10"}
+            assert told["workers"]["2"]["shares"].keys() == {"async", "torch HogWild"} | barriers
         case "bench.py":
             assert told["tasks"]["mnist-mlp"]["shares"]["torch DDP (Gloo)"]["median"] > 0
         case "gpu.py":
