@@ -17,9 +17,10 @@ INTRODUCTION = """# Benchmarks
 
 <!-- written by `make bench` from benchmarks/results/*.json; `bench.py --only-page` writes it again -->
 
-Speeds are shares of a limit: the samples per second of as many independent processes that never communicate. The limit
-is measured before and after every run, because the speed of a machine drifts. A number is the median of the rounds, in
-brackets the least and the most. `make bench` measures all of this on your machine in under 15 minutes; what the other
+Speeds are shares of a limit: the samples per second of as many independent processes that never communicate. The speed
+of a machine drifts: so blocks of gradients of a run of paceline are in turn with blocks of the limit in the same
+processes; of other libraries the limit is measured before and after. A number is the median of the rounds, in brackets
+the least and the most. `make bench` measures all of this on your machine in under 15 minutes; what the other
 scripts of [benchmarks](../benchmarks/README.md) measure is described there.
 """
 
@@ -99,8 +100,8 @@ def _cores(told: dict[str, Any]) -> Iterator[str]:
     yield "|---" * (len(counts) + 1) + "|"
     limits = " | ".join(f"{one['limit_samples_per_second']:,} samples/s" for one in counts.values())
     yield f"| limit | {limits} |"
-    for name in next(iter(counts.values()))["shares"]:
-        shares = (f"{one['shares'][name]['median']:.2f}" for one in counts.values())
+    for name in dict.fromkeys(name for one in counts.values() for name in one["shares"]):
+        shares = (f"{one['shares'][name]['median']:.2f}" if name in one["shares"] else "" for one in counts.values())
         yield f"| {_label(name)} | {' | '.join(shares)} |"
 
 
@@ -120,7 +121,8 @@ def _gpu(told: dict[str, Any]) -> Iterator[str]:
         if "error" in cell:
             yield f"| {name} | not finished | | | |"
             continue
-        share = f"{cell['share']:.2f} ({cell['least']:.2f} – {cell['most']:.2f})"
+        spread = f" ({cell['least']:.2f} – {cell['most']:.2f})" if "least" in cell else ""
+        share = f"{cell['share']:.2f}{spread}"
         times = f"{cell['ms_per_step']:.2f} | {cell['plain_ms']:.2f}"
         yield f"| {name} | {times} | {share} | {cell['extra_ms']:.2f} |"
 
