@@ -1,4 +1,4 @@
-"""Which cells a step stores the result of an await in: as its source says, and only where nothing else is done."""
+"""Which cells a step stores the result of an await in: as its bytecode says, and only where nothing else is done."""
 
 from __future__ import annotations
 
@@ -62,6 +62,14 @@ async def twice(w: Worker, other: Worker) -> None:
     w.y = w.x = await some()
 
 
+async def the_last_of_two(w: Worker, other: Worker) -> None:
+    w.x, w.x = await some()
+
+
+async def another_worker_by_that_name(w: Worker, other: Worker) -> None:
+    w, w.x = await some()
+
+
 async def a_variable(w: Worker, other: Worker) -> None:
     x = await some()
     w.x = x
@@ -72,7 +80,7 @@ async def a_number(w: Worker, other: Worker) -> None:
 
 
 async def two_in_a_line(w: Worker, other: Worker) -> None:
-    w.x = await some(); await some()  # noqa: E702 # fmt: skip
+    w.x = await some(); w.v = await some()  # noqa: E702 # fmt: skip
 
 
 async def inner(w: Worker) -> Tensor:
@@ -104,8 +112,10 @@ def places(step: Step) -> list[str | None]:
         (pair, ["x", "v"]),
         (of_several_lines, ["v", "x"]),
         (beside_a_variable, [None, "x"]),
-        *[(step, []) for step in (of_another_worker, an_item, changed_first, added, twice, a_variable, a_number)],
-        *[(step, []) for step in (two_in_a_line, of_an_inner_coroutine)],
+        *[(step, []) for step in (of_another_worker, an_item, changed_first, added, twice, the_last_of_two)],
+        *[(step, []) for step in (another_worker_by_that_name, a_variable, a_number)],
+        (two_in_a_line, ["x"]),
+        (of_an_inner_coroutine, []),
     ],
     ids=lambda value: value.__name__ if inspect.isfunction(value) else "",
 )
@@ -113,10 +123,10 @@ def test_cells_of_a_statement(step: Step, expected: list[str | None]) -> None:
     assert places(step) == expected
 
 
-def test_without_source_nothing_is_known() -> None:
+def test_no_source_is_needed() -> None:
     space: dict[str, Any] = {"some": some}
-    exec("async def step(w, other):\n    w.x = await some()", space)
-    assert places(space["step"]) == []
+    exec("async def step(w, other):\n    w.y = await some()", space)
+    assert places(space["step"]) == ["y"]
 
 
 def test_a_cell_that_is_stored_in_by_hand_is_not_copied() -> None:

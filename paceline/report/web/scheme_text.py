@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.config.listing import ROOT
+from paceline.syntax import parsed
 
 
 def listing_of(name: str | None) -> dict[str, str]:
@@ -17,7 +18,7 @@ def listing_of(name: str | None) -> dict[str, str]:
     try:
         path, wanted = _place(name)
         text = path.read_text(encoding="utf-8")
-        classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+        classes = [node for node in parsed(text).body if isinstance(node, ast.ClassDef)]
         named = [node for node in classes if wanted in (node.name, _given_name(node))]
         # a scheme without a name of its own has that of its file
         plain = [node for node in classes if not node.name.startswith("_") and node.bases and not _given_name(node)]
@@ -44,7 +45,7 @@ def _place(name: str) -> tuple[Path, str]:
         if path.stem.rstrip("_").replace("_", "-") == name:
             return path, name
     for path in sorted(ROOT.joinpath("schemes").glob("[!_]*.py")):
-        nodes = ast.parse(path.read_text(encoding="utf-8")).body
+        nodes = parsed(path.read_text(encoding="utf-8")).body
         if any(isinstance(node, ast.ClassDef) and _given_name(node) == name for node in nodes):
             return path, name
     raise LookupError(name)
