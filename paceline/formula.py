@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.errors import SchemeError
-from paceline.syntax import parsed_expression
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -37,4 +36,4 @@ def evaluated(text: str, values: Mapping[str, Any]) -> float:
             case _:
                 raise SchemeError(f"{ast.unparse(node)!r} in {text!r} is no arithmetic of {', '.join(values)}")
 
-    return float(of(parsed_expression(text)))
+    return float(of(ast.parse(text, mode="eval").body))

@@ -36,7 +36,6 @@ from paceline.rules import SGD, Rule
 from paceline.schedules import Schedule
 from paceline.stability import Gain
 from paceline.state import Cell, State, Vector, mean_of, sum_of
-from paceline.syntax import parsed
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -102,7 +101,7 @@ class ServerMethod(Generic[P, R]):
         if self.when is None:
             return "no guard"
         try:
-            tree = parsed(textwrap.dedent(inspect.getsource(self.function)))
+            tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
             for node in ast.walk(tree):
                 if isinstance(node, ast.keyword) and node.arg == "when":
                     body = node.value.body if isinstance(node.value, ast.Lambda) else node.value
@@ -390,7 +389,7 @@ def _file_name(cls: type) -> str:
 def _refuse_augmented_await(where: str, function: Callable[..., Any]) -> None:
     try:
         lines, first = inspect.getsourcelines(function)
-        tree = parsed(textwrap.dedent("".join(lines)))
+        tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return  # no source at hand (an interactive prompt): nothing to read
     for node in ast.walk(tree):

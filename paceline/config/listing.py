@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.config import registered
-from paceline.syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("schemes", "tasks", "rules", "compressors", "hooks", "launchers", "compute", "data")
@@ -75,7 +74,7 @@ def _read(family: str, folders: tuple[Path, ...]) -> Iterator[Listed]:
     if family in BASES:
         files, base = BASES[family]
         known = {base}
-        for node in (node for file in files for node in parsed((ROOT / file).read_text(encoding="utf-8")).body):
+        for node in (node for file in files for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body):
             if isinstance(node, ast.ClassDef) and known & {ast.unparse(one) for one in node.bases}:
                 known.add(node.name)
                 if any(keyword.arg == "listed" for keyword in node.keywords):
@@ -100,7 +99,7 @@ def _files(folders: tuple[Path, ...]) -> Iterator[tuple[Path, ast.Module]]:
         text = path.read_text(encoding="utf-8")
         if REFUSED.search(text):
             raise _Unclear
-        tree = parsed(text)
+        tree = ast.parse(text)
         for node in tree.body[ast.get_docstring(tree) is not None :]:
             # a file may also call a private name of its own, such as `_Dumper.add_representer(…)`
             prepares = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)

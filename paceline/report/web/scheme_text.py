@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.config.listing import ROOT
-from paceline.syntax import parsed
+
+# Python 3.11 counts the depth of `ast.parse` for all threads together: two at once may raise a SystemError. Reentrant:
+# the garbage collector may run code inside
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def listing_of(name: str | None) -> dict[str, str]:
@@ -18,7 +22,7 @@ def listing_of(name: str | None) -> dict[str, str]:
     try:
         path, wanted = _place(name)
         text = path.read_text(encoding="utf-8")
-        classes = [node for node in parsed(text).body if isinstance(node, ast.ClassDef)]
+        classes = [node for node in _parsed(text).body if isinstance(node, ast.ClassDef)]
         named = [node for node in classes if wanted in (node.name, _given_name(node))]
         # a scheme without a name of its own has that of its file
         plain = [node for node in classes if not node.name.startswith("_") and node.bases and not _given_name(node)]
@@ -45,7 +49,7 @@ def _place(name: str) -> tuple[Path, str]:
         if path.stem.rstrip("_").replace("_", "-") == name:
             return path, name
     for path in sorted(ROOT.joinpath("schemes").glob("[!_]*.py")):
-        nodes = parsed(path.read_text(encoding="utf-8")).body
+        nodes = _parsed(path.read_text(encoding="utf-8")).body
         if any(isinstance(node, ast.ClassDef) and _given_name(node) == name for node in nodes):
             return path, name
     raise LookupError(name)
@@ -56,3 +60,8 @@ def _given_name(node: ast.ClassDef) -> str:
     assigned = [one for one in node.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "name"]
     values += [one.value for one in assigned]
     return str(values[0].value) if values and isinstance(values[0], ast.Constant) else ""
+
+
+def _parsed(text: str) -> ast.Module:
+    with _ONE_AT_A_TIME:
+        return ast.parse(text)
