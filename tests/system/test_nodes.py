@@ -16,6 +16,7 @@ from processes import Linger, finished, leaving_nothing, run
 from paceline.api.simulate import simulate
 from paceline.errors import UsageError
 from paceline.processes.memory import snapshot
+from paceline.processes.roles.checkpointing import Checkpointing
 from paceline.processes.supervisor.status import Status
 from paceline.runs import checkpoint
 from paceline.runs.replay.replay import replay
@@ -404,21 +405,59 @@ def test_a_server_that_loads_its_checkpoint_for_longer_than_patience_is_waited_f
         load(*args)
 
     monkeypatch.setattr(snapshot, "restore_shard", slowly)
+    gate, linger = gated(tmp_path, 300)
     with leaving_nothing(), nodes() as made:
+
+        def lose() -> None:
+            made.cut("server:0")
+            gate.touch()
+
         story = run(
             tmp_path / "run",
             TASK,
             "async",
-            steps=200,
+            steps=400,
             workers=2,
             servers=servers,
             checkpoint_steps=50,
             patience=patience,
-            watch=Once(100, lambda: made.cut("server:0")),
+            watch=Once(100, lose),
+            hooks=[linger],
             launcher=made.launcher,
         )
-    finished(story, 200, over=2)
+    finished(story, 400, over=2)
     assert story.told("returning to the checkpoint")
+
+
+def test_a_run_whose_server_is_lost_while_it_ends_says_that_it_is_short_of_its_goal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command trains the rest."""
+    ending, keep_servers = tmp_path / "ending", Checkpointing.keep_servers
+
+    def kept_late(checkpoints: Checkpointing) -> None:
+        ending.touch()
+        generation = checkpoints._board.get("generation")
+        while checkpoints._board.get("generation") == generation:
+            checkpoints._memory.wakeup.wait(lambda: False, 0.02)
+        keep_servers(checkpoints)
+
+    with leaving_nothing(), nodes() as made:
+        lost: list[int] = []
+
+        def look(status: Status) -> None:
+            if ending.exists() and not lost:
+                lost.append(status.updates)
+                made.cut("server:0")
+
+        settings: dict[str, Any] = {"steps": 100, "workers": 2, "patience": 2.0, "launcher": made.launcher}
+        with monkeypatch.context() as patched:
+            patched.setattr(Checkpointing, "keep_servers", kept_late)
+            story = run(tmp_path / "run", TASK, "async", watch=look, **settings)
+    assert lost
+    assert str(story.error).startswith("server:0 was lost while the run ended: the run is back at update 0 of 100")
+    assert story.directory.result()["error"] == str(story.error)
+    finished(run(tmp_path / "run", TASK, "async", steps=100, workers=2, resume=True), 100, over=2)
 
 
 def test_nodes_that_share_no_disk_are_sent_the_checkpoint_and_send_back_their_logs(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from paceline.config.plan import Plan
 from paceline.errors import PacelineError, RunError
 from paceline.processes.memory.board import DONE, FAILED, RUNNING, STOP, STOPPING
 from paceline.processes.roles.control_channel import error_of
-from paceline.processes.roles.roles import ranks, roles_of
+from paceline.processes.roles.roles import Role, ranks, roles_of
 from paceline.processes.supervisor import profile_summary
 from paceline.processes.supervisor.children import Child, Children, Message, progress_of
 from paceline.processes.supervisor.launch_memory import LaunchMemory
@@ -78,6 +78,7 @@ class Supervisor:
         self._patience = Patience(plan, self.board)
         self.over = False  # all processes have been killed
         self._halted = False
+        self._lost_last: Role | None = None  # whose loss sent the run back to a checkpoint while it ended
         self._store: Store | None = None
         self.metrics: dict[str, float] = {}  # of the last evaluation
 
@@ -129,7 +130,18 @@ class Supervisor:
         words["samples"] = sum(board.samples)
         self.outcome.traffic = {name: getattr(board, name).tolist() for name in ("sent", "received", "uncompressed")}
         words["stopped"] = words["stopped"] or time.monotonic_ns()
+        self._check_goal()
         self.outcome.profile = profile_summary.collected(self.plan, board)
+
+    def _check_goal(self) -> None:
+        """A run that was sent back to a checkpoint while it ended has not reached its goal: that is an error."""
+        outcome, reached, goal = self.outcome, self.outcome.words["reached"], self.board.get("goal")
+        meant = outcome.interrupted or outcome.stopped or outcome.error
+        if self._lost_last is not None and not meant and reached < goal:
+            outcome.error = RunError(
+                f"{self._lost_last} was lost while the run ended: the run is back at update {reached:,} of {goal:,}; "
+                "resume it to train the rest"
+            )
 
     def stop(self, reason: str, how: int = STOPPING) -> None:
         """Have every process end in order."""
@@ -267,6 +279,8 @@ class Supervisor:
             return
         self._count_restart(child)
         if torn:
+            if self.board.run[STOP] == STOPPING:
+                self._lost_last = part
             try:
                 recovery.go_back(part, lost, self.children)
             except RunError as error:
