@@ -1,11 +1,11 @@
 """Training on two hosts with a network between them: paceline beside torch's DDP over Gloo, in one run.
 
 The hosts are network namespaces of this machine (tests/beds), so this needs root and iproute2; elsewhere it says so and
-ends. Each host has one worker with one thread; the server is on the first host. Samples per second of both workers
-together, medians of a few rounds, and the speed as a share of DDP's in the same round:
+ends. Each host has one worker with one thread; servers are on the hosts in turn, the first on the first host. Samples
+per second of both workers together, medians of a few rounds, and the speed as a share of DDP's in the same round:
 
     python benchmarks/hosts.py --rate 1gbit --models mnist-cnn,wide-mlp --rounds 3 --seconds 6
-    python benchmarks/hosts.py --schemes allreduce --rate 1gbit
+    python benchmarks/hosts.py --schemes "allreduce,sync servers=2" --rate 1gbit
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from beds.hosts import Host, several
 
 DDP = "torch DDP (Gloo)"
-SCHEMES = {"allreduce": [], "sync": [], "async": [], "averaging": ["window=10"]}
+SCHEMES = ("allreduce", "sync", "sync servers=2", "async", "async servers=2", "averaging window=10")
 SERVERLESS = ("allreduce", "averaging")
 WARM = 1.5  # seconds of training of all workers before the clock starts
 LATE = 4.0  # seconds by which a worker may begin after the chief
@@ -89,20 +89,24 @@ def rate(folder: Path, batch: int) -> float:
     return batch * sum(begin < one <= end for times in workers for one in times) / (end - begin)
 
 
-def paceline(model: str, scheme: str, seconds: float, hosts: dict[str, Host], folder: Path, tls: bool) -> None:
-    """A run of two workers: the chief on the first host, with the server if there is one, and one on the second."""
-    server = scheme not in SERVERLESS
+def paceline(model: str, words: str, seconds: float, hosts: dict[str, Host], folder: Path, tls: bool) -> None:
+    """A run of two workers, the chief on the first host and one on the second. `words`: a scheme and its settings, of
+    which `servers` is how many servers there are."""
+    scheme, *pairs = words.split()
+    given = dict(pair.split("=") for pair in pairs)
+    servers = int(given.pop("servers", 1)) if scheme not in SERVERLESS else 0
     environment = os.environ | {
-        "PACELINE_CLUSTER": f"chief=1,worker=1{',server=1' if server else ''}",
+        "PACELINE_CLUSTER": f"chief=1,worker=1{f',server={servers}' if servers else ''}",
         "PACELINE_HUB": "h1:7070",
         "PACELINE_SECRET": secrets.token_hex(32),
     }
-    words = [sys.executable, "-m", "paceline", "train", f"{__file__}:{model.replace('-', '_')}", "--scheme", scheme]
-    words += ["--plain", "--steps", "10000000", "--checkpoint-seconds", "3600", "--dir", str(folder / "run")]
-    words += ["--hook", f"{__file__}:Pace:folder={folder},seconds={seconds}", f"lr={LR}", *SCHEMES[scheme]]
-    words += ["--tls", "generated"] if tls else []
-    tasks = [("h1", "chief"), ("h2", "worker:0"), *([("h1", "server:0")] if server else [])]
-    together([(hosts[name], words, environment | {"PACELINE_TASK": task}) for name, task in tasks], folder)
+    command = [sys.executable, "-m", "paceline", "train", f"{__file__}:{model.replace('-', '_')}", "--scheme", scheme]
+    command += ["--plain", "--steps", "10000000", "--checkpoint-seconds", "3600", "--dir", str(folder / "run")]
+    command += ["--hook", f"{__file__}:Pace:folder={folder},seconds={seconds}", f"lr={LR}"]
+    command += [f"{name}={value}" for name, value in given.items()]
+    command += ["--tls", "generated"] if tls else []
+    tasks = [("h1", "chief"), ("h2", "worker:0"), *((f"h{1 + k % 2}", f"server:{k}") for k in range(servers))]
+    together([(hosts[name], command, environment | {"PACELINE_TASK": task}) for name, task in tasks], folder)
 
 
 def ddp(model: str, seconds: float, hosts: dict[str, Host], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -90,13 +91,12 @@ def test_a_power_cut_leaves_nothing_and_says_no_goodbye(hosts: dict[str, Host]) 
     one, two = hosts["h1"], hosts["h2"]
     listening = [sys.executable, "-c", SERVE]
     calling = "import socket; call = socket.create_connection(('h2', 5000)); print('called', flush=True); call.recv(1)"
-    with (
-        two.start(listening, stdout=subprocess.PIPE) as serving,
-        one.start([sys.executable, "-c", calling], stdout=subprocess.PIPE) as client,
-    ):
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(two.start(listening, stdout=subprocess.PIPE))
         assert serving.stdout is not None
-        assert client.stdout is not None
         assert serving.stdout.readline() == "listening\n"
+        client = stack.enter_context(one.start([sys.executable, "-c", calling], stdout=subprocess.PIPE))
+        assert client.stdout is not None
         assert client.stdout.readline() == "called\n"
         before = two.start(["setsid", "sleep", "60"])
         lost = [serving.inner, before.inner]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from in_step import InStep
 from torch import Tensor
 
 import paceline
@@ -20,20 +21,17 @@ WARM = 5  # gradients until every view has been made
 
 class NotesPlaces(Task):
     """Walks towards zero. It tells at how many addresses the chief's gradients were computed, and how many of them are
-    not in shared memory. No worker's first gradients are ahead of the chief's: the chief's are some of the run's."""
+    not in shared memory."""
 
     name, batch = "notes-places", 1
 
-    def __init__(self, count: Path) -> None:
-        """`count`: a file with a byte for each of the chief's first gradients."""
+    def __init__(self) -> None:
         self.places: list[int] = []
-        self.rank, self.count = 0, count
 
     def start(self, seed: int) -> Vector:
         return torch.ones(100_000)
 
     def batches(self, rank: int, workers: int, seed: int, first: int = 0) -> Iterator[Batch]:
-        self.rank = rank
         return repeat(Batch((), 1))
 
     def grad(
@@ -41,11 +39,6 @@ class NotesPlaces(Task):
     ) -> tuple[float, Vector]:
         assert out is not None
         self.places.append(out.data_ptr())
-        begun = min(len(self.places), 2 * WARM)
-        if self.rank == 0:
-            self.count.write_bytes(bytes(begun))
-        while self.count.stat().st_size < begun:
-            os.sched_yield()
         return float(x[0]), out.copy_(x)
 
     def evaluate(self, x: Vector, buffers: Mapping[str, Tensor] | None = None) -> dict[str, float]:
@@ -66,9 +59,7 @@ def shared_ranges() -> list[range]:
     [("sgd", 1), ("allreduce", 1), ("allreduce", 2), ("allreduce", 3), ("averaging", 3), ("sync", 3), ("async", 3)],
 )
 def test_gradients_use_the_same_two_buffers(scheme: str, workers: int, tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    count.touch()
-    task, directory = NotesPlaces(count), tmp_path / "run"
-    result = paceline.train(task, scheme, workers=workers, steps=40, directory=directory, say=lambda _: None, lr=0.01)
+    settings: dict[str, Any] = {"workers": workers, "steps": 40, "lr": 0.01, "hooks": [InStep(str(tmp_path), workers)]}
+    result = paceline.train(NotesPlaces(), scheme, directory=tmp_path / "run", say=lambda _: None, **settings)
     assert 1 <= result.metrics["places"] <= 2
     assert result.metrics["elsewhere"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import in_step
 from beds import trace_format
 from command_line import Commands, paceline
 from processes import finished, leaving_nothing, run
@@ -63,8 +64,9 @@ def explained(made: Timeline, scheme: str) -> None:
     assert len(bare) <= max(4, len(waits) // 50), (scheme, len(waits), bare)
 
 
-def test_all_gradients_and_updates_of_a_calm_run_are_there(paceline: Commands) -> None:
-    result = paceline.train("-s", "async", "-n", "2", "--steps", "200", "--dir", "run")
+def test_all_gradients_and_updates_of_a_calm_run_are_there(paceline: Commands, tmp_path: Path) -> None:
+    together = f"{in_step.__file__}:InStep:folder={tmp_path}"
+    result = paceline.train("-s", "async", "-n", "2", "--steps", "200", "--dir", "run", "--hook", together)
     made = traced(paceline, "run")
     assert not overlaps(made)
     assert made.count("gradient") == gradients_recorded(Path("run"))
