@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from paceline.errors import UnknownName, UsageError
 from paceline.hook import Session
+from paceline.result import Staleness
 from paceline.schedules import Schedule
 
 
@@ -58,14 +59,14 @@ class Gauges:
         """Have the next gradient measured: `measure` follows after this step."""
         session.gradient_norm()
 
-    def measure(self, session: Session) -> dict[str, float]:
-        """Values by name; those that are not known are omitted."""
+    def measure(self, session: Session, staleness: Staleness | None = None) -> dict[str, float]:
+        """Values by name; those that are not known are omitted. `staleness`: the session's, if it is known already."""
         norm = session.gradient_norm()
         return {
             "loss": session.worker.loss,
             **learning_rates(session),
             **({} if math.isnan(norm) else {"gradient_norm": norm}),
-            "staleness_mean": session.staleness.mean,
+            "staleness_mean": (staleness or session.staleness).mean,
             **traffic(session),
             **self._speed.measure(session),
         }

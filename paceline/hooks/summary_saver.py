@@ -45,5 +45,5 @@ class SummarySaver(EveryOrSeconds):
         step, staleness = session.updates, session.staleness
         if self._file is None:
             self._file = EventFile(self._folder)
-        self._file.scalars(self._gauges.measure(session), step)
+        self._file.scalars(self._gauges.measure(session, staleness), step)
         self._file.counts("staleness", staleness.histogram, step)

@@ -141,6 +141,22 @@ def versions_reach_the_worker(nodes: Nodes) -> None:
 
 
 @_check
+def counts_are_fetched_without_the_vectors(nodes: Nodes) -> None:
+    client, other = nodes.client(0), nodes.client(1)
+    for _ in range(3):
+        _call(client, "both", _filled(1.0))
+    client.show()
+    _call(other, "both", _filled(1.0))
+    client.show(counts=True)
+    assert client.memory.server_state().v == 4
+    assert client.memory.ledger("ledger.0.").cells.held.tolist() == [3, 4]  # the versions that workers have
+    if nodes.apart:
+        _same(client.memory.server_state().x, -3.0)
+    client.show()
+    _same(client.memory.server_state().x, -4.0)
+
+
+@_check
 def the_stop_comes_with_the_last_update(nodes: Nodes) -> None:
     nodes.put("goal", 2)
     nodes.replace(0)  # a server reads the goal at its start

@@ -15,6 +15,9 @@ from processes import Linger, finished, leaving_nothing, run
 
 from paceline.api.simulate import simulate
 from paceline.errors import UsageError
+from paceline.hooks.summary_saver import SummarySaver
+from paceline.processes.calls.client import CallClient
+from paceline.processes.calls.mailbox import WorkerRequest
 from paceline.processes.memory import snapshot
 from paceline.processes.roles.checkpointing import Checkpointing
 from paceline.processes.supervisor.status import Status
@@ -514,3 +517,22 @@ def test_an_evaluator_whose_node_is_lost_goes_on_at_the_hub(tmp_path: Path) -> N
         )
     finished(story, 300, over=2)
     assert story.told("evaluator: update 300") or story.told("evaluator: update 301")
+
+
+def test_summaries_do_not_fetch_the_model_from_servers_of_other_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ask = tmp_path / "asked", CallClient.ask
+
+    def noted(client: CallClient, kind: int, *args: Any) -> Any:
+        with asked.open("a") as file:
+            file.write(f"{WorkerRequest(kind).name}\n")
+        return ask(client, kind, *args)
+
+    monkeypatch.setattr(CallClient, "ask", noted)
+    with leaving_nothing(), nodes() as made:
+        hooks, settings = [SummarySaver(every=1)], {"steps": 40, "workers": 2, "launcher": made.launcher}
+        finished(run(tmp_path / "run", TASK, "sync", hooks=hooks, **settings), 40)
+    kinds = asked.read_text().split()
+    assert kinds.count("COUNT") >= 30
+    assert kinds.count("SHOW") == 1  # for the evaluation at the end

@@ -33,7 +33,7 @@ from paceline.network.nodes.board_replication import BoardReplica
 from paceline.network.nodes.protocol import LIMITS, Bulk, Inbox, write_piece
 from paceline.network.secure.channel import Channel, Closed, ProtocolError
 from paceline.processes.calls import zero_copy
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, put, received
+from paceline.processes.calls.mailbox import COUNT, SAVE, SET, SHOW, put, received
 from paceline.processes.calls.zero_copy import ReceiveBuffer
 from paceline.processes.memory.board import MAILBOXES, STOP, Board
 from paceline.processes.memory.byte_ranges import WritableRanges
@@ -142,7 +142,7 @@ def frame(draw: np.random.Generator, places: Places, kinds: tuple[int, ...]) -> 
         kind,
         int(draw.integers(MAILBOXES)) if draw.integers(5) else int(draw.integers(1 << 32)),
         number(draw, (1, 2, 3, 4, 5)),
-        number(draw, (0, 1, 2, asks_when(0), asks_when(1), SAVE, SET, SHOW, 4)),
+        number(draw, (0, 1, 2, asks_when(0), asks_when(1), SAVE, SET, SHOW, COUNT, 4)),
         number(draw, (0, 1, 2)),
         words=words,
         pieces=pieces,

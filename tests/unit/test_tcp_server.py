@@ -17,7 +17,7 @@ from paceline.network.calls import tcp_client
 from paceline.network.calls.tcp_connection import AGAIN, EARLY, HEAD, HELLO, ORDER, POST, REPLY, WELCOME
 from paceline.network.calls.tcp_server import OrderFollower, TcpServer
 from paceline.network.secure import admission
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, put, received
+from paceline.processes.calls.mailbox import COUNT, SAVE, SET, SHOW, Mailbox, put, received
 from paceline.processes.memory.board import MAILBOXES, RING, STOPPING
 from paceline.processes.memory.call_codec import NONE, TENSOR, TEXT, WHOLE, encode
 from paceline.processes.memory.packed_words import asks_when
@@ -183,7 +183,15 @@ def test_what_a_worker_must_not_say_ends_its_connection_and_nothing_else(
 
 @pytest.mark.parametrize(
     ("kind", "values"),
-    [(SAVE, ()), (SHOW, ()), (SET, ("lr", 0.5)), (MANY, ()), (MANY, (1, "a", None)), (asks_when(LOOK), ())],
+    [
+        (SAVE, ()),
+        (SHOW, ()),
+        (COUNT, ()),
+        (SET, ("lr", 0.5)),
+        (MANY, ()),
+        (MANY, (1, "a", None)),
+        (asks_when(LOOK), ()),
+    ],
 )
 def test_what_a_worker_may_ask_for(kind: int, values: tuple[object, ...]) -> None:
     with server() as made:

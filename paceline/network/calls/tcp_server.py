@@ -31,7 +31,7 @@ from paceline.network.calls.tcp_connection import (
 from paceline.network.secure import tls
 from paceline.network.secure.admission import AdmissionListener, listener, notice_within
 from paceline.network.secure.channel import Closed, ProtocolError
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, got, put, understood
+from paceline.processes.calls.mailbox import COUNT, SAVE, SET, SHOW, Mailbox, got, put, understood
 from paceline.processes.calls.zero_copy import PendingReplies
 from paceline.processes.memory.board import GENERATION, MAILBOXES, STOP
 from paceline.processes.memory.byte_ranges import Piece, Pieces, ShardRange, WritableRanges, of_words
@@ -144,7 +144,7 @@ class TcpServer:
         """What a call asks for. One that a worker of this scheme cannot make is refused: mailboxes are performed
         without further checks."""
         kind = message.value
-        special = kind in (SAVE, SET, SHOW)
+        special = kind in (SAVE, SET, SHOW, COUNT)
         if not special and not 0 <= method_of(kind) < len(self._takes):
             raise ProtocolError(f"call {kind}, which the scheme does not have")
         try:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.errors import SchemeError
 from paceline.ops import Call, mapped, tensors
-from paceline.processes.calls.mailbox import SHOW, Mailbox, got, put
+from paceline.processes.calls.mailbox import COUNT, SHOW, Mailbox, got, put
 from paceline.processes.calls.zero_copy import SMALLEST, BufferPool, ReceiveBuffer, over
 from paceline.processes.memory.board import FAILED, GENERATION, MAILBOXES, STOP, fence
 from paceline.processes.memory.byte_ranges import Span, size_of
@@ -297,11 +297,12 @@ class CallClient:
         if self._reach is not None:
             self._reach.forget()
 
-    def show(self) -> None:
-        """Fetch the state of servers of other nodes into this node's memory."""
-        if not self._reach:
+    def show(self, *, counts: bool = False) -> None:
+        """Fetch the state of servers of other nodes into this node's memory. `counts`: only the first server's numbers
+        and what it has counted, which costs little."""
+        if not self._reach or (counts and 0 in self._near):
             return
-        mailbox = self.ask(SHOW)  # also after the stop, for the last evaluation
+        mailbox = self.ask(COUNT if counts else SHOW)  # also after the stop, for the last evaluation
         self.memory.wakeup.wait(lambda: self.ready(mailbox) or self._given_up())
         if not self.ready(mailbox):
             raise Stopped if self._board.run[STOP] == FAILED else RolledBack

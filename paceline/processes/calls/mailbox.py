@@ -32,9 +32,10 @@ class WorkerRequest(IntEnum):
     SAVE = -1
     SET = -2
     SHOW = -6  # the servers' state as it is now, for a worker of another node
+    COUNT = -7  # of that only the first server's numbers and ledger, without vectors
 
 
-SAVE, SET, SHOW = WorkerRequest  # as module names: looking up a member takes longer
+SAVE, SET, SHOW, COUNT = WorkerRequest  # as module names: looking up a member takes longer
 
 
 class Mailbox:

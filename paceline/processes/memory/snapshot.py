@@ -117,10 +117,13 @@ def shard_part(memory: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
     """All that is a server's to tell: its range of the vectors, and if it is the first, numbers and ledger."""
     low, high = memory.bounds(shard)
     part = [memory.tensor(f"{prefix}server.{name}")[..., low:high] for name in memory.layout.notes["vectors"]]
-    if shard == 0:
-        own = (f"{prefix}server.0.", f"{prefix}ledger.0.")
-        part += [memory.tensor(name) for name in memory.layout.places if name.startswith(own)]
-    return part
+    return part + shard_counts(memory, shard, prefix)
+
+
+def shard_counts(memory: RunMemory, shard: int, prefix: str = "") -> list[Tensor]:
+    """The first server's numbers and ledger; of another server nothing."""
+    own = (f"{prefix}server.0.", f"{prefix}ledger.0.")
+    return [memory.tensor(name) for name in memory.layout.places if name.startswith(own)] if shard == 0 else []
 
 
 def keep_all(memory: RunMemory) -> None:

@@ -82,7 +82,8 @@ class HookSession:
 
     @property
     def staleness(self) -> Staleness:
-        self._fetch_servers()
+        if self._calls is not None:
+            self._calls.show(counts=True)
         return self._memory.staleness()
 
     @property
@@ -93,7 +94,8 @@ class HookSession:
         return self._norm.read()
 
     def model(self) -> Vector:
-        self._fetch_servers()
+        if self._calls is not None:
+            self._calls.show()
         return snapshot.steady(self._memory)
 
     def trained_model(self) -> Any:
@@ -171,8 +173,3 @@ class HookSession:
 
     def begun(self) -> int:
         return sum(self._memory.board.begun)
-
-    def _fetch_servers(self) -> None:
-        """Have the state of servers of other nodes in this node's memory."""
-        if self._calls is not None:
-            self._calls.show()

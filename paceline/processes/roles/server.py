@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.config import build
 from paceline.ops import Call
-from paceline.processes.calls.mailbox import SAVE, SET, SHOW, Mailbox, put, received
+from paceline.processes.calls.mailbox import COUNT, SAVE, SET, SHOW, Mailbox, put, received
 from paceline.processes.calls.server_side import SharedCallScheduler
 from paceline.processes.memory import snapshot
 from paceline.processes.memory.board import (
@@ -214,17 +214,19 @@ class Server:
             part = snapshot.shard_part(memory, self.shard, snapshot.KEEP)
         elif kind == SHOW:
             part = snapshot.shard_part(memory, self.shard)
+        elif kind == COUNT:
+            part = snapshot.shard_counts(memory, self.shard)
         elif self._lead:
             memory.save_overrides(memory.overrides | hyper)
             part = [memory.tensor("overrides")]
         if kind == SET:
             memory.scheme = self.scheduler.scheme = build.scheme_of(memory.scheme, hyper)
         mailbox.told, mailbox.pieces, mailbox.data = encode((None,), lambda _: 0), of_tensors(segment, part), None
-        if kind == SHOW:  # copied: the state may change before it is sent
+        if kind in (SHOW, COUNT):  # copied: the state may change before it is sent
             content = memoryview(segment.memory)
             mailbox.data = [memoryview(bytes(content[at : at + size])) for at, size in mailbox.pieces]
         if self.journal is not None:
-            if kind in (SAVE, SHOW):  # either way a worker sees the state as it is now
+            if kind != SET:  # either way a worker sees the state as it is now
                 self.journal.add(RecordKind.SAVE, mailbox.rank)
             else:
                 self.journal.text(RecordKind.SET, hyper)
