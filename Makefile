@@ -5,9 +5,9 @@ READY := $(VENV)/.ready
 SITE := $(VENV)/.site-ready
 ENGINES := .venv-engines
 ALONE := tests/contracts tests/chaos tests/golden tests/papers tests/unit
-# start processes of their own, which are forked: apart from tests that start threads, three at a time on any machine
+# start processes of their own, which are forked: apart from tests that start threads, two at a time on any machine
 PROCESSES := $(addprefix tests/contracts/,test_every_scheme_in_processes.py test_every_collective.py test_added_launcher.py)
-THREES := -n 3 --dist worksteal
+PAIRS := -n 2 --dist worksteal
 QUICK := "not long and not matrix"
 LONG := "long and not matrix"
 SEEDS ?= 1000
@@ -36,17 +36,17 @@ demo: $(READY) ## AGN on real MNIST: two workers and a server, one process each
 
 test: $(READY) ## every unit, paper and golden test, most contracts, and a few system tests of each world: minutes
 	$(BIN)/python -m pytest -n auto $(ALONE) $(addprefix --ignore=,$(PROCESSES)) -m $(QUICK)
-	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m $(QUICK)
+	$(BIN)/python -m pytest $(PAIRS) tests/system $(PROCESSES) -m $(QUICK)
 
 test-long: $(READY) ## the other contracts and system tests: kills, power cuts, Slurm, MPI, SSH, cables; 25 minutes
 	$(BIN)/python -m pytest -n auto tests/contracts $(addprefix --ignore=,$(PROCESSES)) -m $(LONG)
-	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m $(LONG)
+	$(BIN)/python -m pytest $(PAIRS) tests/system $(PROCESSES) -m $(LONG)
 
 test-all: test test-long ## both
 
 matrix: $(READY) ## every update rule under every scheme, and every scheme in tests of which the others have a sample; hours
 	$(BIN)/python -m pytest -n auto tests/matrix
-	$(BIN)/python -m pytest $(THREES) tests/system $(PROCESSES) -m matrix
+	$(BIN)/python -m pytest $(PAIRS) tests/system $(PROCESSES) -m matrix
 
 chaos-sim: $(READY) ## random faults in virtual time, over SEEDS= seeds from SEED= on
 	$(BIN)/python tests/chaos/simulated.py --seeds $(SEEDS) --seed $(SEED)
