@@ -40,10 +40,6 @@ class Tossing(Scheme, name="tossing"):
         return State(x=x0, weight=1.0, came=0, sent=0)
 
     async def step(self, w):
-        if w.t == 0:  # nothing can be sent to a worker that is not there
-            (HERE / f"here.{w.rank}").touch()
-            while len([*HERE.glob("here.*")]) < w.workers:
-                await w.sleep(0.01)
         for message in await w.receive() if w.rank != 1 or w.t >= self.deaf else ():
             killed(w, "received")
             assert message.v.eq(message.number).all(), "a message that is not whole"

@@ -41,7 +41,7 @@ class Inner:
             self.seen.setdefault(role.name, set()).update(inner)
             if role.name == "worker:1" and inner and role.state == "training":
                 self._deal(role.pid, role.step, min(inner))
-        if not self._kills and self._after is None:
+        if not self._kills and self._after is None and all(self.seen.get(name) for name in ("chief", "worker:1")):
             self._gate.touch()
 
     def _deal(self, leader: int, step: int, inner: int) -> None:
@@ -74,11 +74,11 @@ def _inside(pid: int) -> bool:
 def test_two_workers_of_two_processes_train_and_are_repeated(
     scheme: str, inside: str, hyper: dict[str, float], tmp_path: Path
 ) -> None:
-    look, steps = Inner(tmp_path / "gate"), 10 if inside == "fsdp:2" else 20
+    gate, steps = tmp_path / "gate", 10 if inside == "fsdp:2" else 20
+    look, hooks = Inner(gate), [Linger(gate, 4, 0.1)]
+    settings = {"workers": 2, "steps": steps, "inside": inside, "hyper": hyper}
     with leaving_nothing():
-        story = run(
-            tmp_path / "run", "digits-mlp", scheme, workers=2, steps=steps, inside=inside, hyper=hyper, watch=look
-        )
+        story = run(tmp_path / "run", "digits-mlp", scheme, watch=look, hooks=hooks, **settings)
     result = finished(story, steps)
     assert {name: len(pids) for name, pids in look.seen.items()} == {"chief": 1, "worker:1": 1}
     until(lambda: not look.left(), 5, "the processes end")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_step import InStep
 from message_runs import ANY, TOSSING, WORKERS, check_replay, checkpoints, states, weight
 from processes import finished, leaving_nothing, run
 
@@ -69,7 +70,8 @@ def test_a_resumed_run_has_what_was_under_way(tmp_path: Path) -> None:
     for name in ("received-0", "halved-1", "sent-0", "taken-1", "counted-0"):
         (tmp_path / name).touch()  # nobody is killed
     words: dict[str, Any] = {"hyper": {"deaf": 30}, "workers": WORKERS}
-    finished(run(place, "digits-mlp", f"{file}:Tossing", steps=20, **words), 20)
+    hooks = [InStep(str(tmp_path), WORKERS)]  # nothing can be sent to a worker that has ended
+    finished(run(place, "digits-mlp", f"{file}:Tossing", steps=20, hooks=hooks, **words), 20)
     (before,) = [one for one in checkpoints(place) if one.step == 20]
     assert [(to, message.sender) for to, message in under_way(states(before)) if to == 1] == [(1, 0)] * 4
     assert weight(before) == pytest.approx(WORKERS, rel=1e-12)
